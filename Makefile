@@ -1,0 +1,59 @@
+# `make demo` and `make test` work on a fresh clone; the first of them makes .venv.
+#   make test PYTHON=python3.12                 another interpreter
+#   make test TORCH="torch==2.13.0+cpu"         another build of torch (any arguments of `pip install`)
+#   make test PYTEST_ARGS="-k layout"           other arguments for pytest
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+# The stamp is named after TORCH, so that another TORCH is another installation, and touched only when all went well.
+STAMP := .venv/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+
+# One thread a process: the workers of pytest share the cores, and results do not depend on the machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test equal lint types imports clean prerequisites venv
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP) ## shard a model on this machine and show what was decided
+	$(BIN)/fxshard demo
+
+test: lint types imports ## everything that must pass before a commit
+	$(PYTEST) $(PYTEST_ARGS)
+
+equal: $(STAMP) ## the full sweep: sharded models against one device (long)
+	$(PYTEST) -m slow tests/models $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff
+	$(BIN)/python -m ruff check .
+
+types: $(STAMP) ## mypy, strict on the core
+	$(BIN)/python -m mypy
+
+imports: $(STAMP) ## the direction of imports, private torch names, lengths of files
+	$(BIN)/python tools/check_imports.py
+
+clean: ## remove caches and build products (not .venv: rm -rf .venv)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(STAMP) ## .venv with everything the other targets need
+
+prerequisites: ## what this machine lacks, if anything
+	@PYTHON='$(PYTHON)' sh tools/check_prerequisites.sh
+
+# torch goes first and by itself, so that pip takes the build its configured sources offer and nothing replaces it.
+$(STAMP): pyproject.toml | prerequisites
+	rm -f .venv/.installed-*
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@$(BIN)/python -c 'import torch, fxshard; print(f".venv is ready: torch {torch.__version__}")'
+	@touch $@

@@ -1,0 +1,1 @@
+"""fxshard: a sharding compiler for PyTorch, as FX graph passes."""

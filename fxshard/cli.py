@@ -1,0 +1,189 @@
+"""The ``fxshard`` command: plan, export, inspect, demo. An error of the user's is a message and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxshard.errors import FxshardError, OptionError
+
+if TYPE_CHECKING:
+    from fxshard.mesh import Mesh
+    from fxshard.sharding_plan import ShardingPlan
+
+USER_ERROR = 2
+FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
+_SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns 0, or 2 after a FxshardError, which is printed to stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+        sys.stdout.flush()
+    except FxshardError as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
+    except BrokenPipeError:
+        # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("fxshard", description="Plans how a PyTorch model is sharded over a device mesh, and shows why.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
+    _add_model(plan)
+    plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
+    plan.set_defaults(command=_plan)
+
+    export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
+    _add_model(export)
+    export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
+    export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
+    export.set_defaults(command=_export)
+
+    inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
+    inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
+    inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
+    inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
+    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
+    inspect.set_defaults(command=_inspect)
+
+    demo = commands.add_parser("demo", help="train a small Llama on two ranks of this machine and compare with one device")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FILE.py:FACTORY", help=FACTORY_HELP)
+    parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, for example dp=2,tp=4")
+    parser.add_argument("--hardware", default="cpu", metavar="NAME", help="h100, h200, a100, b200 or cpu (the default)")
+    parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
+    parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME=LAYOUT", help="fix a parameter (or a glob, or a node); repeatable")
+    parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from fxshard import inspect
+
+    plan = _make_plan(options, *_load_model(options.model), train=not options.infer)
+    if options.output:
+        plan.save(options.output)
+    print(inspect.summary(plan))
+    if options.output:
+        print(f"\nwrote {options.output}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from fxshard import api, inspect
+
+    model, args, kwargs = _load_model(options.model)
+    plan = _read_plan(options) if options.plan else _make_plan(options, model, args, kwargs, train=False)
+    program = api.export(model, args, _mesh(options), example_kwargs=kwargs, plan=plan, dump=options.dump)
+    program.save(options.output)
+    print(f"{inspect.summary(program)}\n\nwrote {options.output}")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from fxshard import inspect
+
+    subject = _read(options.file)
+    if options.json:
+        print(json.dumps(inspect.to_json(subject), indent=1))
+        return
+    parts = [inspect.nodes_table(subject)] if options.nodes else []
+    parts += [inspect.collectives_table(subject)] if options.collectives else []
+    print("\n\n".join(parts or [inspect.summary(subject)]))
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from fxshard.runtime import demo
+
+    demo.main()
+
+
+def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
+    from fxshard import api
+
+    return api.plan(
+        model,
+        args,
+        _mesh(options),
+        example_kwargs=kwargs,
+        train=train,
+        pins=_pins(options.pin),
+        memory_limit=parse_size(options.memory_limit) if options.memory_limit else None,
+        objective=options.objective,
+        dump=options.dump,
+    )
+
+
+def _read_plan(options: argparse.Namespace) -> ShardingPlan:
+    from fxshard.sharding_plan import ShardingPlan
+
+    if options.pin or options.memory_limit:
+        remedy = "leave out --pin and --memory-limit, or leave out --plan and let a plan be made"
+        raise OptionError("--plan is decided already, so that --pin and --memory-limit have no use", remedy=remedy)
+    return ShardingPlan.load(options.plan)
+
+
+def _read(path: str) -> Any:
+    """A plan or a program, told apart by the first bytes of the file: a program is a zip archive."""
+    from fxshard.files import read_start
+
+    if read_start(path, 2) == b"PK":
+        from fxshard import archive
+
+        return archive.load(path)
+    from fxshard.sharding_plan import ShardingPlan
+
+    return ShardingPlan.load(path)
+
+
+def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    from fxshard.factory import load_model
+
+    return load_model(text)
+
+
+def _mesh(options: argparse.Namespace) -> Mesh:
+    from fxshard.mesh import parse_mesh
+
+    return parse_mesh(options.mesh, options.hardware)
+
+
+def _pins(texts: Sequence[str]) -> dict[str, str] | None:
+    """``NAME=LAYOUT`` each; the layout stands behind the last equals sign."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, layout = text.rpartition("=")
+        if not (name and equals and layout):
+            raise OptionError(f"cannot read the pin {text!r}", remedy="write it like --pin 'layers.*.wq.weight=RS(0)'")
+        if pins.setdefault(name, layout) != layout:
+            raise OptionError(f"{name!r} is pinned to {pins[name]} and to {layout}", remedy="give one layout for it")
+    return pins or None
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``8000000000``, ``8GB`` (powers of 1000) or ``8GiB`` (powers of 1024); raises OptionError on anything else."""
+    unit = text.lstrip("0123456789.")
+    number = text.removesuffix(unit)
+    try:
+        return int(float(number) * _SIZES[unit.strip()])
+    except (ValueError, KeyError, OverflowError) as error:
+        units = ", ".join(u for u in _SIZES if u)
+        raise OptionError(f"cannot read {text!r} as a number of bytes", remedy=f"write digits and perhaps a unit ({units})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Compute by roofline: the greater of FLOPs over the device's rate and bytes over its memory bandwidth (Williams et al., 2009).
+
+All sizes are ceil sizes: the rank with the most work sets the pace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fxshard.layout import ceil_shape
+from fxshard.mesh import Mesh
+from fxshard.sharding_plan import OpSpec
+from fxshard.strategies.call import Call
+
+Shape = tuple[int, ...]
+FREE = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.transpose.int",
+    "aten.permute.default",
+    "aten.t.default",
+    "aten.unsqueeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.squeeze.default",
+    "aten.expand.default",
+    "aten.slice.Tensor",
+    "aten.select.int",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.split.Tensor",
+    "aten.split_with_sizes.default",
+}
+"""Operators that only relabel memory."""
+
+
+def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
+    """Microseconds of one operator on one rank."""
+    if call.op in FREE:
+        return 0.0
+    inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
+    outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
+    metas = [*call.operands, *(m for m in call.outputs if m is not None)]
+    shapes = [*inputs, *(s for s, m in zip(outputs, call.outputs, strict=True) if m is not None)]
+    moved = sum(math.prod(s) * m.dtype.itemsize for s, m in zip(shapes, metas, strict=True))
+    itemsize = next((m.dtype.itemsize for m in metas if m.dtype.is_floating_point), 4)
+    rate = mesh.hardware.flops.get(itemsize) or mesh.hardware.flops[4]
+    flops = _FLOPS.get(call.op, _pointwise)(call, inputs, outputs)
+    return max(flops / rate, moved / mesh.hardware.memory_bandwidth) * 1e6
+
+
+Flops = Callable[[Call, list[Shape], list[Shape]], float]
+
+
+def _pointwise(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    return float(max((math.prod(s) for s in (*inputs, *outputs)), default=0))
+
+
+def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """2 x the product of all sizes."""
+    left, right = str(call.arg(2)).split("->")[0].split(",")
+    sizes = dict(zip(left, inputs[0], strict=True))
+    for letter, size in zip(right, inputs[1], strict=True):
+        sizes[letter] = min(size, sizes.get(letter, size))
+    return 2.0 * math.prod(sizes.values())
+
+
+def _sdpa(matmuls: int, query: int) -> Flops:
+    """Two products of b h s t d forward, five backward (FlashAttention counts its recomputed scores); half of it when causal."""
+
+    def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+        q, k = inputs[query], inputs[query + 1]
+        causal = call.args[4 if query == 0 else 7] is True
+        return matmuls * 2.0 * math.prod(q) * k[-2] * (0.5 if causal else 1.0)
+
+    return flops
+
+
+def _convolution(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """2 x output elements x weight elements of one output channel."""
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][1:])
+
+
+def _convolution_backward(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    return 4.0 * math.prod(inputs[0]) * math.prod(inputs[2][1:])
+
+
+_FLOPS: dict[str, Flops] = {
+    "fxshard.einsum.default": _einsum,
+    "fxshard.sdpa.default": _sdpa(2, 0),
+    "fxshard.sdpa_backward.default": _sdpa(5, 1),
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+}

@@ -1,0 +1,57 @@
+"""Errors for people: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class FxshardError(Exception):
+    """Base of every error that fxshard raises.
+
+    Args:
+        what: what is wrong, one sentence without a final period.
+        where: the user's source line, node, parameter or file, if known.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        self.what, self.where, self.remedy = what, where, remedy
+        super().__init__(what, where, remedy)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.remedy:
+            lines.append(f"  to do: {self.remedy}")
+        return "\n".join(lines)
+
+
+class LayoutError(FxshardError):
+    """A layout that cannot be: unknown axis, dim out of range, wrong length."""
+
+
+class OptionError(FxshardError):
+    """An unknown or ill-typed option."""
+
+
+class TraceError(FxshardError):
+    """A model that cannot be traced to one graph."""
+
+
+class RuleError(FxshardError):
+    """An operator without a usable rule, or a rule that does not fit its operands."""
+
+
+class ConstraintError(FxshardError):
+    """A pin that matches nothing, or constraints that cannot hold together."""
+
+
+class PlanError(FxshardError):
+    """A plan that is for another model or mesh, or that is not legal."""
+
+
+class FileError(FxshardError):
+    """A file that is damaged, foreign or of an unknown version."""
+
+
+class RunError(FxshardError):
+    """A failure while ranks run: a missing rank, ranks that disagree."""

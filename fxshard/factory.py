@@ -1,0 +1,106 @@
+"""``FILE.py:FACTORY``: the user's model and example inputs, from a function in the user's file."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from fxshard.errors import FxshardError, OptionError
+
+SHAPE = "return (model, args) or (model, args, kwargs): an nn.Module, a tuple of example inputs, a dict of keyword inputs"
+
+
+def load_model(text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Runs the factory that ``text`` (``FILE.py:FACTORY``) names, as it is written: it decides dtype and device.
+
+    Returns (model, args, kwargs). Raises OptionError for a file, a function or a return value that will not do, and
+    FxshardError with the user's line where the user's code fails.
+    """
+    path, _, name = text.rpartition(":")
+    if not path or not name.isidentifier():
+        raise OptionError(f"cannot read {text!r} as a factory", remedy="write the file and the function: model.py:factory")
+    file = Path(path)
+    if not file.is_file():
+        raise OptionError(f"there is no file {path!r}", where=text, remedy=f"give a path that is right from {os.getcwd()}")
+    with _search_path(file.resolve().parent):
+        module = _import(file, text)
+        factory = _function(module, name, text)
+        with _user_code(file, f"the factory {name!r} failed"):
+            result = factory()
+    return _checked(result, text)
+
+
+@contextlib.contextmanager
+def _search_path(folder: Path) -> Iterator[None]:
+    """Lets the file import its neighbours, as it could if it were run."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _import(file: Path, text: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{str(file)!r} is not a Python file", where=text, remedy="give a file whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    with _user_code(file, f"{file} cannot be imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, name: str, text: str) -> Any:
+    factory = getattr(module, name, None)
+    if callable(factory):
+        return factory
+    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+    close = difflib.get_close_matches(name, own, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    remedy = f"its functions are {', '.join(own)}" if own else "write a function there that returns (model, args)"
+    raise OptionError(f"the file has no function {name!r}{hint}", where=text, remedy=remedy)
+
+
+@contextlib.contextmanager
+def _user_code(file: Path, what: str) -> Iterator[None]:
+    """What the user's code raises becomes a FxshardError with the innermost line of the user's file."""
+    try:
+        yield
+    except FxshardError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
+        where = f"{file}:{frames[-1].lineno}: {frames[-1].line}" if frames else str(file)
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            where = f"{error.filename}:{error.lineno}"
+        raise FxshardError(f"{what}: {type(error).__name__}: {error}", where=where, remedy="correct the user code there") from error
+
+
+def _checked(result: Any, text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def refuse(found: str) -> OptionError:
+        return OptionError(f"the factory returned {found}", where=text, remedy=SHAPE)
+
+    if not isinstance(result, (tuple, list)):
+        raise refuse(f"a {type(result).__name__}, not a tuple")
+    if len(result) not in (2, 3):
+        raise refuse(f"{len(result)} values")
+    model, args, kwargs = (*result, {})[:3]
+    if not isinstance(model, nn.Module):
+        raise refuse(f"a {type(model).__name__} where the model belongs")
+    if not isinstance(args, (tuple, list)):
+        raise refuse(f"a {type(args).__name__} where the tuple of inputs belongs")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise refuse(f"a {type(kwargs).__name__} where the dict of keyword inputs belongs")
+    return model, tuple(args), dict(kwargs)

@@ -1,0 +1,185 @@
+"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fxshard.errors import FileError
+
+T = TypeVar("T")
+REMAKE = "make the file again, or copy it again from where it came"
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary file beside ``path`` that takes its place, on disk, when the block ends without an error.
+
+    Raises FileError when the folder cannot be written.
+    """
+    target = Path(path)
+    temporary = _temporary(target)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FileError(f"cannot write the file: {_reason(error)}", where=str(path), remedy="write to a place that allows it") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _temporary(target: Path) -> Path:
+    """An empty file beside ``target`` with the permissions that a new file would have."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        os.close(handle)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+    except (OSError, ValueError) as error:
+        remedy = "name a file in a folder that exists and can be written"
+        raise FileError(f"cannot write the file: {_reason(error)}", where=str(target), remedy=remedy) from error
+    return Path(name)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All of a file; raises FileError when it cannot be read."""
+    return read_start(path, -1)
+
+
+def read_start(path: str | Path, count: int) -> bytes:
+    """The first ``count`` bytes of a file (-1: all); raises FileError when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read the file: {_reason(error)}", where=str(path), remedy="check the path and its permissions") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def parse_json(text: str | bytes, where: str) -> Field:
+    """The JSON value in ``text`` as a Field; raises FileError on what is not JSON, cut short, or ambiguous."""
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=REMAKE) from error
+    try:
+        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(decoded.rstrip()) or error.msg.startswith("Unterminated string")
+        what = "the file is cut short" if cut else f"the file is not JSON: {error.msg}"
+        raise FileError(what, where=f"{where}, line {error.lineno} column {error.colno}", remedy=REMAKE) from error
+    except RecursionError as error:
+        raise FileError("the file nests too deeply", where=where, remedy=REMAKE) from error
+    except ValueError as error:
+        raise FileError(f"the file is not readable JSON: {error}", where=where, remedy=REMAKE) from error
+    return Field(value, where, "")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
+    return out
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+_TYPES = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+_NONE: Any = object()
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value in a JSON file, with the file's name and its path there, so that errors can say where."""
+
+    value: Any
+    file: str
+    path: str
+
+    def fail(self, what: str, remedy: str | None = None) -> FileError:
+        """An error about this field, for the caller to raise."""
+        return FileError(what, where=f"{self.file}: {self.path}" if self.path else self.file, remedy=remedy or REMAKE)
+
+    def _typed(self, kind: type[T]) -> T:
+        if type(self.value) is not kind:
+            found = _TYPES.get(type(self.value), type(self.value).__name__)
+            raise self.fail(f"expected {_TYPES[kind]}, found {found}", "correct this field, or make the file again")
+        return self.value
+
+    def text(self) -> str:
+        return self._typed(str)
+
+    def boolean(self) -> bool:
+        return self._typed(bool)
+
+    def whole(self, least: int = 0) -> int:
+        """A whole number of at least ``least``."""
+        number = self._typed(int)
+        if number < least:
+            raise self.fail(f"expected a whole number of at least {least}, found {number}", "correct this field, or make the file again")
+        return number
+
+    def number(self) -> float:
+        """A finite number."""
+        value = self.value if type(self.value) in (int, float) else self._typed(float)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.fail("the number is not finite", "correct this field, or make the file again")
+        return number
+
+    def items(self, length: int | None = None) -> list[Field]:
+        """The entries of a list, of the given length where one is given."""
+        values = self._typed(list)
+        if length is not None and len(values) != length:
+            raise self.fail(f"expected {length} entries, found {len(values)}", "correct this field, or make the file again")
+        return [Field(v, self.file, f"{self.path}[{i}]") for i, v in enumerate(values)]
+
+    def entries(self) -> dict[str, Field]:
+        """The fields of an object with free names."""
+        return {k: Field(v, self.file, f"{self.path}.{k}" if self.path else k) for k, v in self._typed(dict).items()}
+
+    def known(self, names: Collection[str]) -> dict[str, Field]:
+        """The fields of an object that may have these names only."""
+        fields = self.entries()
+        for name in fields:
+            if name not in names:
+                close = difflib.get_close_matches(name, list(names), 1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise self.fail(f"unknown field {name!r}{hint}", f"the fields here are {', '.join(names)}")
+        return fields
+
+    def get(self, name: str, read: Callable[[Field], T], default: T = _NONE) -> T:
+        """Field ``name`` of an object, read by ``read``; a missing one is an error unless there is a default."""
+        fields = self.entries()
+        if name in fields:
+            return read(fields[name])
+        if default is _NONE:
+            raise self.fail(f"the field {name!r} is missing")
+        return default
+
+    def tuple_of(self, read: Callable[[Field], T], length: int | None = None) -> tuple[T, ...]:
+        return tuple(read(item) for item in self.items(length))
+
+    def optional(self, read: Callable[[Field], T]) -> T | None:
+        return None if self.value is None else read(self)

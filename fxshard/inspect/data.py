@@ -1,0 +1,98 @@
+"""What there is to say about a plan or a program, as plain data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.sharding_plan import PlannedCollective, ShardingPlan
+
+Subject = ShardingPlan | ShardedProgram
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All collectives of one kind on one axis: how many, and the bytes that each rank sends in them together."""
+
+    kind: str
+    axis: str
+    count: int
+    bytes: int
+
+
+def plan_of(subject: Subject) -> ShardingPlan:
+    return subject.plan if isinstance(subject, ShardedProgram) else subject
+
+
+def kind_of(subject: Subject) -> str:
+    return "program" if isinstance(subject, ShardedProgram) else "plan"
+
+
+def traffic(subject: Subject) -> list[Traffic]:
+    """Bytes per kind of collective and axis, the axes in mesh order."""
+    sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
+    mesh = plan_of(subject).mesh
+    for c in subject.collectives:
+        sizes[mesh.axis(c.axis), c.kind].append(c.bytes)
+    return [Traffic(kind, mesh.axis_names[axis], len(all_), sum(all_)) for (axis, kind), all_ in sorted(sizes.items())]
+
+
+def to_json(subject: Subject) -> dict[str, Any]:
+    """A plan or a program as a dict that ``json.dumps`` takes; bytes are per rank, times in microseconds."""
+    plan = plan_of(subject)
+    return {
+        "kind": kind_of(subject),
+        "mesh": {"axes": [[n, s] for n, s in zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)], "hardware": plan.mesh.hardware.name},
+        "train": plan.train,
+        "partial": plan.partial,
+        "graph_hash": plan.graph_hash,
+        "hash": subject.hash,
+        "unit": plan.certificate.unit,
+        "objective": plan.objective,
+        "lower_bound": plan.lower_bound,
+        "gap": plan.gap,
+        "cut": plan.certificate.cut,
+        "memory": dict(plan.memory),
+        "memory_limit": plan.memory_limit,
+        "traffic": [vars(t) for t in traffic(subject)],
+        "parameters": {name: str(layout) for name, layout in plan.parameter_layouts().items()},
+        "collectives": [_collective(c) for c in subject.collectives],
+        "nodes": [_node(n) for n in plan.nodes],
+        "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
+        **(_program(subject) if isinstance(subject, ShardedProgram) else {}),
+    }
+
+
+def _node(node: Any) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "inputs": list(map(str, node.spec.inputs)),
+        "outputs": list(map(str, node.spec.outputs)),
+        "shapes": [list(s) for s in node.shapes],
+        "dtypes": list(node.dtypes),
+        "compute": node.compute,
+    }
+
+
+def _collective(c: PlannedCollective | ProgramCollective) -> dict[str, Any]:
+    common = {"kind": c.kind, "axis": c.axis, "bytes": c.bytes, "entry": c.entry, "step": c.step}
+    if isinstance(c, ProgramCollective):
+        return common | {"shape": list(c.shape), "dtype": c.dtype, "node": c.node}
+    moved = {"value": c.value, "from": str(c.source), "to": str(c.target), "readers": [list(r) for r in c.readers]}
+    return common | moved | {"shape": list(c.buffer), "itemsize": c.itemsize}
+
+
+def _program(program: ShardedProgram) -> dict[str, Any]:
+    return {
+        "size_classes": len(program.modules),
+        "inputs": _ends(program.inputs, program.input_layouts, program.input_shapes, program.input_dtypes),
+        "outputs": _ends(program.outputs, program.output_layouts, program.output_shapes, program.output_dtypes),
+    }
+
+
+def _ends(ends: Any, layouts: Any, shapes: Any, dtypes: Any) -> list[dict[str, Any]]:
+    rows = zip(ends, layouts, shapes, dtypes, strict=True)
+    return [{"kind": e.kind, "name": e.name, "layout": str(at), "shape": list(s), "dtype": d} for e, at, s, d in rows]

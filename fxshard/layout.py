@@ -1,0 +1,172 @@
+"""Layouts: how one tensor lies on a mesh, one placement per axis.
+
+Shards follow DTensor: an axis of n ranks cuts a dim of size L in chunks of ceil(L / n); the last ones may be short or
+empty. Several axes on one dim cut in mesh order, each cutting what the axis before it left.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import LayoutError
+
+REDUCE_OPS = ("sum", "avg", "max", "min", "product")
+_TOKEN = re.compile(r"R|S\((-?\d+)\)|P(?:\((\w+)\))?")
+
+
+class Layout(tuple[Placement, ...]):
+    """One placement per mesh axis, in mesh order; compares and hashes as the tuple, prints as ``S(0)R``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Reads ``"RS(0)"``, ``"PR"``, ``"P(avg)S(-1)"``; raises LayoutError on anything else."""
+        return _parse(text)
+
+    @classmethod
+    def replicated(cls, axes: int) -> Layout:
+        return cls([Replicate()] * axes)
+
+    def with_axis(self, axis: int, placement: Placement) -> Layout:
+        return Layout(self[:axis] + (placement,) + self[axis + 1 :])
+
+    def axes_on(self, dim: int) -> tuple[int, ...]:
+        """Indexes of the mesh axes that shard tensor dim ``dim``, in mesh order."""
+        return tuple(i for i, p in enumerate(self) if isinstance(p, Shard) and p.dim == dim)
+
+    @property
+    def has_partial(self) -> bool:
+        return any(isinstance(p, Partial) for p in self)
+
+    @property
+    def is_replicated(self) -> bool:
+        return all(isinstance(p, Replicate) for p in self)
+
+    def __str__(self) -> str:
+        return "".join(map(placement_str, self))
+
+    def __repr__(self) -> str:
+        return f"Layout({str(self)!r})"
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Layout:
+    placements: list[Placement] = []
+    position = 0
+    for match in _TOKEN.finditer(text):
+        if match.start() != position:
+            break
+        position = match.end()
+        token, dim, op = match.group(0), match.group(1), match.group(2)
+        if token == "R":
+            placements.append(Replicate())
+        elif dim is not None:
+            placements.append(Shard(int(dim)))
+        elif (op or "sum") in REDUCE_OPS:
+            placements.append(Partial(op or "sum"))
+        else:
+            raise LayoutError(f"unknown reduction {op!r} in layout {text!r}", remedy=f"use one of {REDUCE_OPS}")
+    if position != len(text) or not text:
+        raise LayoutError(
+            f"cannot read layout {text!r} at position {position}",
+            remedy="write one of R, S(dim), P, P(op) per mesh axis, without separators, for example 'RS(0)'",
+        )
+    return Layout(placements)
+
+
+def placement_str(placement: Placement) -> str:
+    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``."""
+    if isinstance(placement, Replicate):
+        return "R"
+    if isinstance(placement, Shard):
+        return f"S({placement.dim})"
+    if isinstance(placement, Partial):
+        return "P" if placement.reduce_op == "sum" else f"P({placement.reduce_op})"
+    raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
+
+
+@lru_cache(maxsize=65536)
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+    """(offset, length) of chunk ``index`` when ``size`` elements are cut over ``parts`` ranks."""
+    step = -(-size // parts)
+    offset = min(index * step, size)
+    return offset, min(step, size - offset)
+
+
+def chunk_lengths(size: int, parts: int) -> tuple[int, ...]:
+    return tuple(chunk(size, parts, i)[1] for i in range(parts))
+
+
+@lru_cache(maxsize=65536)
+def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple[int, int]:
+    """(offset, length) of a dim cut over several axes in turn; ``parts`` and ``indexes`` hold one entry an axis."""
+    offset = 0
+    for n, i in zip(parts, indexes, strict=True):
+        start, size = chunk(size, n, i)
+        offset += start
+    return offset, size
+
+
+def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
+    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``."""
+    axes = layout.axes_on(dim)
+    return extent(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
+
+
+def local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
+    """Shape of the shard on the rank at ``coordinate``."""
+    return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[1] for d, s in enumerate(shape))
+
+
+def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
+    """Global index of the shard's first element on the rank at ``coordinate``."""
+    return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[0] for d, s in enumerate(shape))
+
+
+def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> tuple[int, ...]:
+    """Shape of the largest shard: that of the rank at coordinate zero, and of every collective's buffer."""
+    return local_shape(shape, layout, mesh_shape, (0,) * len(mesh_shape))
+
+
+def is_even(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> bool:
+    """Whether all ranks hold shards of one shape."""
+    return all(s % math.prod(mesh_shape[a] for a in layout.axes_on(d)) == 0 for d, s in enumerate(shape))
+
+
+def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
+    """``layout`` with non-negative dims; raises LayoutError if it cannot describe an ``ndim``-dim tensor on ``axes`` axes."""
+    if len(layout) != axes:
+        raise LayoutError(
+            f"layout {layout} of {what} has {len(layout)} placements, the mesh has {axes} axes",
+            remedy="give one placement per mesh axis, in mesh order",
+        )
+    return Layout(normal_placement(p, ndim, what) for p in layout)
+
+
+def normal_placement(placement: Placement, ndim: int, what: str) -> Placement:
+    """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
+    if not isinstance(placement, Shard):
+        placement_str(placement)
+        return placement
+    if not -ndim <= placement.dim < ndim:
+        raise LayoutError(
+            f"dim {placement.dim} in {placement_str(placement)} is out of range for {what}, which has {ndim} dims",
+            remedy=f"use a dim from 0 to {ndim - 1}" if ndim else "a scalar can only be replicated or partial",
+        )
+    return Shard(placement.dim % ndim)
+
+
+def all_layouts(ndim: int, axes: int, reduce_ops: Iterable[str] = ("sum",)) -> list[Layout]:
+    """Every layout of an ``ndim``-dim tensor, replicated first, for searches and tests."""
+    one = [Replicate(), *(Shard(d) for d in range(ndim)), *(Partial(op) for op in reduce_ops)]
+    layouts: list[tuple[Placement, ...]] = [()]
+    for _ in range(axes):
+        layouts = [(*head, p) for head in layouts for p in one]
+    return [Layout(p) for p in layouts]

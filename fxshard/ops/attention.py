@@ -1,0 +1,115 @@
+"""``fxshard::sdpa`` and its backward: scaled dot-product attention as one node, each device's kernel when it runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _heads(q: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
+    """k or v repeated to q's heads (dim -3): kernels without grouped heads need it."""
+    return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3) if enable_gqa else kv
+
+
+def _ungroup(grad: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
+    """The sum over the heads that share one of k's or v's."""
+    return grad.unflatten(-3, (kv.shape[-3], -1)).sum(-3) if enable_gqa else grad
+
+
+def _bias(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """A mask as an additive bias: True keeps."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+
+
+@torch.library.custom_op("fxshard::sdpa", mutates_args=())
+def sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q [b, h, s, d] over k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s])."""
+    out, lse = forward_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
+    return out.contiguous(), lse.contiguous()
+
+
+@sdpa.register_fake
+def _(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
+
+
+@torch.library.custom_op("fxshard::sdpa_backward", mutates_args=())
+def sdpa_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v."""
+    dq, dk, dv = backward_kernel(grad, q, k, v, out, lse, mask, is_causal, scale, enable_gqa)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+@sdpa_backward.register_fake
+def _(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, mask, ctx.is_causal, ctx.scale, ctx.enable_gqa = inputs
+    ctx.save_for_backward(q, k, v, mask, *output)
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    q, k, v, mask, out, lse = ctx.saved_tensors
+    grads = torch.ops.fxshard.sdpa_backward(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale, ctx.enable_gqa)
+    return (*grads, None, None, None, None)
+
+
+sdpa.register_autograd(_backward, setup_context=_setup)
+
+
+def _lse_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def forward_kernel(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's kernel in aten: flash on CPU, memory-efficient on CUDA."""
+    keys, values, bias = _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), _bias(mask, q)
+    if q.device.type == "cuda":
+        if bias is not None:
+            bias = bias.expand(*q.shape[:-1], k.shape[-2])
+        out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, keys, values, bias, True, 0.0, is_causal, scale=scale)
+        return out, lse[..., : q.shape[-2]]
+    return aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
+
+
+def backward_kernel(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    keys, values, bias = _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), _bias(mask, q)
+    if q.device.type == "cuda":
+        if bias is not None:
+            bias = bias.expand(*q.shape[:-1], k.shape[-2])
+        padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
+        unused = torch.zeros((), dtype=torch.int64, device=q.device)
+        grads = aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, keys, values, bias, out, padded, unused, unused, 0.0, [True, True, True, False], is_causal, scale=scale
+        )
+        dq, dk, dv = grads[:3]
+    else:
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, keys, values, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
+        )
+    return dq, _ungroup(dk, k, enable_gqa), _ungroup(dv, v, enable_gqa)

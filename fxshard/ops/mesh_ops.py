@@ -1,0 +1,16 @@
+"""``fxshard::axis_index``: the rank's index on a mesh axis, the only way in which a lowered graph knows its rank."""
+
+from __future__ import annotations
+
+import torch
+
+
+@torch.library.custom_op("fxshard::axis_index", mutates_args=())
+def axis_index(axis: str) -> torch.Tensor:
+    """Index of this rank on ``axis``, an int64 scalar tensor; ``bind`` and the simulator put its value in place."""
+    raise RuntimeError(f"axis_index({axis!r}) has no value before the program is bound to a mesh")
+
+
+@axis_index.register_fake
+def _(axis: str) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""The passes, one a file; ``pipeline.py`` runs them in the order that stands there."""

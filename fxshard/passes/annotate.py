@@ -1,0 +1,61 @@
+"""annotate: every node of a planning graph gets its OpStrategy, each legal way to run it on the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxshard.layout import Layout, all_layouts, extent
+from fxshard.mesh import Mesh
+from fxshard.planning_graph import PlanningGraph, planned_nodes
+from fxshard.sharding_plan import OpSpec
+from fxshard.strategies import call_of, op_strategy
+from fxshard.strategies.call import Call
+from fxshard.strategies.engine import created_reductions
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A planning graph with the legal specs of each node but the output's; calls by node name; nodes without a rule listed."""
+
+    graph: PlanningGraph
+    mesh: Mesh
+    specs: Mapping[str, tuple[OpSpec, ...]]
+    calls: Mapping[str, Call]
+    fallbacks: tuple[tuple[str, str], ...]
+
+
+def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
+    """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
+    calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    reductions = frozenset({"sum"}.union(*map(created_reductions, set(calls.values()))))
+    specs: dict[str, tuple[OpSpec, ...]] = {}
+    fallbacks = []
+    for node in planned_nodes(graph):
+        if node.op == "placeholder":
+            specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
+        elif node.op == "call_function":
+            strategy = op_strategy(calls[node.name], mesh, reductions)
+            specs[node.name] = strategy.specs
+            if strategy.fallback:
+                fallbacks.append((node.name, strategy.reason))
+    return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
+
+
+def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
+    """Layouts without Partial; dims of size 1 stay whole."""
+    shape = tuple(node.meta["val"].shape)
+    layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=())
+    return [layout for layout in layouts if all(shape[d] > 1 or not layout.axes_on(d) for d in range(len(shape)))]
+
+
+def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
+    """Whether some rank holds nothing of a non-empty tensor."""
+    last = [n - 1 for n in mesh.shape]
+    for dim, size in enumerate(shape):
+        axes = layout.axes_on(dim)
+        if size and axes and not extent(size, tuple(mesh.shape[a] for a in axes), tuple(last[a] for a in axes))[1]:
+            return True
+    return False

@@ -1,0 +1,169 @@
+"""choose: solve the problem and write the decision down as a ShardingPlan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from torch import fx
+
+from fxshard.cost import compute_time
+from fxshard.errors import ConstraintError
+from fxshard.layout import Layout
+from fxshard.passes.annotate import Annotated
+from fxshard.passes.constrain import Constraints
+from fxshard.passes.formulate import Formulation, formulate, parameter_bytes
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
+from fxshard.redistribution import Price, path_price, steps
+from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.solver import InfeasibleError, solve
+
+Specs = Mapping[str, OpSpec]
+
+
+def choose(annotated: Annotated, constraints: Constraints, objective: str = "time", time_limit: float | None = None) -> ShardingPlan:
+    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
+    formulation = formulate(annotated, constraints, objective)
+    try:
+        solution = solve(formulation.problem, time_limit=time_limit)
+    except InfeasibleError as error:
+        raise infeasible(error, annotated, constraints, formulation) from error
+    specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
+    results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
+    specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
+    plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit)
+    bound = min(solution.lower_bound, plan.objective)
+    if solution.proven:
+        bound = plan.objective
+    return _with(plan, Certificate(formulation.unit, plan.objective, bound, solution.cut))
+
+
+def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
+    """Layouts of all results: gradients and mutated buffers follow their inputs."""
+    nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
+    return tuple(results[k] if o.kind == "output" else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
+
+
+def write_plan(annotated: Annotated, specs: Specs, price: Price, unit: str, memory_limit: int | None = None) -> ShardingPlan:
+    """A plan from one OpSpec per node: redistributions filled in, each paid once, and the objective summed up anew."""
+    graph, mesh = annotated.graph, annotated.mesh
+    timed = unit == "microseconds"
+    nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in planned_nodes(graph))
+    moves = tuple(_redistributions(annotated, specs, price))
+    total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
+    ends = [n for n in planned_nodes(graph) if n.op == "output"]
+    returned = operands(ends[0])
+    return ShardingPlan(
+        mesh=mesh,
+        train=graph.train,
+        graph_hash=graph.hash,
+        nodes=nodes,
+        redistributions=moves,
+        certificate=Certificate(unit, total, 0.0),
+        inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
+        outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
+        memory=memory_counted(graph, specs, annotated),
+        memory_limit=memory_limit,
+        fallbacks=annotated.fallbacks,
+    )
+
+
+def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
+    import dataclasses
+
+    return dataclasses.replace(plan, certificate=certificate)
+
+
+def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:
+    values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
+    call = annotated.calls.get(node.name)
+    return PlannedNode(
+        name=node.name,
+        op=str(node.target) if node.op == "call_function" else node.op,
+        spec=spec,
+        shapes=tuple(tuple(v.shape) for v in values),
+        dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
+        compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
+    )
+
+
+def _redistributions(annotated: Annotated, specs: Specs, price: Price) -> list[Redistribution]:
+    """For each value, in graph order, one entry per layout other than its own that readers need."""
+    needs: dict[str, dict[Layout, list[tuple[str, int]]]] = {}
+    values: dict[str, fx.Node] = {}
+    for node in planned_nodes(annotated.graph):
+        for k, operand in enumerate(operands(node)):
+            values[operand.name] = operand
+            source, index = producer(operand)
+            want = specs[node.name].inputs[k]
+            if want != specs[source.name].outputs[index]:
+                needs.setdefault(operand.name, {}).setdefault(want, []).append((node.name, k))
+    moves = []
+    for name, targets in needs.items():
+        node = values[name]
+        source, index = producer(node)
+        have = specs[source.name].outputs[index]
+        shape, itemsize = tuple(node.meta["val"].shape), node.meta["val"].dtype.itemsize
+        for target, readers in targets.items():
+            path = steps(have, target, shape, itemsize, annotated.mesh, price)
+            cost = path_price(have, target, shape, itemsize, annotated.mesh, price)
+            moves.append(Redistribution(name, shape, itemsize, have, target, path, tuple(readers), cost))
+    return moves
+
+
+def memory_counted(graph: PlanningGraph, specs: Specs, annotated: Annotated) -> dict[str, int]:
+    """Bytes per device of what the memory limit counts."""
+    graded = {o.name for o in graph.outputs if o.kind == "gradient"}
+    counted = {"parameters": 0, "gradients": 0}
+    for end in graph.inputs_of("parameter"):
+        layout = specs[end.node].outputs[0]
+        size = parameter_bytes(graph.by_name[end.node], layout, annotated.mesh, False)
+        counted["parameters"] += size
+        counted["gradients"] += size if end.name in graded else 0
+    return counted
+
+
+def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
+    """Names the user's constraints that cannot hold together, or the least memory found."""
+    least = getattr(error, "least_usage", None)
+    if least is not None:
+        return ConstraintError(
+            f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
+            remedy=f"the least found is {int(least)} bytes of parameters and gradients; raise the limit or use a larger mesh",
+        )
+    names = contradiction(annotated, constraints)
+    return ConstraintError(
+        f"these constraints cannot hold together: {'; '.join(names)}" if names else f"no plan exists: {error}",
+        remedy="remove or change one of them",
+    )
+
+
+def contradiction(annotated: Annotated, constraints: Constraints) -> list[str]:
+    """A smallest set of the user's pins that cannot hold together, by leaving out one after another."""
+    kept = [("value", name, pin) for name, pins in constraints.values.items() for pin in pins]
+    kept += [("result", index, pin) for index, pins in constraints.results.items() for pin in pins]  # type: ignore[misc]
+    for item in list(kept):
+        fewer = [k for k in kept if k is not item]
+        if not _holds(annotated, _rebuilt(constraints, fewer)):
+            kept = fewer
+    return list(dict.fromkeys(pin.said for _, _, pin in kept))
+
+
+def _rebuilt(constraints: Constraints, kept: list) -> Constraints:  # type: ignore[type-arg]
+    values: dict[str, tuple] = {}  # type: ignore[type-arg]
+    results: dict[int, tuple] = {}  # type: ignore[type-arg]
+    for kind, key, pin in kept:
+        target: dict = values if kind == "value" else results  # type: ignore[type-arg]
+        target[key] = (*target.get(key, ()), pin)
+    return Constraints(values, results, constraints.specs, None)
+
+
+def _holds(annotated: Annotated, constraints: Constraints) -> bool:
+    try:
+        solve(formulate(annotated, constraints, "communication").problem)
+    except (InfeasibleError, ConstraintError):
+        return False
+    return True
+
+
+Chooser = Callable[..., ShardingPlan]

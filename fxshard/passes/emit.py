@@ -1,0 +1,172 @@
+"""Emits redistribution steps into a local graph: collectives on buffers of ceil size, cut back to the rank's own sizes.
+
+Padding to ceil sizes in every dim makes all ranks issue the same collectives with the same shapes; with even shards
+nothing is padded or cut. Groups are named by mesh axis until the program is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Partial, Shard
+
+from fxshard.layout import Layout, ceil_shape, chunk, chunk_lengths
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.redistribution import Step, exchange_shape
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
+    """Applies ``step`` to the local tensor ``x`` of a tensor of global ``shape`` in ``layout``; returns (result, collective node)."""
+    return _EMIT[step.kind](local, x, step, layout, shape)
+
+
+def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """Zeros behind the end of each dim that is shorter than in ``shape``."""
+    missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
+    if not any(missing):
+        return x
+    return local.emit(aten.constant_pad_nd.default, x, [n for m in reversed(missing) for n in (0, m)], 0)
+
+
+def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """The leading part of ``x`` of the given shape."""
+    for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
+        if want != have:
+            x = local.emit(aten.slice.Tensor, x, dim, 0, want)
+    return x
+
+
+def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
+    if start == 0 and length == local.shape(x)[dim]:
+        return x
+    return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+
+
+def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
+    return local.emit(c10d.wait_tensor.default, collective)
+
+
+def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
+    """Collectives take dense buffers; a tensor that is one already passes."""
+    if x.meta["val"].is_contiguous():
+        return x
+    return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+
+def _shapes(local: LocalGraph, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[Layout, tuple[int, ...], tuple[int, ...], str, int]:
+    """(layout after, ceil shape before, ceil shape after, group, group size)."""
+    after = layout.with_axis(step.axis, step.target)
+    mesh = local.mesh
+    return after, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, after, mesh.shape), mesh.axis_names[step.axis], mesh.shape[step.axis]
+
+
+def _reduce_op(step: Step) -> tuple[str, bool]:
+    """(op of the collective, whether its result is to be divided by the group size): a mean is a sum first."""
+    assert isinstance(step.source, Partial)
+    op = step.source.reduce_op
+    return ("sum", True) if op == "avg" else (op, False)
+
+
+def _mean(local: LocalGraph, x: fx.Node, divide: bool, n: int) -> fx.Node:
+    return local.emit(aten.div.Tensor, x, n) if divide else x
+
+
+def all_reduce(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
+    op, divide = _reduce_op(step)
+    collective = local.emit(c10d.all_reduce.default, contiguous(local, pad_to(local, x, before_ceil)), op, group)
+    result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
+    return _mean(local, result, divide, n), collective
+
+
+def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Pieces arrive stacked on dim 0; each is cut to its own length and put in place."""
+    assert isinstance(step.source, Shard)
+    dim = step.source.dim
+    after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
+    collective = local.emit(c10d.all_gather_into_tensor.default, contiguous(local, pad_to(local, x, before_ceil)), n, group)
+    gathered = wait(local, collective)
+    result = local.local_shape(shape, after)
+    if dim == 0 and local.shape(gathered) == result:
+        return gathered, collective
+    lengths = chunk_lengths(result[dim], n)
+    pieces = []
+    for i, length in enumerate(lengths):
+        block = piece(local, gathered, 0, i * before_ceil[0], before_ceil[0])
+        pieces.append(cut_to(local, block, (*result[:dim], length, *result[dim + 1 :])))
+    return local.emit(aten.cat.default, pieces, dim), collective
+
+
+def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Each rank's piece is padded to ceil size and stacked on dim 0."""
+    assert isinstance(step.target, Shard)
+    dim = step.target.dim
+    after, _, after_ceil, group, n = _shapes(local, step, layout, shape)
+    op, divide = _reduce_op(step)
+    buffer = x if dim == 0 and local.shape(x) == (n * after_ceil[0], *after_ceil[1:]) else _stack_pieces(local, x, dim, n, after_ceil)
+    collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
+    result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
+    return _mean(local, result, divide, n), collective
+
+
+def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> fx.Node:
+    size = local.shape(x)[dim]
+    pieces = [pad_to(local, piece(local, x, dim, *chunk(size, n, i)), block) for i in range(n)]
+    return local.emit(aten.cat.default, pieces, 0)
+
+
+def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Blocks (old dim at its shard, new dim cut) go to their ranks; what arrives is joined along the old dim."""
+    assert isinstance(step.source, Shard) and isinstance(step.target, Shard)
+    old, new = step.source.dim, step.target.dim
+    after, _, _, group, n = _shapes(local, step, layout, shape)
+    block = exchange_shape(step, layout, shape, local.mesh)
+    size = local.shape(x)[new]
+    blocks = [pad_to(local, piece(local, x, new, *chunk(size, n, i)), block) for i in range(n)]
+    stacked = local.emit(aten.stack.default, blocks)
+    collective = local.emit(c10d.all_to_all_single.default, stacked, [1] * n, [1] * n, group)
+    arrived = wait(local, collective)
+    result = local.local_shape(shape, after)
+    pieces = []
+    for i, length in enumerate(chunk_lengths(result[old], n)):
+        one = local.emit(aten.select.int, arrived, 0, i)
+        pieces.append(cut_to(local, one, (*result[:old], length, *result[old + 1 :])))
+    return local.emit(aten.cat.default, pieces, old), collective
+
+
+def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
+    """The rank's chunk, its start a run-time value."""
+    assert isinstance(step.target, Shard)
+    dim = step.target.dim
+    size = local.shape(x)[dim]
+    length = chunk(size, local.mesh.shape[step.axis], local.coordinate[step.axis])[1]
+    if length == size:
+        return x, None
+    positions = local.emit(aten.arange.default, length, dtype=torch.int64)
+    indexes = local.emit(aten.add.Tensor, positions, local.start(size, step.axis))
+    return local.emit(aten.index_select.default, x, dim, indexes), None
+
+
+def to_partial(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
+    """The first rank keeps the value, the others hold the neutral element; for avg, max and min all may keep it."""
+    assert isinstance(step.target, Partial)
+    neutral = {"sum": 0, "product": 1}.get(step.target.reduce_op)
+    if neutral is None:
+        return x, None
+    first = local.emit(aten.eq.Scalar, local.axis_index(step.axis), 0)
+    return local.emit(aten.where.ScalarOther, first, x, neutral), None
+
+
+_EMIT = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "slice": slice_step,
+    "to_partial": to_partial,
+}

@@ -1,0 +1,96 @@
+"""LocalGraph: builds the graph of one size class, node by node, with fake local tensors alongside."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard.layout import Layout, chunk, local_shape
+from fxshard.mesh import Mesh
+
+aten = torch.ops.aten
+
+
+class LocalGraph:
+    """A local graph under construction for the rank at ``coordinate``, which stands for its size class."""
+
+    def __init__(self, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
+        self.mesh, self.coordinate = mesh, coordinate
+        self.graph = fx.Graph()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.origin: fx.Node | None = None
+        self._axis_index: dict[int, fx.Node] = {}
+        self._offsets: dict[tuple[int, tuple[int, ...]], fx.Node] = {}
+
+    def placeholder(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = self.fake(shape, dtype)
+        return node
+
+    def fake(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with self.mode:
+            return torch.empty(tuple(shape), dtype=dtype)
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call; its fake value is computed at once, so that shapes are known as the graph grows."""
+        node = self.graph.call_function(target, args, kwargs)
+        values, keywords = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
+        with self.mode, torch.no_grad():
+            node.meta["val"] = target(*values, **keywords)
+        if self.origin is not None:
+            for key in ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr"):
+                if key in self.origin.meta:
+                    node.meta[key] = self.origin.meta[key]
+        return node
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        return self.emit(operator.getitem, node, index)
+
+    def axis_index(self, axis: int) -> fx.Node:
+        """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""
+        if axis not in self._axis_index:
+            self._axis_index[axis] = self._at_top(torch.ops.fxshard.axis_index.default, self.mesh.axis_names[axis])
+        return self._axis_index[axis]
+
+    def offset(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
+        """Global index at which this rank's piece starts when a dim of ``size`` is cut over ``axes``; 0 where it is whole."""
+        if not axes:
+            return 0
+        key = (size, axes)
+        if key not in self._offsets:
+            total: Any = None
+            for axis in axes:
+                start = self.start(size, axis)
+                total = start if total is None else self.emit(aten.add.Tensor, total, start)
+                size = chunk(size, self.mesh.shape[axis], self.coordinate[axis])[1]
+            self._offsets[key] = total
+        return self._offsets[key]
+
+    def start(self, size: int, axis: int) -> fx.Node:
+        """Start of this rank's chunk when ``size`` elements are cut over one axis: min(index * ceil(size / n), size)."""
+        step = -(-size // self.mesh.shape[axis])
+        scaled = self.emit(aten.mul.Tensor, self.axis_index(axis), step)
+        if step * (self.mesh.shape[axis] - 1) <= size:
+            return scaled
+        return self.emit(aten.clamp_max.default, scaled, size)
+
+    def shape(self, node: fx.Node) -> tuple[int, ...]:
+        return tuple(node.meta["val"].shape)
+
+    def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+        return local_shape(shape, layout, self.mesh.shape, self.coordinate)
+
+
+    def _at_top(self, target: Any, *args: Any) -> fx.Node:
+        """Behind the placeholders, so that every later node may use it."""
+        last = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
+        origin, self.origin = self.origin, None
+        with self.graph.inserting_after(last):
+            node = self.emit(target, *args)
+        self.origin = origin
+        return node

@@ -1,0 +1,274 @@
+"""lower: a planning graph and its plan -> ShardedProgram, one local graph per size class.
+
+Each node becomes its local form on local shapes; each redistribution of the plan is emitted once, where its first
+reader stands; an operator whose operands or results are empty on a rank is replaced by the neutral element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Partial
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import pytree
+from fxshard.errors import PlanError
+from fxshard.layout import Layout
+from fxshard.passes.emit import emit_step
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.size_classes import cuts, size_classes
+from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
+from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.redistribution import sent_bytes, walk
+from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
+from fxshard.strategies import call_of, local_form
+from fxshard.strategies.call import Call
+
+aten = torch.ops.aten
+
+
+def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+    """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out."""
+    check_plan(graph, plan)
+    all_cuts = cuts(_tensors(graph, plan), plan.mesh)
+    classes = size_classes(all_cuts, plan.mesh)
+    modules: dict[Any, fx.GraphModule] = {}
+    issued: tuple[ProgramCollective, ...] = ()
+    for coordinate, size_class in classes.items():
+        if size_class in modules:
+            continue
+        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, coordinate))
+        modules[size_class] = lowering.run()
+        collectives = tuple(lowering.collectives)
+        assert not issued or [c.shape for c in issued] == [c.shape for c in collectives], "size classes issue different collectives"
+        issued = issued or collectives
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    results = operands(graph.module.graph.output_node())
+    return ShardedProgram(
+        mesh=plan.mesh,
+        plan=plan,
+        modules=modules,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        input_layouts=tuple(plan.specs[n.name].outputs[0] for n in ends),
+        output_layouts=plan.specs["output"].inputs,
+        input_shapes=tuple(_shape(n) for n in ends),
+        output_shapes=tuple(_shape(n) for n in results),
+        input_dtypes=tuple(str(n.meta["val"].dtype) for n in ends),
+        output_dtypes=tuple(str(n.meta["val"].dtype) for n in results),
+        in_spec=graph.in_spec,
+        out_spec=graph.out_spec,
+        collectives=issued,
+        classes=classes,
+        aliases=graph.aliases,
+    )
+
+
+def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
+    """Raises PlanError unless ``plan`` covers exactly this graph."""
+    if plan.graph_hash != graph.hash:
+        raise PlanError(
+            f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
+            remedy="plan again: the model, its shapes, dtypes or train mode have changed",
+        )
+    missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
+    if missing:
+        raise PlanError(
+            f"the plan has no OpSpec for {missing[0]} ({len(missing)} nodes in all)",
+            remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
+        )
+
+
+def value_layout(plan: ShardingPlan, node: fx.Node) -> Layout:
+    """The layout in which ``node``'s tensor is produced; getitems look at their producer."""
+    if is_getitem(node):
+        source, index = node.args
+        return plan.specs[source.name].outputs[index]
+    return plan.specs[node.name].outputs[0]
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, ...], Layout]]:
+    """(global shape, layout) of all that the program holds, on the way of a redistribution too."""
+    found = []
+    for node in planned_nodes(graph):
+        spec = plan.specs[node.name]
+        found += [(_shape(o), layout) for o, layout in zip(operands(node), spec.inputs, strict=True)]
+        outs = outputs_of(node) if node.op != "output" else ()
+        found += [(tuple(o.shape), layout) for o, layout in zip(outs, spec.outputs, strict=True) if o is not None]
+    for entry in plan.redistributions:
+        found += [(entry.shape, after) for _, _, after in walk(entry.source, entry.steps)]
+    return found
+
+
+@dataclass
+class _Lowering:
+    """The state of lowering one size class."""
+
+    graph: PlanningGraph
+    plan: ShardingPlan
+    local: LocalGraph
+    values: dict[tuple[str, Layout], fx.Node] = field(default_factory=dict)
+    collectives: list[ProgramCollective] = field(default_factory=list)
+
+    def run(self) -> fx.GraphModule:
+        self.moves = {(r.value, r.target): (i, r) for i, r in enumerate(self.plan.redistributions)}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+        for node in self.graph.nodes:
+            self.local.origin = node
+            if node.op == "call_function" and not is_getitem(node):
+                self._call(node)
+            elif node.op == "output":
+                self._output(node)
+            elif node.op == "get_attr":
+                raise PlanError(f"the graph holds a constant tensor {node.target}", where=source_line(node), remedy="register it as a buffer")
+        return fx.GraphModule(torch.nn.Module(), self.local.graph)
+
+    def _placeholder(self, node: fx.Node) -> None:
+        layout = self.plan.specs[node.name].outputs[0]
+        shape = self.local.local_shape(_shape(node), layout)
+        self.values[node.name, layout] = self.local.placeholder(node.name, shape, node.meta["val"].dtype)
+
+    def _output(self, node: fx.Node) -> None:
+        spec = self.plan.specs[node.name]
+        results = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
+        self.local.graph.output(tuple(results))
+
+    def _read(self, operand: fx.Node, layout: Layout, reader: str, position: int) -> fx.Node:
+        """The local tensor of ``operand`` in ``layout``, redistributed as the plan says where it is not produced so."""
+        if (operand.name, layout) not in self.values:
+            if (operand.name, layout) not in self.moves:
+                raise PlanError(
+                    f"{reader} reads {operand.name} in {layout} but the plan does not say how it gets there",
+                    where=source_line(operand),
+                    remedy="the plan's redistributions do not fit its OpSpecs; let fxshard.plan fill them in",
+                )
+            self.values[operand.name, layout] = self._move(operand, *self.moves[operand.name, layout])
+        return self.values[operand.name, layout]
+
+    def _move(self, operand: fx.Node, index: int, entry: Redistribution) -> fx.Node:
+        x = self.values[operand.name, entry.source]
+        for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps)):
+            x, collective = emit_step(self.local, x, step, layout, entry.shape)
+            if collective is not None:
+                self._record(collective, entry, index, number, step, layout)
+        self._verify(x, entry.shape, entry.target, operand)
+        return x
+
+    def _record(self, node: fx.Node, entry: Redistribution, index: int, number: int, step: Any, layout: Layout) -> None:
+        buffer = node.args[0].meta["val"]
+        mesh = self.plan.mesh
+        node.meta["collective"] = len(self.collectives)
+        self.collectives.append(
+            ProgramCollective(
+                kind=step.kind,
+                axis=mesh.axis_names[step.axis],
+                bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
+                shape=tuple(buffer.shape),
+                dtype=str(buffer.dtype),
+                node=node.name,
+                entry=index,
+                step=number,
+            )
+        )
+
+    def _call(self, node: fx.Node) -> None:
+        spec = self.plan.specs[node.name]
+        context = Context(node, call_of(node), spec, self.local)
+        reads = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
+        count = iter(reads)
+        context.args, context.kwargs = pytree.tree_map(
+            lambda a: next(count) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a, (node.args, dict(node.kwargs))
+        )
+        results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
+        self._keep(node, spec, results)
+
+    def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
+        outs = outputs_of(node)
+        if isinstance(node.meta["val"], torch.Tensor):
+            self._verify(results, _shape(node), spec.outputs[0], node)
+            self.values[node.name, spec.outputs[0]] = results
+            return
+        for user in node.users:
+            index = user.args[1]
+            result = results[index] if isinstance(results, tuple) else self.local.item(results, index)
+            self._verify(result, tuple(outs[index].shape), spec.outputs[index], node)
+            self.values[user.name, spec.outputs[index]] = result
+
+    def _neutral(self, context: Context) -> Any:
+        results = tuple(
+            None if meta is None else self.local.emit(aten.full.default, list(context.output_shape(i)), neutral(context.outputs[i], meta.dtype), dtype=meta.dtype)
+            for i, meta in enumerate(context.call.outputs)
+        )
+        return results[0] if context.single else results
+
+    def _verify(self, x: fx.Node, shape: tuple[int, ...], layout: Layout, node: fx.Node) -> None:
+        """The local tensor has the shape that its layout promises."""
+        want = self.local.local_shape(shape, layout)
+        if self.local.shape(x) != want:
+            raise PlanError(
+                f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {self.local.shape(x)}",
+                where=source_line(node),
+                remedy="a rule offers a sharding that its operator cannot do; please report it",
+            )
+
+
+def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
+    """What an empty shard adds to a result: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
+    op = next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum")
+    if op in ("sum", "avg"):
+        return False if dtype == torch.bool else 0
+    if op == "product":
+        return 1
+    low = op == "max"
+    if dtype.is_floating_point:
+        return float("-inf") if low else float("inf")
+    info = torch.iinfo(dtype)
+    return info.min if low else info.max
+
+
+class Context:
+    """LocalContext of one node for one size class."""
+
+    def __init__(self, node: fx.Node, call: Call, spec: OpSpec, local: LocalGraph) -> None:
+        self.call, self.inputs, self.outputs, self.target = call, spec.inputs, spec.outputs, node.target
+        self.local = local
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.single = isinstance(node.meta["val"], torch.Tensor)
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        return self.local.local_shape(self.call.operands[operand].shape, self.inputs[operand])
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        meta = self.call.outputs[output]
+        assert meta is not None
+        return self.local.local_shape(meta.shape, self.outputs[output])
+
+    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
+        return self.local.offset(self.call.operands[operand].shape[dim], self.inputs[operand].axes_on(dim))
+
+    def output_offset(self, output: int, dim: int) -> fx.Node | int:
+        meta = self.call.outputs[output]
+        assert meta is not None
+        return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.local.emit(target, *args, **kwargs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether sharding left this rank without elements of some operand or of every result."""
+        emptied = any(0 in self.input_shape(i) and 0 not in m.shape for i, m in enumerate(self.call.operands))
+        metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
+        return emptied or (bool(metas) and all(0 in self.output_shape(i) and 0 not in m.shape for i, m in metas))
+
+

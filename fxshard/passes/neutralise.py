@@ -1,0 +1,162 @@
+"""While tracing: calls that devices or layouts would split are replaced by fxshard's own operators, one node each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import c_nn
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Neutralise(TorchFunctionMode):
+    """Routes matmuls, attention and dropout to ``torch.ops.fxshard``; everything else passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: Iterator[int] = itertools.count()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            result = replacement(self, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Operands in the autocast dtype where autocast is on, as torch's own matmuls do."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _contract(a: torch.Tensor, b: torch.Tensor, equation: str) -> torch.Tensor:
+    return torch.ops.fxshard.einsum(*_cast(a, b), equation)
+
+
+def _linear(_: Neutralise, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    if weight.dim() != 2 or input.dim() < 1:
+        return NotImplemented
+    lead = LETTERS[: input.dim() - 1]
+    out = _contract(input, weight, f"{lead}y,zy->{lead}z")
+    return out if bias is None else out + (bias if bias.dtype == out.dtype else bias.to(out.dtype))
+
+
+def _matmul(_: Neutralise, input: torch.Tensor, other: torch.Tensor, *, out: Any = None) -> Any:
+    """Broadcast dims of size 1 are squeezed away, so that every letter has one size."""
+    if out is not None or not (input.dim() and other.dim()) or not isinstance(other, torch.Tensor):
+        return NotImplemented
+    count = max(input.dim(), other.dim(), 2) - 2
+    batch = LETTERS[:count]
+    a_names = batch[count - max(input.dim() - 2, 0) :] + ("xy" if input.dim() > 1 else "y")
+    b_names = batch[count - max(other.dim() - 2, 0) :] + ("yz" if other.dim() > 1 else "y")
+    result = batch + ("x" if input.dim() > 1 else "") + ("z" if other.dim() > 1 else "")
+    a, a_names = _squeeze(input, a_names, other, b_names)
+    b, b_names = _squeeze(other, b_names, a, a_names)
+    return _contract(a, b, f"{a_names},{b_names}->{result}")
+
+
+def _squeeze(a: torch.Tensor, a_names: str, b: torch.Tensor, b_names: str) -> tuple[torch.Tensor, str]:
+    sizes = dict(zip(b_names, b.shape, strict=True))
+    dims = [d for d, n in enumerate(a_names) if n not in "xyz" and a.shape[d] == 1 and sizes.get(n, 1) != 1]
+    return (a.squeeze(dims) if dims else a), "".join(n for d, n in enumerate(a_names) if d not in dims)
+
+
+def _addmm(mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
+    if out is not None:
+        return NotImplemented
+    product = _matmul(mode, mat1, mat2)
+    input = input if beta == 1 else input * beta
+    return (product if alpha == 1 else product * alpha) + input.to(product.dtype)
+
+
+def _einsum(_: Neutralise, equation: Any, *operands: Any) -> Any:
+    """Only plain two-operand equations in which every letter occurs in two places; others keep torch's own path."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+        return NotImplemented
+    equation = equation.replace(" ", "")
+    left, result = equation.split("->")
+    parts = [*left.split(","), result]
+    letters = set("".join(parts))
+    once_each = all(len(set(p)) == len(p) for p in parts)
+    twice = all(sum(letter in p for p in parts) >= 2 for letter in letters)
+    a, b = operands
+    sizes_agree = all(a.shape[parts[0].index(x)] == b.shape[parts[1].index(x)] for x in set(parts[0]) & set(parts[1]))
+    return _contract(a, b, equation) if once_each and twice and sizes_agree else NotImplemented
+
+
+def _dropout(mode: Neutralise, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None) -> Any:
+    active = training if train is None else train
+    if not active or p == 0 or inplace:
+        return input if not active or p == 0 else NotImplemented
+    return torch.ops.fxshard.dropout(input, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws))[0]
+
+
+def _sdpa(
+    mode: Neutralise,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    query, key, value = _cast(query, key, value)
+    fused = query.dim() == 4 and dropout_p == 0 and query.shape[-1] == value.shape[-1] and not (attn_mask is not None and attn_mask.requires_grad)
+    if not fused:
+        return _math_sdpa(mode, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if attn_mask is not None and attn_mask.dim() < 4:
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    grouped = enable_gqa and query.shape[1] != key.shape[1]
+    return torch.ops.fxshard.sdpa(query, key, value, attn_mask, is_causal, scale, grouped)[0]
+
+
+def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is_causal: bool, scale: Any, gqa: bool) -> torch.Tensor:
+    """softmax(q k^T scale + mask) v in plain operators: with dropout, odd ranks, or a mask that is learned."""
+    if gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scores = _matmul(mode, q, k.transpose(-2, -1)) * (scale or 1 / math.sqrt(q.shape[-1]))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return _matmul(mode, _dropout(mode, scores.softmax(-1), p), v)
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    c_nn.linear: _linear,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.mm: _matmul,
+    torch.bmm: _matmul,
+    torch.Tensor.bmm: _matmul,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    torch.baddbmm: _addmm,
+    torch.einsum: _einsum,
+    torch.dropout: _dropout,
+    F.dropout: _dropout,
+    F.scaled_dot_product_attention: _sdpa,
+    c_nn.scaled_dot_product_attention: _sdpa,
+}

@@ -1,0 +1,38 @@
+"""Size classes: ranks whose shards have equal sizes, level by level, share one lowered graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fxshard.layout import Layout, chunk
+from fxshard.mesh import Mesh
+from fxshard.program import SizeClass
+
+Cut = tuple[int, tuple[int, ...]]
+"""(dim size, axes that cut it in mesh order)."""
+
+
+def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
+    """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes."""
+    found = set()
+    for shape, layout in tensors:
+        for dim, size in enumerate(shape):
+            axes = layout.axes_on(dim)
+            if axes and len({level_sizes((size, axes), mesh, c) for c in mesh.coordinates()}) > 1:
+                found.add((size, axes))
+    return tuple(sorted(found))
+
+
+def level_sizes(cut: Cut, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+    """Local sizes after each axis of the cut, on the rank at ``coordinate``."""
+    size, axes = cut
+    out = []
+    for axis in axes:
+        _, size = chunk(size, mesh.shape[axis], coordinate[axis])
+        out.append(size)
+    return tuple(out)
+
+
+def size_classes(all_cuts: tuple[Cut, ...], mesh: Mesh) -> dict[tuple[int, ...], SizeClass]:
+    """Coordinate of each rank -> its class; one class in all where every cut is even."""
+    return {c: tuple(level_sizes(cut, mesh, c) for cut in all_cuts) for c in mesh.coordinates()}

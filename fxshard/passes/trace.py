@@ -1,0 +1,254 @@
+"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxshard._torch_compat import (
+    BufferAOTInput,
+    FakeTensorMode,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+    aot_export_joint_with_descriptors,
+    capture_dynamo_graph,
+    pytree,
+)
+from fxshard.errors import FxshardError, TraceError
+from fxshard.passes.decompose import planning_decompositions
+from fxshard.passes.neutralise import Neutralise
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph
+
+aten = torch.ops.aten
+
+
+def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, train: bool = True) -> PlanningGraph:
+    """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
+
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. Raises TraceError
+    with the user's line when the model is not one graph.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_model = fake_copy(model, mode, train)
+    flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    paths = [_path_name(path) for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]]
+    flat = [fake_tensor(a, mode, train) for a in flat]
+    fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
+    with _readable_errors(model), _grad(train):
+        with mode:
+            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
+        out_spec = captured.graph._codegen.pytree_info.out_spec  # noqa: SLF001
+        captured.graph.set_codegen(fx.graph.CodeGen())
+        captured.recompile()
+        names = _parameter_names(model, fake_model, captured)
+        joint = joint_graph(captured, flat, train)
+    return planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+
+
+def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -> fx.GraphModule:
+    """The functional aten graph of a flat Dynamo graph; its ends carry AOTAutograd's descriptors in ``meta["desc"]``."""
+    with contextlib.ExitStack() as stack, _grad(train), Neutralise():
+        exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
+    return exported.graph_module
+
+
+def planning_graph(
+    joint: fx.GraphModule,
+    names: Mapping[str, str],
+    paths: Sequence[str],
+    in_spec: pytree.TreeSpec,
+    out_spec: pytree.TreeSpec,
+    train: bool,
+    aliases: dict[str, str],
+) -> PlanningGraph:
+    """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    _tidy(joint)
+    outputs = _name_outputs(joint, names, paths)
+    _join_seeds(joint)
+    inputs = _name_inputs(joint, names, paths)
+    joint.graph.lint()
+    joint.recompile()
+    return PlanningGraph(joint, inputs, outputs, in_spec, out_spec, train, aliases)
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
+    """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(value, torch.Tensor):
+                memo.setdefault(id(value), fake_tensor(value, mode, train))
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TraceError(f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses") from error
+
+
+def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
+    """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        strides = value.stride() if value.layout == torch.strided else None
+        fake = torch.empty(value.shape, dtype=value.dtype) if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype)
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=value.requires_grad and train)
+        return fake.requires_grad_(value.requires_grad and train)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters and buffers -> the first name."""
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for items in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, value in items:
+            if id(value) in first:
+                aliases[name] = first[id(value)]
+            else:
+                first[id(value)] = name
+    return aliases
+
+
+def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.GraphModule) -> dict[str, str]:
+    """Dynamo's mangled names -> the model's FQNs, matched by identity."""
+    fqn = {}
+    for items in (fake_model.named_parameters(), fake_model.named_buffers()):
+        fqn.update({id(value): name for name, value in items})
+    names = {}
+    for items in (captured.named_parameters(remove_duplicate=False), captured.named_buffers(remove_duplicate=False)):
+        names.update({name: fqn.get(id(value), name) for name, value in items})
+    return names
+
+
+def _tidy(joint: fx.GraphModule) -> None:
+    """Drops detaches and aliases, which move nothing, and what nobody reads."""
+    for node in list(joint.graph.nodes):
+        if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default) and node.args[0].op != "get_attr":
+            node.replace_all_uses_with(node.args[0])
+            joint.graph.erase_node(node)
+    joint.graph.eliminate_dead_code()
+
+
+def _join_seeds(joint: fx.GraphModule) -> None:
+    """All ``rng_seed`` nodes become one input."""
+    seeds = [n for n in joint.graph.nodes if n.target is torch.ops.fxshard.rng_seed.default]
+    if not seeds:
+        return
+    last = [n for n in joint.graph.nodes if n.op == "placeholder"][-1:]
+    with joint.graph.inserting_after(last[0]) if last else joint.graph.inserting_before(next(iter(joint.graph.nodes))):
+        seed = joint.graph.placeholder("rng_seed")
+    seed.meta["val"] = seeds[0].meta["val"]
+    for node in seeds:
+        node.replace_all_uses_with(seed)
+        joint.graph.erase_node(node)
+
+
+def _name_inputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[GraphInput, ...]:
+    inputs = []
+    for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            if node.users:
+                raise TraceError(f"input {node.name} is not a tensor and could not be made a constant", remedy="pass plain Python numbers or tensors")
+            joint.graph.erase_node(node)
+            continue
+        kind, name = _input_of(node.meta.get("desc"), names, paths)
+        _rename(joint, node, name if kind in ("parameter", "buffer", "input") else node.name)
+        inputs.append(GraphInput(node.name, kind, name))
+    return tuple(inputs)
+
+
+def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tuple[str, str]:
+    if isinstance(desc, ParamAOTInput):
+        return "parameter", names.get(desc.target, desc.target)
+    if isinstance(desc, BufferAOTInput):
+        return "buffer", names.get(desc.target, desc.target)
+    if isinstance(desc, PlainAOTInput):
+        return "input", paths[desc.idx]
+    if isinstance(desc, TangentAOTInput):
+        return "tangent", f"tangents[{desc.output.idx}]"
+    if desc is None:
+        return "seed", "rng_seed"
+    raise TraceError(f"the traced graph has an input of a kind that is not supported: {desc}", remedy="pass plain tensors")
+
+
+def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[GraphOutput, ...]:
+    """Names the outputs and drops the None entries of inputs without gradient; constant outputs stay as they are."""
+    node = joint.graph.output_node()
+    kept, outputs = [], []
+    for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
+        if isinstance(desc, PlainAOTOutput):
+            outputs.append(GraphOutput("output", f"outputs[{desc.idx}]"))
+        elif isinstance(desc, GradAOTOutput) and value is not None:
+            outputs.append(GraphOutput("gradient", _input_of(desc.grad_of, names, paths)[1]))
+        elif isinstance(desc, InputMutationAOTOutput):
+            outputs.append(GraphOutput("mutation", _input_of(desc.mutated_input, names, paths)[1]))
+        elif value is None:
+            continue
+        else:
+            raise TraceError(f"the traced graph has an output of a kind that is not supported: {desc}", remedy="return plain tensors from the model")
+        kept.append(value)
+    node.args = (tuple(kept),)
+    return tuple(outputs)
+
+
+def _rename(joint: fx.GraphModule, node: fx.Node, name: str) -> None:
+    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``."""
+    clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
+    clean = f"_{clean}" if clean[0].isdigit() else clean
+    taken = {n.name for n in joint.graph.nodes if n is not node}
+    unique, count = clean, 0
+    while unique in taken:
+        count += 1
+        unique = f"{clean}__{count}"
+    node.name = unique
+    node.target = unique
+
+
+def _path_name(path: tuple[Any, ...]) -> str:
+    """``args[0]`` or ``kwargs['mask']`` for a leaf of ``(args, kwargs)``."""
+    root = "args" if path[0].idx == 0 else "kwargs"
+    return root + pytree.keystr(path[1:])
+
+
+def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.enable_grad() if train else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _readable_errors(model: nn.Module) -> Any:
+    """Whatever tracing raises becomes a TraceError that keeps the user's line."""
+    try:
+        yield
+    except FxshardError:
+        raise
+    except Exception as error:
+        text = str(error)
+        lines = re.findall(r'File "([^"]+)", line (\d+)(?:, in (\w+))?\n\s*(.*)', text)
+        user = [m for m in lines if "/torch/" not in m[0]]
+        where = f"{user[-1][0]}:{user[-1][1]}: {user[-1][3]}" if user else type(model).__name__
+        first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+        raise TraceError(
+            f"the model does not trace to one graph: {first}",
+            where=where,
+            remedy="remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces",
+        ) from error
+
+
+def getitem(node: fx.Node, index: int) -> fx.Node:
+    """A getitem of ``node`` inserted behind it."""
+    with node.graph.inserting_after(node):
+        return node.graph.call_function(operator.getitem, (node, index))
+
+
+Tracer = Callable[..., PlanningGraph]

@@ -1,0 +1,368 @@
+"""A ShardingPlan as JSON: one line a node, one line a redistribution, so that two plans can be compared by ``diff``.
+
+Reading is strict: whatever a plan could not have been written with is a FileError that says where it stands. In a plan
+with ``"partial": true``, written by hand, most fields may be left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import FxshardError, LayoutError, PlanError
+from fxshard.files import Field, atomic_file, parse_json, read_bytes
+from fxshard.layout import Layout, check, placement_str
+from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
+from fxshard.redistribution import Step, single_step
+from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+
+FORMAT = "fxshard-plan"
+UNITS = ("microseconds", "bytes")
+FIX = "correct this field, or make the plan again"
+
+def save(plan: ShardingPlan, path: str | Path) -> None:
+    """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written."""
+    text = dumps(plan)
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def dumps(plan: ShardingPlan) -> str:
+    """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite."""
+    fields: list[tuple[str, Any]] = [
+        ("format", FORMAT),
+        ("version", FORMAT_VERSION),
+        ("partial", plan.partial),
+        ("mesh", write_mesh(plan.mesh)),
+        ("train", plan.train),
+        ("graph_hash", plan.graph_hash),
+        ("certificate", _write_certificate(plan.certificate)),
+        ("memory", {kind: int(plan.memory[kind]) for kind in sorted(plan.memory)}),
+        ("memory_limit", None if plan.memory_limit is None else int(plan.memory_limit)),
+    ]
+    mesh = plan.mesh
+    lists: list[tuple[str, Iterable[Any]]] = [
+        ("inputs", map(_write_end, plan.inputs)),
+        ("outputs", map(_write_end, plan.outputs)),
+        ("nodes", map(_write_node, plan.nodes)),
+        ("redistributions", (_write_redistribution(r, mesh) for r in plan.redistributions)),
+        ("fallbacks", ({"node": node, "reason": reason} for node, reason in plan.fallbacks)),
+    ]
+    parts = [f"{_line(name)}: {_line(value)}" for name, value in fields]
+    parts += [f"{_line(name)}: {_rows(values)}" for name, values in lists]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise PlanError(f"the plan holds a number that is not finite: {value}", remedy="this is a fault of fxshard: please report it") from error
+
+
+def _rows(values: Iterable[Any]) -> str:
+    lines = [f" {_line(value)}" for value in values]
+    return "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
+
+
+def write_mesh(mesh: Mesh) -> dict[str, Any]:
+    """Axes as pairs, in order; the hardware by name when it is a preset, by its numbers otherwise."""
+    axes = [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
+    h = mesh.hardware
+    return {"axes": axes, "hardware": h.name if HARDWARE.get(h.name) == h else _write_hardware(h)}
+
+
+def _write_hardware(h: Hardware) -> dict[str, Any]:
+    return {
+        "name": h.name,
+        "flops": {str(size): float(h.flops[size]) for size in sorted(h.flops)},
+        "memory_bandwidth": float(h.memory_bandwidth),
+        "launch": float(h.launch),
+        "node_size": h.node_size,
+        "inside": {"bandwidth": float(h.inside.bandwidth), "latency": float(h.inside.latency)},
+        "between": {"bandwidth": float(h.between.bandwidth), "latency": float(h.between.latency)},
+    }
+
+
+def _write_certificate(c: Certificate) -> dict[str, Any]:
+    return {"unit": c.unit, "objective": float(c.objective), "lower_bound": float(c.lower_bound), "cut": bool(c.cut)}
+
+
+def _write_end(end: PlanEnd) -> dict[str, str]:
+    return {"kind": end.kind, "name": end.name, "node": end.node}
+
+
+def _write_node(node: PlannedNode) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "inputs": [str(layout) for layout in node.spec.inputs],
+        "outputs": [str(layout) for layout in node.spec.outputs],
+        "shapes": [[int(size) for size in shape] for shape in node.shapes],
+        "dtypes": list(node.dtypes),
+        "compute": float(node.compute),
+    }
+
+
+def _write_redistribution(r: Redistribution, mesh: Mesh) -> dict[str, Any]:
+    return {
+        "value": r.value,
+        "shape": [int(size) for size in r.shape],
+        "itemsize": int(r.itemsize),
+        "source": str(r.source),
+        "target": str(r.target),
+        "steps": [_write_step(step, mesh) for step in r.steps],
+        "readers": [[node, int(index)] for node, index in r.readers],
+        "cost": float(r.cost),
+    }
+
+
+def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
+    return {"kind": step.kind, "axis": mesh.axis_names[step.axis], "from": placement_str(step.source), "to": placement_str(step.target)}
+
+
+def load(path: str | Path) -> ShardingPlan:
+    """Reads a plan; raises FileError that names the file, the field, what is wrong and what to do."""
+    return loads(read_bytes(path), str(path))
+
+
+def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
+    """Reads a plan from JSON text; ``where`` names it in errors."""
+    root = parse_json(text, where)
+    partial = _read_head(root)
+    fields = root.known(_NAMES)
+    mesh = root.get("mesh", read_mesh)
+    default: Mapping[str, Any] = _DEFAULTS if partial else {}
+
+    def get(name: str, read: Any) -> Any:
+        return root.get(name, read, default[name]) if name in default else root.get(name, read)
+
+    nodes = get("nodes", lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)))
+    plan = ShardingPlan(
+        mesh=mesh,
+        train=get("train", Field.boolean),
+        graph_hash=get("graph_hash", Field.text),
+        nodes=nodes,
+        redistributions=get("redistributions", lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh))),
+        certificate=get("certificate", _read_certificate),
+        inputs=get("inputs", lambda f: f.tuple_of(_read_end)),
+        outputs=get("outputs", lambda f: f.tuple_of(_read_end)),
+        memory=get("memory", lambda f: {kind: one.whole() for kind, one in f.entries().items()}),
+        memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
+        fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
+        partial=partial,
+    )
+    _check_names(plan, fields)
+    return plan
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "train": True,
+    "graph_hash": "",
+    "nodes": (),
+    "redistributions": (),
+    "certificate": Certificate("microseconds", 0.0, 0.0),
+    "inputs": (),
+    "outputs": (),
+    "memory": {},
+    "memory_limit": None,
+    "fallbacks": (),
+}
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS)
+
+
+def _read_head(root: Field) -> bool:
+    """Checks format and version; returns whether the plan is partial."""
+    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
+        raise root.fail("the file is not a fxshard plan", f'give a file that fxshard wrote; a hand-written one starts with "format": "{FORMAT}"')
+    version = root.get("version", Field.whole)
+    if version != FORMAT_VERSION:
+        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
+        raise root.fail(f"the plan has format version {version}, which is unknown", remedy)
+    return root.get("partial", Field.boolean, False)
+
+
+def read_mesh(field: Field) -> Mesh:
+    """A mesh as ``write_mesh`` writes it."""
+    field.known(("axes", "hardware"))
+    pairs = [(name.text(), size.whole(1)) for name, size in (pair.items(2) for pair in field.get("axes", Field.items))]
+    if len(dict(pairs)) != len(pairs):
+        raise field.fail("two mesh axes have the same name", FIX)
+    hardware = field.get("hardware", _read_hardware, HARDWARE["cpu"])
+    try:
+        return Mesh(dict(pairs), hardware)
+    except FxshardError as error:
+        raise field.fail(error.what, error.remedy) from error
+
+
+def _read_hardware(field: Field) -> Hardware:
+    if isinstance(field.value, str):
+        if field.value not in HARDWARE:
+            raise field.fail(f"unknown hardware {field.value!r}", f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers")
+        return HARDWARE[field.value]
+    field.known(("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between"))
+    return Hardware(
+        name=field.get("name", Field.text),
+        flops=field.get("flops", _read_flops),
+        memory_bandwidth=field.get("memory_bandwidth", Field.number),
+        launch=field.get("launch", Field.number),
+        node_size=field.get("node_size", lambda f: f.whole(1)),
+        inside=field.get("inside", _read_link),
+        between=field.get("between", _read_link),
+    )
+
+
+def _read_flops(field: Field) -> dict[int, float]:
+    entries = field.entries()
+    for size, entry in entries.items():
+        if size not in {"1", "2", "4", "8", "16"}:
+            raise entry.fail(f"{size!r} is not the size of an element in bytes", FIX)
+    return {int(size): entry.number() for size, entry in entries.items()}
+
+
+def _read_link(field: Field) -> Link:
+    field.known(("bandwidth", "latency"))
+    return Link(field.get("bandwidth", Field.number), field.get("latency", Field.number))
+
+
+def _read_certificate(field: Field) -> Certificate:
+    field.known(("unit", "objective", "lower_bound", "cut"))
+    unit = field.get("unit", Field.text)
+    if unit not in UNITS:
+        raise field.fail(f"unknown unit {unit!r}", f"units are {' and '.join(UNITS)}")
+    return Certificate(unit, field.get("objective", Field.number), field.get("lower_bound", Field.number), field.get("cut", Field.boolean))
+
+
+def _read_end(field: Field) -> PlanEnd:
+    field.known(("kind", "name", "node"))
+    return PlanEnd(field.get("kind", Field.text), field.get("name", Field.text), field.get("node", Field.text))
+
+
+def _read_fallback(field: Field) -> tuple[str, str]:
+    field.known(("node", "reason"))
+    return field.get("node", Field.text), field.get("reason", Field.text)
+
+
+def _shape(field: Field) -> tuple[int, ...]:
+    return field.tuple_of(Field.whole)
+
+
+def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) -> Layout:
+    """A layout in notation with one placement per axis of ``mesh``, whose dims fit ``shape`` where it is known."""
+    text = field.text()
+    try:
+        layout = Layout.parse(text)
+        if shape is None and len(layout) == mesh.ndim:
+            return layout
+        return check(layout, len(shape or ()), mesh.ndim, "this tensor")
+    except LayoutError as error:
+        raise field.fail(error.what, error.remedy) from error
+    except ValueError as error:
+        raise field.fail(f"cannot read layout {text[:40]!r}", FIX) from error
+
+
+def _read_operand(field: Field, mesh: Mesh) -> Layout:
+    """A layout of an operand, whose shape a node's line does not know: its dims count from the front."""
+    layout = read_layout(field, mesh)
+    if any(isinstance(p, Shard) and p.dim < 0 for p in layout):
+        raise field.fail(f"layout {layout} of an operand counts dims from the end", "count them from 0")
+    return layout
+
+
+def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
+    field.known(("name", "op", "inputs", "outputs", "shapes", "dtypes", "compute"))
+
+    def get(name: str, read: Any, default: Any) -> Any:
+        return field.get(name, read, default) if partial else field.get(name, read)
+
+    shapes = get("shapes", lambda f: f.tuple_of(_shape), ())
+    dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
+    outputs = field.get("outputs", lambda f: f.items(len(shapes) if shapes or not partial else None))
+    if len(shapes) != len(dtypes):
+        raise field.fail(f"{len(shapes)} shapes and {len(dtypes)} dtypes, there must be one of each an output", FIX)
+    known = [shapes[i] if shapes else None for i in range(len(outputs))]
+    spec = OpSpec(
+        get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
+        tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
+    )
+    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", Field.number, 0.0))
+
+
+def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
+    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost"))
+    shape = field.get("shape", _shape)
+    source = field.get("source", lambda f: read_layout(f, mesh, shape))
+    target = field.get("target", lambda f: read_layout(f, mesh, shape))
+    return Redistribution(
+        value=field.get("value", Field.text),
+        shape=shape,
+        itemsize=field.get("itemsize", lambda f: f.whole(1)),
+        source=source,
+        target=target,
+        steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
+        readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
+        cost=field.get("cost", Field.number),
+    )
+
+
+def _read_reader(field: Field) -> tuple[str, int]:
+    node, index = field.items(2)
+    return node.text(), index.whole()
+
+
+def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Step, ...]:
+    """Steps that each start where the one before ended, and lead from ``source`` to ``target``."""
+    layout, steps = source, []
+    for one in field.items():
+        step = _read_step(one, shape, mesh)
+        if layout[step.axis] != step.source:
+            raise one.fail(f"the step starts at {placement_str(step.source)}, but axis {mesh.axis_names[step.axis]} lies {layout} there", FIX)
+        inner = {p.dim for p in layout[step.axis + 1 :] if isinstance(p, Shard)}
+        if any(isinstance(p, Shard) and p.dim in inner for p in (step.source, step.target)):
+            raise one.fail(f"from {layout}, a later axis cuts the same dim and would have to change first", FIX)
+        layout = layout.with_axis(step.axis, step.target)
+        steps.append(step)
+    if layout != target:
+        raise field.fail(f"the steps lead from {source} to {layout}, not to the target {target}", FIX)
+    return tuple(steps)
+
+
+def _read_step(field: Field, shape: tuple[int, ...], mesh: Mesh) -> Step:
+    field.known(("kind", "axis", "from", "to"))
+    name, kind = field.get("axis", Field.text), field.get("kind", Field.text)
+    if name not in mesh.axis_names:
+        raise field.fail(f"the mesh has no axis {name!r}", f"its axes are {', '.join(mesh.axis_names)}")
+    source, target = (field.get(end, lambda f: _read_placement(f, shape)) for end in ("from", "to"))
+    step = None if source == target else single_step(mesh.axis_names.index(name), source, target)
+    if step is None:
+        raise field.fail(f"there is no step from {placement_str(source)} to {placement_str(target)}", FIX)
+    if step.kind != kind:
+        raise field.fail(f"{placement_str(source)} to {placement_str(target)} is {step.kind}, not {kind!r}", FIX)
+    return step
+
+
+def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
+    return read_layout(field, Mesh({"one": 1}), shape)[0]
+
+
+def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
+    """Nodes stand once; whoever reads a redistribution, and whatever is an input, is one of them."""
+    operands: dict[str, int] = {}
+    for number, node in enumerate(plan.nodes):
+        if node.name in operands:
+            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} stands twice", FIX)
+        operands[node.name] = len(node.spec.inputs)
+    for number, entry in enumerate(plan.redistributions):
+        for reader, index in () if plan.partial else entry.readers:
+            if index >= operands.get(reader, 0):
+                what = f"reader {reader!r} is not a node of the plan" if reader not in operands else f"{reader!r} has no operand {index}"
+                raise fields["redistributions"].items()[number].fail(what, FIX)
+    for number, end in enumerate(plan.inputs):
+        if end.node not in operands and not plan.partial:
+            raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
+

@@ -1,0 +1,140 @@
+"""The graph that is planned: aten on global shapes, neutral to the device, its ends known by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import pytree
+
+INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
+OUTPUT_KINDS = ("output", "gradient", "mutation")
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """A placeholder: its node, what it is, and the user's name for it (a parameter's FQN, ``args[0]``, ``kwargs['x']``)."""
+
+    node: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """One entry of the output node: what it is and of what (the output's path, the parameter's or input's name)."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class PlanningGraph:
+    """A traced model.
+
+    ``module``: one flat aten graph; placeholders in the order of ``inputs``, its output a flat tuple in the order of
+    ``outputs``; every tensor node has a fake CPU tensor of its global shape in ``meta["val"]``.
+    ``aliases``: further names of tied parameters -> the name that the graph uses.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    train: bool
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Iterator[fx.Node]:
+        return iter(self.module.graph.nodes)
+
+    @cached_property
+    def by_name(self) -> dict[str, fx.Node]:
+        return {n.name: n for n in self.nodes}
+
+    def inputs_of(self, kind: str) -> tuple[GraphInput, ...]:
+        return tuple(i for i in self.inputs if i.kind == kind)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of operators, arguments, shapes, dtypes and the names of the ends; no source lines, no devices."""
+        text = json.dumps(
+            [[_describe(n) for n in self.nodes], [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _describe(node: fx.Node) -> list[Any]:
+    args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
+    metas = [(list(v.shape), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    return [node.name, node.op, str(node.target), repr(args), metas]
+
+
+def _plain(value: Any) -> str:
+    return "device" if isinstance(value, torch.device) else repr(value)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether ``node`` only picks one output of its producer."""
+    import operator
+
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def operands(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The tensors that ``node`` reads, in order of occurrence in its args and kwargs, repeats included."""
+    if is_getitem(node):
+        return ()
+    return tuple(a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node) and is_tensor(a))
+
+
+def is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def outputs_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
+    """The fake tensors that ``node`` produces, one an output; None for outputs that are not tensors."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, (tuple, list)):
+        return tuple(v if isinstance(v, torch.Tensor) else None for v in value)
+    return ()
+
+
+def producer(node: fx.Node) -> tuple[fx.Node, int]:
+    """(node with an OpSpec, output index) behind ``node``: getitems are looked through."""
+    if is_getitem(node):
+        source, index = node.args
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        return source, index
+    return node, 0
+
+
+def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
+    """The nodes that carry an OpSpec: placeholders, calls and the output; getitems follow their producer."""
+    return [n for n in graph.nodes if not is_getitem(n)]
+
+
+def source_line(node: fx.Node) -> str | None:
+    """``file:line, code`` of the user's line behind ``node``, None where tracing kept none."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]
+    places = [i for i, line in enumerate(lines) if line.startswith('File "') and "/torch/" not in line.split('"')[1]]
+    if not places:
+        return None
+    parts = lines[places[-1]].split('"')
+    number = parts[2].split("line ")[-1].split(",")[0]
+    code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
+    return f"{parts[1]}:{number}: {code}"

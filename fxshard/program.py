@@ -1,0 +1,76 @@
+"""ShardedProgram: the planned graph lowered for a mesh, with its collectives, plan and weights' layouts; one for all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import fx
+
+from fxshard._torch_compat import pytree
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.planning_graph import GraphInput, GraphOutput
+from fxshard.sharding_plan import ShardingPlan
+
+SizeClass = tuple[tuple[int, ...], ...]
+"""Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
+
+
+@dataclass(frozen=True)
+class ProgramCollective:
+    """A collective that runs: as issued (``shape`` of the buffer handed in, ``dtype``), and the plan entry that it serves."""
+
+    kind: str
+    axis: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    node: str
+    entry: int
+    step: int
+
+
+@dataclass(frozen=True)
+class ShardedProgram:
+    """A lowered program.
+
+    ``modules``: one local graph per size class (one in all where shards are even); placeholders in the order of
+    ``inputs``, results in the order of ``outputs``; collectives name their axis as group, the rank enters by
+    ``fxshard.axis_index``. ``tensor_inputs`` / ``tensor_outputs`` give each end's layout and global shape.
+    """
+
+    mesh: Mesh
+    plan: ShardingPlan
+    modules: Mapping[SizeClass, fx.GraphModule]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    input_layouts: tuple[Layout, ...]
+    output_layouts: tuple[Layout, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    collectives: tuple[ProgramCollective, ...]
+    classes: Mapping[tuple[int, ...], SizeClass]
+    """Coordinate of each rank -> its size class."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
+        """The graph of the rank at ``coordinate``."""
+        return self.modules[self.classes[coordinate]]
+
+    @property
+    def train(self) -> bool:
+        return self.plan.train
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the plan and of the collectives in order: what ranks compare."""
+        issued = [(c.kind, c.axis, c.shape, c.dtype) for c in self.collectives]
+        return hashlib.sha256((self.plan.hash + json.dumps(issued)).encode()).hexdigest()

@@ -1,0 +1,196 @@
+"""Moving a tensor from one layout to another: the steps, and the bytes that each rank sends.
+
+A step changes the placement of one axis. The cheapest sequence is a shortest path over layouts, under a price that the
+caller gives (bytes by default); ties go to fewer steps, then to a fixed order, so that every rank finds the same path.
+Shards of a dim over several axes are nested in mesh order, so only the innermost axis on a dim can change.
+Bytes follow the ring forms of a buffer N on n ranks: all-reduce 2(n-1)/n N, all-gather and reduce-scatter (n-1)/n of
+the whole, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which is what a padded collective sends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.layout import Layout, all_layouts, ceil_shape, placement_str
+from fxshard.mesh import Mesh
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+LOCAL_STEPS = ("slice", "to_partial")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of placement on one axis: ``source`` -> ``target`` (placements) on mesh axis ``axis`` (an index)."""
+
+    kind: str
+    axis: int
+    source: Placement
+    target: Placement
+
+    @property
+    def is_collective(self) -> bool:
+        return self.kind in COLLECTIVES
+
+    def describe(self, mesh: Mesh) -> str:
+        return f"{self.kind}({mesh.axis_names[self.axis]}: {placement_str(self.source)}->{placement_str(self.target)})"
+
+
+Price = Callable[[Step, int, int], float]
+"""(step, bytes sent by a rank, bytes that a rank writes locally) -> price."""
+
+
+def bytes_price(step: Step, sent: int, written: int) -> float:
+    """Bytes sent; local steps are free."""
+    return float(sent)
+
+
+def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
+    """The step between two placements of one axis, None where it takes more than one."""
+    if isinstance(source, Partial):
+        if isinstance(target, Replicate):
+            return Step("all_reduce", axis, source, target)
+        if isinstance(target, Shard):
+            return Step("reduce_scatter", axis, source, target)
+    elif isinstance(source, Shard):
+        if isinstance(target, Replicate):
+            return Step("all_gather", axis, source, target)
+        if isinstance(target, Shard):
+            return Step("all_to_all", axis, source, target)
+    elif isinstance(target, Shard):
+        return Step("slice", axis, source, target)
+    elif isinstance(target, Partial):
+        return Step("to_partial", axis, source, target)
+    return None
+
+
+def sent_bytes(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """Bytes that each rank sends when ``step`` is applied to a tensor of global ``shape`` in ``layout``."""
+    if not step.is_collective:
+        return 0
+    n = mesh.shape[step.axis]
+    before = math.prod(ceil_shape(shape, layout, mesh.shape)) * itemsize
+    after = math.prod(ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)) * itemsize
+    if step.kind == "all_reduce":
+        return -(-2 * (n - 1) * before // n)
+    if step.kind == "all_gather":
+        return (n - 1) * before
+    if step.kind == "reduce_scatter":
+        return (n - 1) * after
+    return (n - 1) * exchange_block(step, layout, shape, mesh) * itemsize
+
+
+def exchange_block(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
+    """Elements that a rank sends to each peer in an all-to-all: the local block cut along both dims, at ceil sizes."""
+    return math.prod(exchange_shape(step, layout, shape, mesh))
+
+
+def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the block that goes to one peer: ceil size of the old dim in the old layout, of the new dim in the new one."""
+    before = ceil_shape(shape, layout, mesh.shape)
+    after = ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)
+    return tuple(min(b, a) for b, a in zip(before, after, strict=True))
+
+
+def walk(layout: Layout, steps: tuple[Step, ...]) -> Iterator[tuple[Layout, Step, Layout]]:
+    """(layout before, step, layout after) along ``steps``."""
+    for step in steps:
+        after = layout.with_axis(step.axis, step.target)
+        yield layout, step, after
+        layout = after
+
+
+def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tuple[Step, Layout]]:
+    """Steps that are legal from ``layout``: an axis may change its dim only if no later axis cuts the same dim."""
+    for axis, source in enumerate(layout):
+        later = {p.dim for p in layout[axis + 1 :] if isinstance(p, Shard)}
+        if isinstance(source, Shard) and source.dim in later:
+            continue
+        options: list[Placement] = [Replicate(), *(Shard(d) for d in range(ndim) if d not in later)]
+        options += [Partial(op) for op in ops]
+        for target in options:
+            step = None if target == source else single_step(axis, source, target)
+            if step is not None:
+                yield step, layout.with_axis(axis, target)
+
+
+def steps(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
+    """The cheapest steps that turn ``source`` into ``target`` for a tensor of global ``shape`` (``itemsize`` bytes an element)."""
+    return table(tuple(shape), itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
+
+
+def path_price(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
+    """Price of the cheapest path from ``source`` to ``target``."""
+    path = steps(source, target, shape, itemsize, mesh, price)
+    return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path))
+
+
+def step_price(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
+    """Price of ``step`` from ``layout``; what a rank writes is its shard after the step."""
+    after = layout.with_axis(step.axis, step.target)
+    written = math.prod(ceil_shape(shape, after, mesh.shape)) * itemsize
+    return price(step, sent_bytes(step, layout, shape, itemsize, mesh), written)
+
+
+def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
+    return tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
+
+
+class Table:
+    """Cheapest paths between all layouts of one shape (Floyd-Warshall); ``prices[i, j]`` from layout i to layout j."""
+
+    def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
+        self.layouts = all_layouts(len(shape), mesh.ndim, ops)
+        self.index = {layout: i for i, layout in enumerate(self.layouts)}
+        count = len(self.layouts)
+        weights = np.full((count, count), np.inf)
+        np.fill_diagonal(weights, 0.0)
+        for i, layout in enumerate(self.layouts):
+            for step, after in _neighbours(layout, len(shape), ops):
+                weights[i, self.index[after]] = step_price(step, layout, shape, itemsize, mesh, price) + TIE
+        self.prices, self.via = _all_pairs(weights)
+
+    def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
+        path = self._path(self.index[source], self.index[target])
+        out = []
+        for i, j in itertools.pairwise(path):
+            before, after = self.layouts[i], self.layouts[j]
+            axis = next(a for a, (p, q) in enumerate(zip(before, after, strict=True)) if p != q)
+            step = single_step(axis, before[axis], after[axis])
+            assert step is not None
+            out.append(step)
+        return tuple(out)
+
+    def _path(self, i: int, j: int) -> list[int]:
+        middle = self.via[i, j]
+        if middle < 0:
+            return [i] if i == j else [i, j]
+        return self._path(i, middle)[:-1] + self._path(middle, j)
+
+
+TIE = 1e-7
+"""Added to each step's price, so that of two equal paths the one with fewer steps is taken."""
+
+
+@lru_cache(maxsize=4096)
+def table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> Table:
+    return Table(shape, itemsize, mesh, ops, price)
+
+
+def _all_pairs(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shortest distances and, for each pair, a node between them (-1: the direct step)."""
+    distance = weights.copy()
+    via = np.full(weights.shape, -1, dtype=np.int32)
+    for k in range(len(weights)):
+        through = distance[:, k, None] + distance[None, k, :]
+        better = through < distance - 1e-12
+        distance = np.where(better, through, distance)
+        via[better] = k
+    return distance, via

@@ -1,0 +1,235 @@
+"""ShardingPlan: one OpSpec per node and the redistributions between them, as data; a readable, diffable JSON file.
+
+Everything before the plan only decides, everything after it only obeys: lowering emits the steps that stand here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tabulate import tabulate
+
+from fxshard.layout import Layout, ceil_shape
+from fxshard.mesh import Mesh
+from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One way to run a node: the layouts in which it reads its operands (in order of occurrence) and those of its outputs."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node's decision. ``shapes`` and ``dtypes`` are global, one an output; ``compute`` is its estimated time in microseconds."""
+
+    name: str
+    op: str
+    spec: OpSpec
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    compute: float = 0.0
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A value moved from the layout it has to one that some readers need; ``readers`` are (node, operand index).
+
+    ``value`` is the graph node that holds the tensor (a getitem where the producer has several outputs); ``cost`` is in
+    the plan's objective.
+    """
+
+    value: str
+    shape: tuple[int, ...]
+    itemsize: int
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    readers: tuple[tuple[str, int], ...]
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """A collective that was decided: ``bytes`` is what each rank sends (ring form), ``buffer`` the shape that each rank hands in."""
+
+    kind: str
+    axis: str
+    bytes: int
+    value: str
+    source: Layout
+    target: Layout
+    buffer: tuple[int, ...]
+    itemsize: int
+    readers: tuple[tuple[str, int], ...]
+    entry: int
+    """Index of the redistribution in the plan."""
+    step: int
+    """Index of the step in it."""
+
+    @property
+    def edge(self) -> str:
+        return f"{self.value} -> {', '.join(sorted({r for r, _ in self.readers}))}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is proven to be; ``unit`` is microseconds or bytes."""
+
+    unit: str
+    objective: float
+    lower_bound: float
+    cut: bool = False
+
+    @property
+    def gap(self) -> float:
+        return (self.objective - self.lower_bound) / self.objective if self.objective else 0.0
+
+
+@dataclass(frozen=True)
+class PlanEnd:
+    """An end of the graph: ``kind`` as in the planning graph (parameter, input, ..., output, gradient), the user's name, its node."""
+
+    kind: str
+    name: str
+    node: str
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """A plan for one graph on one mesh.
+
+    ``memory``: bytes per device of what was counted, by kind; ``fallbacks``: (node, reason) of nodes replicated for want
+    of a rule; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
+    """
+
+    mesh: Mesh
+    train: bool
+    graph_hash: str
+    nodes: tuple[PlannedNode, ...]
+    redistributions: tuple[Redistribution, ...] = ()
+    certificate: Certificate = Certificate("microseconds", 0.0, 0.0)
+    inputs: tuple[PlanEnd, ...] = ()
+    outputs: tuple[PlanEnd, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
+    memory_limit: int | None = None
+    fallbacks: tuple[tuple[str, str], ...] = ()
+    partial: bool = False
+
+    @property
+    def objective(self) -> float:
+        return self.certificate.objective
+
+    @property
+    def lower_bound(self) -> float:
+        return self.certificate.lower_bound
+
+    @property
+    def gap(self) -> float:
+        return self.certificate.gap
+
+    @cached_property
+    def specs(self) -> dict[str, OpSpec]:
+        return {n.name: n.spec for n in self.nodes}
+
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """What was decided to be communicated, in the order of the plan."""
+        return tuple(
+            _planned(self.mesh, entry, index, number, layout, step)
+            for entry, index in zip(self.redistributions, range(len(self.redistributions)), strict=True)
+            for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps))
+            if step.is_collective
+        )
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the JSON text: what ranks compare."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def layout_of(self, name: str) -> Layout:
+        """Layout of a parameter, buffer or input by the user's name, or of a node's first output."""
+        node = next((end.node for end in self.inputs if end.name == name), name)
+        return self.specs[node].outputs[0]
+
+    def parameter_layouts(self) -> dict[str, Layout]:
+        return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}
+
+    def to_json(self) -> str:
+        from fxshard.plan_json import dumps
+
+        return dumps(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON, atomically."""
+        from fxshard.plan_json import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> ShardingPlan:
+        """Reads a plan; raises FileError naming the file and what is wrong with it."""
+        from fxshard.plan_json import load
+
+        return load(path)
+
+    def __str__(self) -> str:
+        rows = [(n.name, n.op, ", ".join(map(str, n.spec.inputs)), ", ".join(map(str, n.spec.outputs))) for n in self.nodes]
+        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), objective {self.objective:.6g} {self.certificate.unit}, gap {self.gap:.3%}"
+        nodes = tabulate(rows, headers=("node", "operator", "reads", "gives"))
+        moves = tabulate(
+            [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],
+            headers=("collective", "axis", "bytes", "layouts", "edge"),
+        )
+        return f"{head}\n\n{nodes}\n\n{moves if self.collectives else 'no collectives'}"
+
+
+def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:
+    return PlannedCollective(
+        kind=step.kind,
+        axis=mesh.axis_names[step.axis],
+        bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
+        value=entry.value,
+        source=layout,
+        target=layout.with_axis(step.axis, step.target),
+        buffer=buffer_shape(step, layout, entry.shape, mesh),
+        itemsize=entry.itemsize,
+        readers=entry.readers,
+        entry=index,
+        step=number,
+    )
+
+
+def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the tensor that a rank hands to the collective: ceil sizes, peers' blocks stacked on dim 0.
+
+    all_reduce: the local shape. all_gather: the local shape with the gathered dim moved to the front.
+    reduce_scatter: n blocks of the result's shape, stacked with the scattered dim in front. all_to_all: (n, *block).
+    """
+    n = mesh.shape[step.axis]
+    before = ceil_shape(shape, layout, mesh.shape)
+    after = ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)
+    if step.kind == "all_reduce":
+        return before
+    if step.kind == "all_gather":
+        return before or (1,)
+    if step.kind == "reduce_scatter":
+        return (n * after[0], *after[1:])
+    return (n, *exchange_shape(step, layout, shape, mesh))
+
+
+def buffer_bytes(collective: PlannedCollective) -> int:
+    return math.prod(collective.buffer) * collective.itemsize

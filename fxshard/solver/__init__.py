@@ -1,0 +1,11 @@
+"""Choose one strategy per node at the least total cost, with a proof: numbers in, numbers out.
+
+>>> solution = solve(PlacementProblem.read("example.json"))
+"""
+
+from .infeasible import InfeasibleError, NoPlanError
+from .problem import PlacementProblem
+from .solution import Solution
+from .solve import solve
+
+__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "solve"]

@@ -1,0 +1,172 @@
+"""Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
+
+Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that fits
+and one that does not. With several rows the multipliers follow subgradients with Polyak's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .budget import Budget
+from .local_search import Polish
+from .model import Model
+from .multipliers import MemoryPrices
+from .problem import FloatArray, IntArray
+from .sweeps import Sweeper
+
+Offer = Callable[[IntArray, float], float]
+"""Hand in a plan that fits and its cost; returns the cutoff that now holds."""
+
+MAX_PAIRS = 120
+SECANT_STEPS = 12
+SUBGRADIENT_STEPS = 150
+STALL = 0.002
+"""Sweeps end when four pairs together raise the bound by less than this part of the gap."""
+
+
+class Ascent:
+    """The bound on one model: `bound` is the best proven, `multipliers` and `sweeper` the state that proves it."""
+
+    def __init__(self, model: Model, budget: Budget, offer: Offer) -> None:
+        self.model, self.budget, self._offer = model, budget, offer
+        self.sweeper = Sweeper(model)
+        self.memory = MemoryPrices(model)
+        self.multipliers = self.memory.round(model.prices)
+        self.bound = -np.inf
+        self.cutoff = model.cutoff
+        self._base = self.sweeper.theta[:-1].copy()
+        self._allowance = 0.0
+        self._best_multipliers = self.multipliers
+        self._set_prices(self.multipliers)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing below the cutoff is left, or time is up."""
+        return self.bound >= self.cutoff or self.budget.spent
+
+    def run(self) -> None:
+        """Raise the bound as far as it is cheap; afterwards the sweeper stands after a sweep against node order."""
+        plan = self.settle()
+        rows = len(self.model.limits)
+        if rows and plan is not None and not self.done:
+            if rows == 1:
+                self._secant(plan)
+            else:
+                self._subgradient()
+            self._set_prices(self._best_multipliers)
+            self.settle(8)
+
+    def settle(self, pairs: int = MAX_PAIRS) -> IntArray | None:
+        """Sweep at the present prices until the bound stalls; the cheapest choices decoded, whether they fit or not."""
+        best, cost = None, np.inf
+        history: list[float] = []
+        for _ in range(pairs):
+            for direction in (0, 1):
+                bound = self._sweep(direction)
+                if (plan := self.sweeper.decode(1 - direction)) is not None:
+                    priced = self._priced(plan)
+                    if priced < cost:
+                        best, cost = plan, priced
+                        self._try(plan)
+            history.append(bound)
+            if self.done or self._stalled(history, cost):
+                break
+        return best
+
+    def _sweep(self, direction: int) -> float:
+        bound = self.sweeper.sweep(direction) - self._allowance
+        self.budget.charge(self.sweeper.entries)
+        if bound > self.bound:
+            self.bound, self._best_multipliers = bound, self.multipliers
+        return bound
+
+    def _stalled(self, history: list[float], cost: float) -> bool:
+        """`cost`: of the best choices at these prices, which the bound cannot pass."""
+        if len(history) < 5:
+            return history[-1] >= cost
+        rise = history[-1] - history[-5]
+        gap = min(cost, self.cutoff) - history[-1]
+        return rise <= STALL * gap if np.isfinite(gap) else rise <= 1e-5 * abs(history[-1])
+
+    def _priced(self, plan: IntArray) -> float:
+        """Cost of choices in the Lagrangian."""
+        prices = self.sweeper.theta[:-1] - self._base
+        return self.model.evaluate(plan) + float(prices[self.sweeper.offset[:-1] + plan].sum()) - self._allowance
+
+    def _set_prices(self, multipliers: FloatArray) -> None:
+        self.multipliers = self.memory.round(multipliers)
+        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers))
+        self._allowance = self.memory.allowance(self.multipliers)
+
+    def _try(self, plan: IntArray) -> IntArray | None:
+        """Repair and polish a plan and hand it in; what it became."""
+        polished = Polish(self.model, plan).run()
+        if polished is not None:
+            self.cutoff = min(self.cutoff, self._offer(polished, self.model.evaluate(polished)))
+        return polished
+
+    def _excess(self, plan: IntArray) -> FloatArray:
+        return self.model.usage(plan) - self.model.limits
+
+    def _secant(self, plan: IntArray) -> None:
+        """Find the price at which a plan that fits and one that does not cost the same."""
+        over: tuple[float, float] | None = None
+        under: tuple[float, float] | None = None
+        for _ in range(SECANT_STEPS):
+            if self.done:
+                return
+            point = (self.model.evaluate(plan), float(self._excess(plan)[0]))
+            over, under = (point, under) if point[1] > 0 else (over, point)
+            if under is None and (fitting := self._try(plan)) is not None:
+                under = (self.model.evaluate(fitting), float(self._excess(fitting)[0]))
+            price = _next_price(over, under, float(self.multipliers[0]))
+            if price is None or price == self.multipliers[0]:
+                return
+            self._set_prices(np.asarray([price]))
+            found = self.settle()
+            if found is None:
+                return
+            cost, excess = self.model.evaluate(found), float(self._excess(found)[0])
+            if (cost, excess) in (over, under):
+                return
+            plan = found
+
+    def _subgradient(self) -> None:
+        """Polyak steps along the smoothed excess of decoded plans; the factor halves when the bound does not rise."""
+        factor, since, direction = 1.0, 0, np.zeros(len(self.model.limits))
+        for _ in range(SUBGRADIENT_STEPS):
+            if self.done or factor < 0.01:
+                return
+            before = self.bound
+            for sweep in (0, 1):
+                bound = self._sweep(sweep)
+            plan = self.sweeper.decode(0)
+            if plan is None:
+                continue
+            direction = 0.5 * direction + self._excess(plan)
+            direction[(self.multipliers <= 0) & (direction < 0)] = 0.0
+            norm = float(direction @ direction)
+            if norm == 0.0:
+                return
+            if since == 3:
+                self._try(plan)
+            target = self.cutoff if np.isfinite(self.cutoff) else bound + 0.05 * abs(bound) + 1
+            self._set_prices(self.multipliers + direction * (factor * max(target - bound, 1.0) / norm))
+            since = 0 if self.bound > before else since + 1
+            if since >= 6:
+                factor, since = factor / 2, 0
+                self._set_prices(self._best_multipliers)
+
+
+def _next_price(
+    over: tuple[float, float] | None, under: tuple[float, float] | None, price: float
+) -> float | None:
+    """Where the lines cost + price * excess of two plans meet; None where there is nothing to balance."""
+    if over is None:
+        return None if price == 0.0 else price / 4
+    if under is None:
+        return price * 4 if price else max(1.0, abs(over[0])) / over[1]
+    return max(0.0, (under[0] - over[0]) / (over[1] - under[1]))

@@ -1,0 +1,143 @@
+"""HiGHS on what is left: a mixed-integer program over the local polytope.
+
+One binary per state; one continuous variable per allowed pair, whose sums over either end equal the states' binaries
+(Wainwright and Jordan 2008); one row per memory limit. It is tight where memory does not bind. HiGHS proves with float
+tolerances (1e-9 asked for); the plan itself is priced exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from .budget import Budget
+from .model import Model
+from .problem import FloatArray, IntArray
+
+OBJECTIVE_RANGE = 1e6
+"""The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """choices: cheapest found, None if none. bound: no choices below the cutoff that fit cost less (`inf`: none)."""
+
+    choices: IntArray | None
+    bound: float
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Sparse matrix entries and the objective, gathered node by node and edge by edge."""
+
+    cost: FloatArray
+    binaries: int
+    row: IntArray
+    column: IntArray
+    value: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+def solve_mip(model: Model, budget: Budget) -> Answer:
+    """Solve the model to optimality below its cutoff, or as far as the budget goes."""
+    columns = _columns(model)
+    room = model.cutoff - model.constant
+    spread = room if np.isfinite(room) else max(float(columns.cost.max(initial=0.0)), 1.0)
+    scale = min(1.0, OBJECTIVE_RANGE / max(spread, 1.0))
+    highs = _load(columns, scale)
+    highs.setOptionValue("mip_abs_gap", 0.5 * model.grain * scale)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    if budget.seconds_left is not None:
+        highs.setOptionValue("time_limit", max(0.1, budget.seconds_left))
+    if budget.work_left is not None:  # nodes of the search tree, as HiGHS has no unit of work of its own
+        highs.setOptionValue("mip_max_nodes", int(budget.work_left / (50.0 * len(columns.row) + 1)))
+    highs.run()
+    status = highs.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return Answer(None, np.inf)
+    info = highs.getInfo()
+    choices = None
+    if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        choices = _choices(model, np.asarray(highs.getSolution().col_value))
+    if status == highspy.HighsModelStatus.kOptimal and choices is not None:
+        return Answer(choices, model.evaluate(choices) - model.grain + 1)
+    dual = float(info.mip_dual_bound)
+    return Answer(choices, model.constant + dual / scale - 1e-6 * abs(dual / scale) if np.isfinite(dual) else -np.inf)
+
+
+def _choices(model: Model, values: FloatArray) -> IntArray:
+    offset = np.concatenate([[0], np.cumsum([len(cost) for cost in model.costs])])
+    return np.asarray([int(values[a:b].argmax()) for a, b in zip(offset, offset[1:], strict=False)], dtype=np.int64)
+
+
+def _load(columns: _Columns, scale: float) -> highspy.Highs:
+    lp = highspy.HighsLp()
+    count, rows = len(columns.cost), len(columns.lower)
+    lp.num_col_, lp.num_row_ = count, rows
+    lp.col_cost_ = columns.cost * scale
+    lp.col_lower_, lp.col_upper_ = np.zeros(count), np.ones(count)
+    lp.row_lower_, lp.row_upper_ = columns.lower, columns.upper
+    order = np.lexsort((columns.row, columns.column))
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(columns.column, minlength=count))]).astype(np.int32)
+    lp.a_matrix_.index_ = columns.row[order].astype(np.int32)
+    lp.a_matrix_.value_ = columns.value[order]
+    kinds = [highspy.HighsVarType.kInteger] * columns.binaries
+    lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("random_seed", 0)
+    highs.setOptionValue("mip_feasibility_tolerance", 1e-9)
+    highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
+    highs.passModel(lp)
+    return highs
+
+
+def _columns(model: Model) -> _Columns:
+    """Rows: one per node, then one per end and state of each edge, then the memory limits."""
+    sizes = np.asarray([len(cost) for cost in model.costs], dtype=np.int64)
+    offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    states, nodes = int(offset[-1]), len(model)
+    costs = list(model.costs)
+    row, column = [np.repeat(np.arange(nodes), sizes)], [np.arange(states)]
+    value = [np.ones(states)]
+    next_row, next_column = nodes, states
+    for (i, j), table in model.edges.items():
+        a, b = np.nonzero(np.isfinite(table))
+        pairs = next_column + np.arange(len(a))
+        ends = next_row + np.arange(sizes[i] + sizes[j])
+        row += [next_row + a, next_row + sizes[i] + b, ends]
+        column += [pairs, pairs, np.concatenate([np.arange(offset[i], offset[i + 1]), np.arange(offset[j], offset[j + 1])])]
+        value += [np.ones(2 * len(a)), -np.ones(len(ends))]
+        costs.append(table[a, b])
+        next_row, next_column = next_row + len(ends), next_column + len(a)
+    limits = _memory(model, offset, next_row, row, column, value)
+    zero = np.zeros(next_row - nodes)
+    return _Columns(
+        np.concatenate(costs),
+        states,
+        np.concatenate(row),
+        np.concatenate(column),
+        np.concatenate(value),
+        np.concatenate([np.ones(nodes), zero, np.full(len(limits), -np.inf)]),
+        np.concatenate([np.ones(nodes), zero, limits]),
+    )
+
+
+def _memory(
+    model: Model, offset: IntArray, first_row: int, row: list[IntArray], column: list[IntArray], value: list[FloatArray]
+) -> FloatArray:
+    """Append the memory rows, each divided by its limit; their right-hand sides."""
+    scale = 1.0 / np.maximum(model.limits, 1.0)
+    for node, uses in enumerate(model.uses):
+        for use in uses:
+            times = np.arange(use.lo, use.hi)
+            used = np.flatnonzero(use.amount)
+            row.append(first_row + np.repeat(times, len(used)))
+            column.append(np.tile(offset[node] + used, len(times)))
+            value.append(np.outer(scale[times], use.amount[used]).ravel())
+    return np.asarray(model.limits * scale)

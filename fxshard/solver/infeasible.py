@@ -1,0 +1,32 @@
+"""The error of a problem that has no solution."""
+
+from __future__ import annotations
+
+
+class InfeasibleError(Exception):
+    """No choice of strategies is allowed.
+
+    nodes: indexes of a small set of nodes that already conflict among themselves; empty where memory is the reason.
+    least_usage: the smallest peak found that the costs allow, bytes; a limit of this much is enough (None: not memory).
+    usage_bound: no allowed choice peaks below this, bytes (None: not memory).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        nodes: tuple[int, ...] = (),
+        least_usage: float | None = None,
+        usage_bound: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+        self.least_usage = least_usage
+        self.usage_bound = usage_bound
+
+
+class NoPlanError(Exception):
+    """The search ended before it found a plan or a proof that there is none."""
+
+
+class Exhausted(Exception):
+    """Inside the solver: nothing is left that is allowed and cheaper than the best plan."""

@@ -1,0 +1,126 @@
+"""Plans: a greedy one to begin with, repair of memory, and polish by the best single change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .model import Model
+from .problem import FloatArray, IntArray
+
+MAX_MOVES = 20_000
+
+
+def greedy(model: Model) -> IntArray | None:
+    """Choices in node order, each the cheapest given those before that leaves every later neighbour a state."""
+    local = [cost.copy() for cost in model.costs]
+    neighbours = model.neighbours()
+    choices = np.zeros(len(model), dtype=np.int64)
+    for node in range(len(model)):
+        later = [(other, model.table(node, other)) for other in neighbours[node] if other > node]
+        cost = local[node]
+        for other, table in later:
+            cost = cost + (table + local[other]).min(axis=1, initial=np.inf)
+        if not len(cost) or np.isinf(cost.min()):
+            return None
+        choices[node] = cost.argmin()
+        for other, table in later:
+            local[other] = local[other] + table[choices[node]]
+    return choices
+
+
+class Polish:
+    """A plan and the cost of every state given all other choices, kept up to date move by move."""
+
+    def __init__(self, model: Model, choices: IntArray) -> None:
+        self.model, self.choices = model, choices.copy()
+        self.offset = np.concatenate([[0], np.cumsum([len(c) for c in model.costs])]).astype(np.int64)
+        self.node = np.repeat(np.arange(len(model)), np.diff(self.offset))
+        self.local = np.concatenate(model.costs) if len(model) else np.zeros(0)
+        self.neighbours = model.neighbours()
+        for (i, j), table in model.edges.items():
+            self._states(i)[:] += table[:, choices[j]]
+            self._states(j)[:] += table[choices[i]]
+        self.room = model.limits - model.usage(choices)
+
+    def run(self) -> IntArray | None:
+        """The plan after repair and polish, None where memory could not be made to fit."""
+        if not self.repair():
+            return None
+        self.improve()
+        return self.choices
+
+    def improve(self) -> None:
+        """Take the best single change that still fits, until there is none."""
+        blocked = np.zeros(len(self.local), dtype=bool)
+        for _ in range(MAX_MOVES):
+            gain = np.where(blocked, np.inf, self._change())
+            position = int(gain.argmin()) if len(gain) else 0
+            if not len(gain) or gain[position] >= 0:
+                return
+            node, state = self._where(position)
+            if self._fits(node, state):
+                self._move(node, state)
+                if self.model.uses[node]:
+                    blocked[:] = False
+            else:
+                blocked[position] = True
+
+    def repair(self) -> bool:
+        """Lower the fullest row at the least cost per byte until every row fits."""
+        for _ in range(MAX_MOVES):
+            if not len(self.room) or self.room.min() >= 0:
+                return True
+            position = self._cheapest_relief(int(self.room.argmin()))
+            if position is None:
+                return False
+            self._move(*self._where(position))
+        return False
+
+    def _cheapest_relief(self, row: int) -> int | None:
+        saved = np.zeros(len(self.local))
+        for node, terms in enumerate(self.model.uses):
+            for use in terms:
+                if use.lo <= row < use.hi:
+                    self_states = slice(int(self.offset[node]), int(self.offset[node + 1]))
+                    saved[self_states] += use.amount[self.choices[node]] - use.amount
+        useful = np.flatnonzero(saved > 0)
+        rate = self._change()[useful] / np.minimum(saved[useful], -self.room[row])
+        if not len(rate) or np.isinf(rate.min()):
+            return None
+        return int(useful[rate.argmin()])
+
+    def _change(self) -> FloatArray:
+        return self.local - self.local[self.offset[:-1] + self.choices][self.node]
+
+    def _where(self, position: int) -> tuple[int, int]:
+        node = int(self.node[position])
+        return node, position - int(self.offset[node])
+
+    def _fits(self, node: int, state: int) -> bool:
+        uses = self.model.uses[node]
+        if not uses:
+            return True
+        room = self.room.copy()
+        for use in uses:
+            room[use.lo : use.hi] -= use.amount[state] - use.amount[self.choices[node]]
+        return bool(room.min() >= 0)
+
+    def _move(self, node: int, state: int) -> None:
+        old, self.choices[node] = int(self.choices[node]), state
+        for use in self.model.uses[node]:
+            self.room[use.lo : use.hi] -= use.amount[state] - use.amount[old]
+        for other in self.neighbours[node]:
+            table = self.model.table(other, node)
+            self._states(other)[:] += table[:, state] - np.where(np.isinf(table[:, old]), 0.0, table[:, old])
+            if np.isinf(table[:, old]).any():
+                self._refresh(other)
+
+    def _refresh(self, node: int) -> None:
+        """Sum a node's local costs anew: a forbidden pair cannot be subtracted."""
+        cost = self.model.costs[node].copy()
+        for other in self.neighbours[node]:
+            cost += self.model.table(node, other)[:, self.choices[other]]
+        self._states(node)[:] = cost
+
+    def _states(self, node: int) -> FloatArray:
+        return self.local[self.offset[node] : self.offset[node + 1]]

@@ -1,0 +1,185 @@
+"""The form the solver works on: a simple graph, costs that are integers held in float64, memory as rows.
+
+Every step returns a new `Model`; the arrays inside are shared and never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from .problem import FloatArray, IntArray, PlacementProblem, usage_ceiling
+
+Pair = tuple[int, int]
+Undo = Callable[[IntArray], IntArray]
+
+
+class Use(NamedTuple):
+    """Memory of one node in rows [lo, hi): `amount` (k,) bytes per state."""
+
+    lo: int
+    hi: int
+    amount: FloatArray
+
+
+@dataclass(frozen=True)
+class Model:
+    """costs (k_i,) per node; edges keyed by (i, j), i < j, each (k_i, k_j); uses per node; limits (rows,).
+
+    constant: cost already certain. cutoff: total cost of the best plan known; only what is strictly below it matters.
+    prices: (rows,) the memory multipliers that gave the best bound so far, cost per byte.
+    unit: cost of 1 in the model it came from, by multiplication. grain: the least improvement that is worth anything.
+    """
+
+    costs: list[FloatArray]
+    edges: dict[Pair, FloatArray]
+    uses: list[tuple[Use, ...]]
+    limits: FloatArray
+    constant: float = 0.0
+    cutoff: float = np.inf
+    prices: FloatArray = field(default_factory=lambda: np.zeros(0))
+    unit: float = 1.0
+    grain: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    @property
+    def entries(self) -> int:
+        """Numbers in all tables, the measure of work."""
+        return sum(c.size for c in self.costs) + sum(e.size for e in self.edges.values())
+
+    def evaluate(self, choices: IntArray) -> float:
+        """E(x), exactly while the costs are integers."""
+        total = self.constant + sum(float(c[x]) for c, x in zip(self.costs, choices, strict=True))
+        return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
+
+    def usage(self, choices: IntArray) -> FloatArray:
+        """Bytes in use per row, (rows,)."""
+        steps = np.zeros(len(self.limits) + 1)
+        for uses, choice in zip(self.uses, choices, strict=True):
+            for use in uses:
+                steps[use.lo] += use.amount[choice]
+                steps[use.hi] -= use.amount[choice]
+        return np.cumsum(steps)[:-1]
+
+    def fits(self, choices: IntArray) -> bool:
+        """Whether every row is within its limit."""
+        return bool(np.all(self.usage(choices) <= self.limits))
+
+    def neighbours(self) -> list[list[int]]:
+        """Neighbour indexes per node, ascending."""
+        lists: list[list[int]] = [[] for _ in self.costs]
+        for i, j in self.edges:
+            lists[i].append(j)
+            lists[j].append(i)
+        return [sorted(neighbours) for neighbours in lists]
+
+    def table(self, i: int, j: int) -> FloatArray:
+        """The edge between two nodes with the states of `i` as rows."""
+        return self.edges[i, j] if i < j else self.edges[j, i].T
+
+    def describe(self) -> str:
+        """Its size in words, for the history of a solve."""
+        return f"{len(self)} nodes, {len(self.edges)} edges, {self.entries} entries, {len(self.limits)} memory rows"
+
+
+def from_problem(problem: PlacementProblem) -> Model:
+    """Sum parallel edges, fold (i, i) into the node, and give every time between two interval ends a row."""
+    costs = list(problem.node_costs)
+    edges: dict[Pair, FloatArray] = {}
+    for (i, j), table in zip(problem.edges, problem.edge_costs, strict=True):
+        if i == j:
+            costs[i] = costs[i] + np.diagonal(table)
+        else:
+            add_edge(edges, i, j, table)
+    uses: list[tuple[Use, ...]] = [()] * len(problem)
+    if problem.usage_limit is None:
+        return Model(costs, edges, uses, np.zeros(0))
+    live = [
+        (node, interval, usage)
+        for node, (interval, usage) in enumerate(zip(problem.intervals, problem.usages, strict=True))
+        if interval is not None and usage is not None and interval[0] < interval[1]
+    ]
+    times = sorted({t for _, interval, _ in live for t in interval})
+    row = {t: index for index, t in enumerate(times)}
+    for node, (lo, hi), usage in live:
+        uses[node] = (Use(row[lo], row[hi], usage),)
+    rows = max(0, len(times) - 1)
+    return Model(costs, edges, uses, np.full(rows, usage_ceiling(problem.usage_limit)), prices=np.zeros(rows))
+
+
+def add_edge(edges: dict[Pair, FloatArray], i: int, j: int, table: FloatArray) -> None:
+    """Add a (k_i, k_j) table to what there is between `i` and `j`, in place of the dictionary only."""
+    key, oriented = ((i, j), table) if i < j else ((j, i), table.T)
+    edges[key] = edges[key] + oriented if key in edges else oriented
+
+
+def keep_states(model: Model, keep: Sequence[IntArray | None]) -> tuple[Model, Undo]:
+    """The model with only some states per node (None keeps all); undone by looking up the old index."""
+    costs, uses, edges = list(model.costs), list(model.uses), dict(model.edges)
+    for node, kept in enumerate(keep):
+        if kept is not None:
+            costs[node] = costs[node][kept]
+            uses[node] = tuple(Use(u.lo, u.hi, u.amount[kept]) for u in uses[node])
+    for (i, j), table in model.edges.items():
+        rows, columns = keep[i], keep[j]
+        if rows is not None:
+            table = table[rows]
+        if columns is not None:
+            table = table[:, columns]
+        if rows is not None or columns is not None:
+            edges[i, j] = np.ascontiguousarray(table)
+    changed = [(node, kept) for node, kept in enumerate(keep) if kept is not None]
+
+    def undo(choices: IntArray) -> IntArray:
+        old = choices.copy()
+        for node, kept in changed:
+            old[node] = kept[choices[node]]
+        return old
+
+    return replace(model, costs=costs, edges=edges, uses=uses), undo
+
+
+def drop_nodes(model: Model, gone: set[int]) -> tuple[Model, IntArray]:
+    """The model without some edgeless nodes, and the old index of each node left."""
+    left = [node for node in range(len(model)) if node not in gone]
+    new = {node: index for index, node in enumerate(left)}
+    edges = {(new[i], new[j]): table for (i, j), table in model.edges.items()}
+    costs = [model.costs[node] for node in left]
+    smaller = replace(model, costs=costs, edges=edges, uses=[model.uses[node] for node in left])
+    return smaller, np.asarray(left, dtype=np.int64)
+
+
+def components(model: Model) -> list[IntArray]:
+    """Node indexes of the parts that neither an edge nor a memory row connects, in order of their first node."""
+    root = list(range(len(model)))
+
+    def find(node: int) -> int:
+        while root[node] != node:
+            root[node] = root[root[node]]
+            node = root[node]
+        return node
+
+    memory = [node for node, uses in enumerate(model.uses) if uses]
+    links = [*model.edges, *zip(memory, memory[1:], strict=False)]
+    for i, j in links:
+        a, b = find(i), find(j)
+        root[max(a, b)] = min(a, b)
+    parts: dict[int, list[int]] = {}
+    for node in range(len(model)):
+        parts.setdefault(find(node), []).append(node)
+    return [np.asarray(part, dtype=np.int64) for part in parts.values()]
+
+
+def restrict(model: Model, nodes: IntArray, grain: float) -> Model:
+    """The model of one component, at constant 0 and without a cutoff."""
+    new = {int(node): index for index, node in enumerate(nodes)}
+    edges = {(new[i], new[j]): table for (i, j), table in model.edges.items() if i in new and j in new}
+    costs, uses = [model.costs[n] for n in nodes], [model.uses[n] for n in nodes]
+    rows = len(model.limits) if any(uses) else 0
+    return Model(costs, edges, uses, model.limits[:rows], prices=model.prices[:rows], grain=grain)
+

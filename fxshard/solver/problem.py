@@ -1,0 +1,198 @@
+"""The placement problem, as numbers.
+
+Choose one strategy x_i for every node i so as to minimise (`PlacementProblem.evaluate`)
+
+    E(x) = sum_i c_i[x_i] + sum_(i,j) e_ij[x_i, x_j]
+
+where `inf` marks what is forbidden, and where at every time t (`PlacementProblem.peak`)
+
+    sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
+
+The solver works on an exact integer form of it (`model.from_problem`, `scaling.quantise`), and bounds it from below by its
+Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times:
+
+    L(x, lambda) = E(x) + sum_t lambda_t (usage_t(x) - usage_limit) <= E(x)      for every x that fits.
+
+The minimum of L is bounded by reparametrisation (`sweeps.Sweeper`): messages m move cost between edges and nodes,
+
+    S_i = c_i + lambda u_i + sum_j m_ji,    e'_ij = e_ij - m_ji (+) - m_ij,     E = sum S_i + sum e'_ij    for every m,
+
+and with integer shares s_i ~ S_i / n_i given to the d_i edges that leave i in the direction of the sweep
+
+    min L >= sum_i min(S_i - d_i s_i) + sum_ij min(s_i + e'_ij).
+
+The form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read` and
+`write` speak.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+FORBIDDEN = 1e15
+"""IOPDDL has no infinity; a cost this large stands for it."""
+
+USAGE_TOLERANCE = 1e-12
+"""Relative slack on `usage_limit`: the rounding of a sum of floats, less than a byte below a terabyte."""
+
+
+@dataclass(frozen=True)
+class PlacementProblem:
+    """One cost vector a node, one cost matrix an edge, and optionally memory over time.
+
+    node_costs: per node (k_i,), any finite cost or `inf`.
+    edges: pairs of node indexes; parallel edges add up, (i, i) prices a node's own state.
+    edge_costs: per edge (k_i, k_j), finite or `inf`.
+    usages: per node (k_i,) bytes >= 0, or None for a node that uses no memory.
+    intervals: per node the half-open time interval [lo, hi) it uses memory in, or None for never.
+    usage_limit: bytes available at every time, None for no limit.
+    """
+
+    node_costs: tuple[FloatArray, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    edge_costs: tuple[FloatArray, ...] = ()
+    usages: tuple[FloatArray | None, ...] = ()
+    intervals: tuple[tuple[int, int] | None, ...] = ()
+    usage_limit: float | None = None
+    node_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.node_costs)
+        _set(self, "node_costs", tuple(np.asarray(c, dtype=np.float64) for c in self.node_costs))
+        _set(self, "edges", tuple((int(i), int(j)) for i, j in self.edges))
+        _set(self, "edge_costs", tuple(np.asarray(c, dtype=np.float64) for c in self.edge_costs))
+        usages = self.usages or (None,) * count
+        _set(self, "usages", tuple(None if u is None else np.asarray(u, dtype=np.float64) for u in usages))
+        _set(self, "intervals", tuple(self.intervals) or (None,) * count)
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.node_costs)
+
+    def name(self, node: int) -> str:
+        """The node's name, or `node <index>` where the problem carries none."""
+        return self.node_names[node] if self.node_names else f"node {node}"
+
+    def evaluate(self, choices: Sequence[int] | IntArray) -> float:
+        """E(x): the cost of one strategy per node, `inf` if any of it is forbidden; memory is not looked at."""
+        nodes = sum(float(c[x]) for c, x in zip(self.node_costs, choices, strict=True))
+        pairs = zip(self.edges, self.edge_costs, strict=True)
+        return nodes + sum(float(c[choices[i], choices[j]]) for (i, j), c in pairs)
+
+    def peak(self, choices: Sequence[int] | IntArray) -> float:
+        """The largest memory in use at any time, bytes."""
+        changes: dict[int, float] = {}
+        for usage, interval, choice in zip(self.usages, self.intervals, choices, strict=True):
+            if usage is not None and interval is not None and interval[0] < interval[1]:
+                amount = float(usage[choice])
+                changes[interval[0]] = changes.get(interval[0], 0.0) + amount
+                changes[interval[1]] = changes.get(interval[1], 0.0) - amount
+        return max(0.0, float(np.cumsum([changes[t] for t in sorted(changes)]).max(initial=0.0)))
+
+    def feasible(self, choices: Sequence[int] | IntArray) -> bool:
+        """Whether nothing forbidden is chosen and the memory limit holds."""
+        if not np.isfinite(self.evaluate(choices)):
+            return False
+        return self.usage_limit is None or self.peak(choices) <= usage_ceiling(self.usage_limit)
+
+    @classmethod
+    def read(cls, path: str | Path) -> PlacementProblem:
+        """The problem in an IOPDDL file, gzipped or not; costs of 1e15 and more become `inf`."""
+        data = Path(path).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return _from_json(json.loads(data)["problem"])
+
+    def write(self, path: str | Path) -> None:
+        """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18."""
+        text = json.dumps({"problem": _to_json(self, Path(path).name.split(".")[0])}).encode()
+        Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
+
+
+def usage_ceiling(limit: float) -> float:
+    """The largest sum of usages that counts as within `limit`."""
+    return limit + USAGE_TOLERANCE * abs(limit)
+
+
+def _set(problem: PlacementProblem, field: str, value: object) -> None:
+    object.__setattr__(problem, field, value)
+
+
+def _check(problem: PlacementProblem) -> None:
+    """Refuse arrays that do not fit together, with the index of the first that does not."""
+    count = len(problem)
+    for field in ("usages", "intervals"):
+        if len(getattr(problem, field)) != count:
+            raise ValueError(f"{field} has {len(getattr(problem, field))} entries for {count} nodes")
+    if problem.node_names and len(problem.node_names) != count:
+        raise ValueError(f"node_names has {len(problem.node_names)} entries for {count} nodes")
+    for node, (costs, usage) in enumerate(zip(problem.node_costs, problem.usages, strict=True)):
+        if costs.ndim != 1:
+            raise ValueError(f"node_costs[{node}] has shape {costs.shape}, not one dimension")
+        _check_numbers(costs, f"node_costs[{node}]")
+        if usage is not None and (usage.shape != costs.shape or not bool(np.all((usage >= 0) & (usage < np.inf)))):
+            raise ValueError(f"usages[{node}] must be {costs.shape[0]} finite numbers >= 0")
+    if len(problem.edges) != len(problem.edge_costs):
+        raise ValueError(f"{len(problem.edges)} edges but {len(problem.edge_costs)} edge_costs")
+    for index, ((i, j), costs) in enumerate(zip(problem.edges, problem.edge_costs, strict=True)):
+        if not (0 <= i < count and 0 <= j < count):
+            raise ValueError(f"edges[{index}] = {(i, j)} names a node that is not there ({count} nodes)")
+        expected = (len(problem.node_costs[i]), len(problem.node_costs[j]))
+        if costs.shape != expected:
+            raise ValueError(f"edge_costs[{index}] of edge {(i, j)} has shape {costs.shape}, expected {expected}")
+        _check_numbers(costs, f"edge_costs[{index}]")
+
+
+def _check_numbers(costs: FloatArray, where: str) -> None:
+    if costs.size and not costs.min() > -np.inf:  # catches nan as well
+        raise ValueError(f"{where} contains nan or -inf; a cost is finite or inf")
+
+
+def _from_json(data: dict[str, Any]) -> PlacementProblem:
+    nodes, edges = data["nodes"], data["edges"]
+    costs = [_read_costs(c) for c in nodes["costs"]]
+    intervals = [(int(v[0]), int(v[1])) if v else None for v in nodes["intervals"]]
+    usages = [np.asarray(u, dtype=np.float64) if u else None for u in nodes["usages"]]
+    pairs = [(int(p[0]), int(p[1])) for p in edges["nodes"]]
+    tables = [_read_costs(c).reshape(len(costs[i]), len(costs[j])) for (i, j), c in zip(pairs, edges["costs"], strict=True)]
+    limit = data.get("usage_limit")
+    return PlacementProblem(
+        tuple(costs), tuple(pairs), tuple(tables), tuple(usages), tuple(intervals),
+        None if limit is None else float(limit), tuple(nodes.get("names", ())),
+    )  # fmt: skip
+
+
+def _read_costs(values: list[float]) -> FloatArray:
+    costs = np.asarray(values, dtype=np.float64)
+    return np.where(costs >= FORBIDDEN, np.inf, costs)
+
+
+def _to_json(problem: PlacementProblem, name: str) -> dict[str, Any]:
+    nodes: dict[str, Any] = {
+        "intervals": [[] if v is None else list(v) for v in problem.intervals],
+        "costs": [_numbers(c) for c in problem.node_costs],
+        "usages": [[] if u is None else _numbers(u) for u in problem.usages],
+    }
+    if problem.node_names:
+        nodes["names"] = list(problem.node_names)
+    edges = {"nodes": [list(p) for p in problem.edges], "costs": [_numbers(c.ravel()) for c in problem.edge_costs]}
+    data: dict[str, Any] = {"name": name, "nodes": nodes, "edges": edges}
+    if problem.usage_limit is not None:
+        data["usage_limit"] = _numbers(np.asarray([problem.usage_limit]))[0]
+    return data
+
+
+def _numbers(values: FloatArray) -> list[int | float]:
+    finite = np.where(np.isinf(values), 1e18, values)
+    return [int(v) if v.is_integer() else v for v in finite.tolist()]

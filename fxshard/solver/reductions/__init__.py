@@ -1,0 +1,74 @@
+"""Exact reductions: each makes the model smaller and keeps an optimum that it can bring back.
+
+A step maps a model to a smaller one and a function that turns choices for the smaller into choices for the larger. It
+returns the very same model where it finds nothing to do, and raises `Exhausted` where nothing allowed is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..model import Model, Undo
+from ..problem import IntArray
+from .arc_consistency import ArcConsistency
+from .degree import EliminateSmallDegree
+from .dominance import Dominance
+from .fixed import FoldFixed
+from .memory import ConstantMemory, DominatedTimes
+from .merging import MergeDetermined
+from .normalise import Normalise
+
+
+class Step(Protocol):
+    """One reduction."""
+
+    name: str
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The smaller model and the way back."""
+
+
+REDUCTIONS: tuple[Step, ...] = (
+    Normalise(),
+    ArcConsistency(),
+    ConstantMemory(),
+    DominatedTimes(),
+    FoldFixed(),
+    MergeDetermined(),
+    EliminateSmallDegree(),
+    Dominance(),
+)
+
+MAX_ROUNDS = 6
+
+
+def reduce(
+    model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS
+) -> tuple[Model, Undo, list[tuple[str, str]]]:
+    """Apply the steps in order until a round shrinks nothing, and say what each that did something left."""
+    undos: list[Undo] = []
+    history: list[tuple[str, str]] = []
+    for _ in range(rounds):
+        before = _size(model)
+        for step in steps:
+            size = _size(model)
+            smaller, undo = step.apply(model)
+            if smaller is not model:
+                undos.append(undo)
+                if _size(smaller) != size:
+                    history.append((step.name, smaller.describe()))
+                model = smaller
+        if _size(model) == before:
+            break
+
+    def undo_all(choices: IntArray) -> IntArray:
+        for undo in reversed(undos):
+            choices = undo(choices)
+        return choices
+
+    return model, undo_all, history
+
+
+def _size(model: Model) -> tuple[int, int, int, int]:
+    return len(model), len(model.edges), model.entries, len(model.limits)

@@ -1,0 +1,49 @@
+"""States that are forbidden, or that some neighbour has no partner for, are removed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from ..infeasible import Exhausted
+from ..model import Model, Undo, keep_states
+
+
+class ArcConsistency:
+    """AC-3 on the finite entries (Mackworth 1977)."""
+
+    name = "remove states without a partner"
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The model without the states that no plan can use."""
+        alive = supported(model)
+        if all(mask.all() for mask in alive):
+            return model, lambda choices: choices
+        if any(not mask.any() for mask in alive):
+            raise Exhausted
+        return keep_states(model, [None if mask.all() else np.flatnonzero(mask) for mask in alive])
+
+
+def supported(model: Model) -> list[np.ndarray]:
+    """Per node a mask (k_i,) of the states that arc consistency leaves; stops at the first node it empties."""
+    alive = [np.isfinite(cost) for cost in model.costs]
+    neighbours = model.neighbours()
+    allowed = {pair: np.isfinite(table) for pair, table in model.edges.items()}
+    queue = deque(range(len(model)))
+    queued = [True] * len(model)
+    while queue:
+        node = queue.popleft()
+        queued[node] = False
+        for other in neighbours[node]:
+            table = allowed[node, other] if node < other else allowed[other, node].T
+            mask = alive[other] & table[alive[node]].any(axis=0)
+            if not mask.any():
+                alive[other] = mask
+                return alive
+            if mask.sum() < alive[other].sum():
+                alive[other] = mask
+                if not queued[other]:
+                    queue.append(other)
+                    queued[other] = True
+    return alive

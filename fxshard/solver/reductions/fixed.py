@@ -1,0 +1,39 @@
+"""Nodes with one state left become part of their neighbours' costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..model import Model, Undo, drop_nodes
+from ..problem import IntArray
+
+
+class FoldFixed:
+    """A node with one state (whose memory has left the limit) adds its row to each neighbour and goes."""
+
+    name = "fold nodes with one state"
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The model of the nodes that still have a choice."""
+        fixed = {node for node, cost in enumerate(model.costs) if len(cost) == 1 and not model.uses[node]}
+        if not fixed:
+            return model, lambda choices: choices
+        costs, edges, constant = list(model.costs), {}, model.constant
+        for (i, j), table in model.edges.items():
+            if i in fixed:
+                costs[j] = costs[j] + table[0]
+            elif j in fixed:
+                costs[i] = costs[i] + table[:, 0]
+            else:
+                edges[i, j] = table
+        constant += sum(float(costs[node][0]) for node in sorted(fixed))
+        smaller, left = drop_nodes(replace(model, costs=costs, edges=edges, constant=constant), fixed)
+
+        def undo(choices: IntArray) -> IntArray:
+            old = np.zeros(len(model), dtype=np.int64)
+            old[left] = choices
+            return old
+
+        return smaller, undo

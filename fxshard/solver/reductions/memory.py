@@ -1,0 +1,106 @@
+"""Memory rows: what is used whatever is chosen leaves the limit; rows that another row implies are dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..infeasible import Exhausted
+from ..model import Model, Undo, Use
+from ..problem import FloatArray, IntArray
+
+
+class ConstantMemory:
+    """Each use's least amount is subtracted from the limits of its rows; uses that leave nothing are dropped."""
+
+    name = "take constant memory out of the limit"
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The model in which every use is zero for some state."""
+        if not len(model.limits):
+            if not any(model.uses):
+                return model, lambda choices: choices
+            return replace(model, uses=[()] * len(model)), lambda choices: choices
+        taken = np.zeros(len(model.limits) + 1)
+        uses = []
+        for terms in model.uses:
+            left = []
+            for use in terms:
+                least = float(use.amount.min())
+                taken[use.lo] += least
+                taken[use.hi] -= least
+                if use.amount.max() > least:
+                    left.append(Use(use.lo, use.hi, use.amount - least if least else use.amount))
+            uses.append(tuple(left))
+        constant = np.cumsum(taken)[:-1]
+        if not constant.any() and all(len(a) == len(b) for a, b in zip(uses, model.uses, strict=True)):
+            return model, lambda choices: choices
+        limits = model.limits - constant
+        if (limits < 0).any():
+            raise Exhausted
+        return replace(model, uses=uses, limits=limits), lambda choices: choices
+
+
+class DominatedTimes:
+    """Drop the rows that cannot overflow and those whose uses all continue into a row that is as tight."""
+
+    name = "drop dominated times"
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The model with fewer memory rows."""
+        rows = len(model.limits)
+        if not rows:
+            return model, lambda choices: choices
+        keep = _largest(model) > model.limits
+        _drop_implied(model, keep)
+        if keep.all():
+            return model, lambda choices: choices
+        position = np.concatenate([[0], np.cumsum(keep)])
+        uses = [
+            tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi]))
+            for terms in model.uses
+        ]
+        return replace(model, uses=uses, limits=model.limits[keep], prices=model.prices[keep]), lambda choices: choices
+
+
+def _largest(model: Model) -> FloatArray:
+    """Bytes per row were every use at its largest."""
+    steps = np.zeros(len(model.limits) + 1)
+    for terms in model.uses:
+        for use in terms:
+            steps[use.lo] += use.amount.max()
+            steps[use.hi] -= use.amount.max()
+    return np.cumsum(steps)[:-1]
+
+
+def _drop_implied(model: Model, keep: np.ndarray) -> None:
+    """Unset rows whose uses are all live in the nearest kept row before or after, where the limit is no larger."""
+    starts, ends = _ends(model)
+    left: list[int] = []
+    for row in np.flatnonzero(keep):
+        while left and _implies(model, starts, ends, int(row), left[-1]):
+            keep[left.pop()] = False
+        if left and _implies(model, starts, ends, left[-1], int(row)):
+            keep[row] = False
+        else:
+            left.append(int(row))
+
+
+def _ends(model: Model) -> tuple[IntArray, IntArray]:
+    """Number of uses that start at or before each row, and that end at or before it."""
+    starts, ends = np.zeros(len(model.limits) + 1, dtype=np.int64), np.zeros(len(model.limits) + 1, dtype=np.int64)
+    for terms in model.uses:
+        for use in terms:
+            starts[use.lo] += 1
+            ends[use.hi] += 1
+    return np.cumsum(starts), np.cumsum(ends)
+
+
+def _implies(model: Model, starts: IntArray, ends: IntArray, strong: int, weak: int) -> bool:
+    """Whether every use live at `weak` is live at `strong`, and `strong` allows no more."""
+    if model.limits[strong] > model.limits[weak]:
+        return False
+    if strong > weak:
+        return bool(ends[strong] == ends[weak])
+    return bool(starts[strong] == starts[weak])

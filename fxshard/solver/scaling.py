@@ -1,0 +1,96 @@
+"""Costs as integers, so that sums and bounds are exact.
+
+float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (nothing is lost where
+they are integers); what rounding can change in total is kept as a margin that the final bound gives back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .model import Model
+from .problem import FloatArray
+
+SPAN_BITS = 45
+"""The spread of costs that matter is scaled to 2^45: 2^8 of headroom for sums of messages at one node."""
+
+WORTH = 2.5e-10
+"""A plan that is better by less than this part of the cost counts as no better."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An integer cost is `factor` times the real one; real bounds lose `margin` (in real cost) to rounding."""
+
+    factor: float
+    margin: float
+
+
+def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
+    """An integer model with the same optimum to `margin`; `plan_cost` (of any plan that fits) sharpens the scale.
+
+    Entries which alone, with every other entry at its least, cost more than the plan become forbidden.
+    """
+    tables = [*model.costs, *model.edges.values()]
+    least = [float(t.min(initial=np.inf)) for t in tables]
+    lows = [value for value in least if np.isfinite(value)]
+    floor = sum(lows) + model.constant
+    room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
+    if np.isfinite(room):
+        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in zip(tables, least, strict=True)]
+    span = sum(_spread(t) for t in tables)
+    exact = all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
+    factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
+    integers = [np.rint(t * factor) for t in tables]
+    margin = 0.0 if exact and factor >= 1 else sum(map(lambda t, n: _error(t * factor, n), tables, integers)) / factor
+    constant = float(np.rint(model.constant * factor))
+    margin += abs(constant / factor - model.constant)
+    grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
+    count = len(model.costs)
+    edges = dict(zip(model.edges, integers[count:], strict=True))
+    scaled = replace(model, costs=integers[:count], edges=edges, constant=constant, grain=float(np.floor(grain)))
+    return scaled, Scale(factor, margin)
+
+
+def sharpen(model: Model) -> Model:
+    """The model multiplied by a power of two, once its cutoff has made the costs that matter small."""
+    largest = max((_largest(t) for t in (*model.costs, *model.edges.values())), default=0.0)
+    magnitude = max(largest, min(model.cutoff - model.constant, 2.0**SPAN_BITS), abs(model.constant) / 64, 1.0)
+    bits = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
+    if bits < 4 or not np.isfinite(model.cutoff):
+        return model
+    by = float(2**bits)
+    return replace(
+        model,
+        costs=[cost * by for cost in model.costs],
+        edges={pair: table * by for pair, table in model.edges.items()},
+        constant=model.constant * by,
+        cutoff=(model.cutoff - 1) * by + 1,
+        prices=model.prices * by,
+        unit=model.unit * by,
+        grain=model.grain * by,
+    )
+
+
+def _factor(magnitude: float, exact: bool) -> float:
+    """The power of two that brings `magnitude` to 2^SPAN_BITS; at most 1 is asked for integers."""
+    if magnitude == 0.0:
+        return 1.0
+    exponent = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
+    return float(2.0 ** min(exponent, 0 if exact else 1000))
+
+
+def _spread(table: FloatArray) -> float:
+    finite = table[np.isfinite(table)]
+    return float(finite.max() - finite.min()) if finite.size else 0.0
+
+
+def _largest(table: FloatArray) -> float:
+    return float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
+
+
+def _error(scaled: FloatArray, rounded: FloatArray) -> float:
+    finite = np.isfinite(rounded)
+    return float(np.abs(rounded[finite] - scaled[finite]).max(initial=0.0))

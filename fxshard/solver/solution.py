@@ -1,0 +1,41 @@
+"""What a solve returns: the choices, and how good they are proven to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One strategy per node, with its certificate.
+
+    choices: strategy index per node.
+    objective: cost of the choices on the problem's own arrays.
+    lower_bound: no feasible choices cost less (equal to the objective where proven).
+    gap: (objective - lower_bound) / objective, 0 for an objective of 0.
+    proven: whether the choices are optimal, to 1e-9 of the objective.
+    cut: whether a time or work limit ended the search; without a time limit the same input gives the same choices.
+    steps: (name, what it changed) in order, free of timings.
+    """
+
+    choices: tuple[int, ...]
+    objective: float
+    lower_bound: float
+    gap: float
+    proven: bool
+    cut: bool
+    steps: tuple[tuple[str, str], ...] = ()
+
+
+PROVEN_TOLERANCE = 1e-9
+"""Relative difference between objective and bound that counts as none."""
+
+
+def certify(
+    choices: tuple[int, ...], objective: float, bound: float, cut: bool, steps: tuple[tuple[str, str], ...]
+) -> Solution:
+    """A `Solution` whose gap and `proven` follow from objective and bound."""
+    if objective - bound <= PROVEN_TOLERANCE * abs(objective):
+        return Solution(choices, objective, objective, 0.0, True, False, steps)
+    gap = (objective - bound) / abs(objective) if objective else float("inf")
+    return Solution(choices, objective, bound, gap, False, cut, steps)

@@ -1,0 +1,52 @@
+"""Tensors made from literals: every dim free. A pending sum of literals is never offered, whole is as good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxshard.strategies.call import Call
+from fxshard.strategies.dims import named
+from fxshard.strategies.factors import Factors, factors
+from fxshard.strategies.local import LocalContext
+from fxshard.strategies.notation import pointwise_rule
+from fxshard.strategies.pointwise import names
+from fxshard.strategies.registry import register
+
+aten = torch.ops.aten
+
+
+def create(call: Call) -> Factors:
+    """Factors of the output alone; operands (a fill value, a model for dtype and device) whole."""
+    return factors([[""] * o.ndim for o in call.operands], [None if o is None else named(o.ndim) for o in call.outputs])
+
+
+def local_arange(ctx: LocalContext) -> Any:
+    """start + step * (offset + i) for the i of the shard."""
+    if not ctx.outputs[0].axes_on(0):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    start, step = _start_step(ctx.call)
+    (out,) = ctx.call.outputs
+    assert out is not None
+    options = {k: v for k, v in ctx.kwargs.items() if k in ("device", "layout", "pin_memory")}
+    index = ctx.emit(aten.arange.default, ctx.output_shape()[0], dtype=torch.int64, **options)
+    index = ctx.emit(aten.add.Tensor, index, ctx.output_offset(0, 0))
+    if step != 1:
+        index = ctx.emit(aten.mul.Tensor, index, step)
+    if start != 0:
+        index = ctx.emit(aten.add.Tensor, index, start)
+    return ctx.emit(aten._to_copy.default, index, dtype=out.dtype)
+
+
+def _start_step(call: Call) -> tuple[Any, Any]:
+    if call.op == "aten.arange.default":
+        return 0, 1
+    return call.arg(0), call.arg(2, "step", 1) if call.op == "aten.arange.start_step" else 1
+
+
+register(names("full zeros ones empty.memory_format"), create, sizes=0)
+register(names("new_full new_zeros new_ones new_empty"), create, sizes=1)
+register(names("zeros_like ones_like full_like empty_like"), pointwise_rule())
+register(names("scalar_tensor"), create)
+register(names("arange arange.start arange.start_step"), create, local=local_arange)

@@ -1,0 +1,61 @@
+"""Embedding: out[..., h] = weight[index[...], h]; with rows sharded, a rank reads its own rows and zeros for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxshard.strategies.call import Call
+from fxshard.strategies.dims import named
+from fxshard.strategies.factors import Factors, factors, linear_groups
+from fxshard.strategies.local import LocalContext
+from fxshard.strategies.registry import register
+
+aten = torch.ops.aten
+
+
+def embedding(call: Call) -> Factors:
+    """v h, b... -> b... h: the rows v missing from the output leave a pending sum."""
+    index = named(call.operands[1].ndim, prefix="b")
+    return factors([["v", "h"], index], [[*index, "h"]], linear=linear_groups(call, [(0,)]))
+
+
+def local_embedding(ctx: LocalContext) -> Any:
+    """Indices of other ranks' rows read row 0, then are zeroed."""
+    if not ctx.inputs[0].axes_on(0):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    weight, index = ctx.args[:2]
+    rows = ctx.input_shape(0)[0]
+    place = ctx.emit(aten.sub.Tensor, index, ctx.input_offset(0, 0))
+    outside = _outside(ctx, place, rows)
+    found = ctx.emit(aten.embedding.default, weight, ctx.emit(aten.masked_fill.Scalar, place, outside, 0))
+    return ctx.emit(aten.masked_fill.Scalar, found, ctx.emit(aten.unsqueeze.default, outside, -1), 0)
+
+
+def _outside(ctx: LocalContext, place: Any, rows: Any) -> Any:
+    below = ctx.emit(aten.lt.Scalar, place, 0)
+    return ctx.emit(aten.logical_or.default, below, ctx.emit(aten.ge.Scalar, place, rows))
+
+
+def embedding_backward(call: Call) -> Factors:
+    """b... h, b... -> v h, summed over b; scaling by frequency needs all of b."""
+    index = named(call.operands[1].ndim, prefix="b")
+    reduce: dict[str, str | None] = dict.fromkeys(index, None) if call.arg(4) else {}
+    return factors([[*index, "h"], index], [["v", "h"]], reduce=reduce, linear=linear_groups(call, [(0,)]))
+
+
+def local_embedding_backward(ctx: LocalContext) -> Any:
+    """Gradients of other ranks' rows, and of the padding row, go to one row more, which is dropped."""
+    if not ctx.outputs[0].axes_on(0):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    grad, index, _, padding, by_frequency = ctx.args
+    rows = ctx.output_shape()[0]
+    place = ctx.emit(aten.sub.Tensor, index, ctx.output_offset(0, 0))
+    dropped = ctx.emit(aten.logical_or.default, _outside(ctx, place, rows), ctx.emit(aten.eq.Scalar, index, padding))
+    place = ctx.emit(aten.masked_fill.Scalar, place, dropped, rows)
+    return ctx.emit(aten.slice.Tensor, ctx.emit(ctx.target, grad, place, rows + 1, -1, by_frequency), 0, 0, rows)
+
+
+register("aten.embedding.default", embedding, local=local_embedding)
+register("aten.embedding_dense_backward.default", embedding_backward, local=local_embedding_backward)

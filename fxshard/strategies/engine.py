@@ -1,0 +1,265 @@
+"""From rules to strategies: the options of one axis, and their legal combinations on a mesh.
+
+A combination is legal when all dims that share a factor are cut at the same places on every rank: a dim merged from
+(a b) must have extents b times those of a. Uneven and empty shards are legal otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.layout import REDUCE_OPS, Layout, extent
+from fxshard.mesh import Mesh
+from fxshard.sharding_plan import OpSpec
+from fxshard.strategies.call import Call, TensorMeta
+from fxshard.strategies.factors import SUMS, Factors, replicate_all, resolve, same
+from fxshard.strategies.registry import lookup, on_change
+
+
+@dataclass(frozen=True)
+class AxisOption:
+    """One way to run an operator on one axis; ``factor`` is what is sharded, None for whole or pending."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    factor: str | None = None
+
+
+@dataclass(frozen=True)
+class OpStrategy:
+    """All legal ways to run one call on a mesh; ``fallback``: it has no rule, so it is only replicated, for ``reason``."""
+
+    specs: tuple[OpSpec, ...]
+    fallback: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What sharding a factor needs: sizes of the factors inside the merged dims, and whether no shard may be empty."""
+
+    size: Any
+    inner: tuple[Any, ...]
+    full: bool
+
+
+@dataclass(frozen=True)
+class _Options:
+    options: tuple[AxisOption, ...]
+    cuts: dict[str, _Cut]
+    fallback: bool
+    note: str
+
+
+def axis_options(call: Call) -> tuple[AxisOption, ...]:
+    """All options of one axis, replicated first; whether a factor can be cut evenly enough depends on the mesh."""
+    return _options(call).options
+
+
+def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
+    """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
+
+    ``reductions``: pending reductions to pass through operators; a graph in which only sums occur needs only those.
+    """
+    wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
+    try:
+        hash(call)
+    except TypeError:  # symbolic sizes have no hash
+        return _strategy(call, mesh.shape, wanted)
+    return _cached(call, mesh.shape, wanted)
+
+
+def created_reductions(call: Call) -> frozenset[str]:
+    """Pending reductions that some sharding of ``call`` leaves in an output."""
+    sharded = (option for option in _options(call).options if option.factor is not None)
+    return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
+
+
+@lru_cache(maxsize=2048)
+def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
+    return _strategy(call, shape, reductions)
+
+
+def cache_info() -> Any:
+    """Hits, misses and size of the cache of strategies."""
+    return _cached.cache_info()
+
+
+on_change(_cached.cache_clear)
+
+
+def _options(call: Call) -> _Options:
+    entry = lookup(call.op)
+    given = entry.rule(call) if entry else replicate_all(call, f"no rule for {call.op}")
+    rule, sizes = resolve(given, call)
+    found = [_whole(call)]
+    cuts: dict[str, _Cut] = {}
+    for factor in _shardable(rule, sizes):
+        option = _sharded(rule, factor)
+        if option is not None:
+            found.append(option)
+            cuts[factor] = _cut(rule, factor, sizes, option)
+    found += _pending(rule, call)
+    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o)}
+    return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
+
+
+def _whole(call: Call) -> AxisOption:
+    return AxisOption((Replicate(),) * len(call.operands), (Replicate(),) * len(call.outputs))
+
+
+def _shardable(rule: Factors, sizes: dict[str, Any]) -> list[str]:
+    """Factors in order of first occurrence, those that are whole or trivial left out."""
+    tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
+    order = dict.fromkeys(f for dims in tensors for dim in dims for f in dim)
+    return [f for f in order if f not in rule.replicated and not (isinstance(sizes[f], int) and sizes[f] < 2)]
+
+
+def _sharded(rule: Factors, factor: str) -> AxisOption | None:
+    """Each tensor sharded on the dim that has ``factor``; None where that cannot be."""
+    inputs = [_dim_of(dims, factor) for dims in rule.operands]
+    outputs = [None if dims is None else _dim_of(dims, factor) for dims in rule.outputs]
+    reduce = rule.reduce.get(factor, "sum")
+    owed = [_is_owed(rule, o, inputs) and d is None for o, d in enumerate(outputs)]
+    if -1 in inputs or -1 in outputs or (any(owed) and reduce is None):
+        return None
+    missing: Placement = Partial(reduce) if any(owed) and reduce else Replicate()
+    ins = [Shard(d) if d is not None else missing if i in rule.additive else Replicate() for i, d in enumerate(inputs)]
+    outs = [Shard(d) if d is not None else missing if owes else Replicate() for d, owes in zip(outputs, owed, strict=True)]
+    return AxisOption(tuple(ins), tuple(outs), factor)
+
+
+def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
+    """The dim whose outermost factor is ``factor``, None if no dim has it, -1 if it cannot be sharded."""
+    places = [(d, dim.index(factor)) for d, dim in enumerate(dims) if factor in dim]
+    if not places:
+        return None
+    return places[0][0] if len(places) == 1 and places[0][1] == 0 else -1
+
+
+def _is_owed(rule: Factors, output: int, inputs: list[int | None]) -> bool:
+    """Whether an output is computed from an operand that has the factor."""
+    if rule.outputs[output] is None:
+        return False
+    sources = range(len(inputs)) if rule.depends is None else rule.depends[output]
+    return any(inputs[i] is not None for i in sources)
+
+
+def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _Cut:
+    """Where an output stays whole, or an operand is added to a pending one, a rank with an empty shard still has work."""
+    tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
+    merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
+    inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
+    whole = any(isinstance(p, Replicate) and d is not None for p, d in zip(option.outputs, rule.outputs, strict=True))
+    added = any(isinstance(option.inputs[i], Partial) for i in rule.additive)
+    return _Cut(sizes[factor], tuple(inner), whole or added)
+
+
+def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
+    """Options that pass a pending reduction through."""
+    for group in rule.linear:
+        tensors = [*(call.operands[i] for i in group.operands), *(o for o in call.outputs if o is not None)]
+        for op in group.ops:
+            if group.operands and all(_reducible(meta, op) for meta in tensors):
+                ins = [Partial(op) if i in group.operands else Replicate() for i in range(len(call.operands))]
+                outs = [Replicate() if o is None else Partial(op) for o in call.outputs]
+                yield AxisOption(tuple(ins), tuple(outs))
+
+
+def _reducible(meta: TensorMeta, op: str) -> bool:
+    """Booleans have no sum, whole numbers no average."""
+    if op in ("max", "min"):
+        return not meta.dtype.is_complex
+    if op == "avg":
+        return meta.dtype.is_floating_point or meta.dtype.is_complex
+    return str(meta.dtype) != "torch.bool"
+
+
+def _obeys(rule: Factors, option: AxisOption) -> bool:
+    return all(option.inputs[i] == option.outputs[o] for i, o in rule.enforce)
+
+
+def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
+    offered = _options(call)
+    options = [o for o in offered.options if _wanted(o, reductions)]
+    chosen = [c for c in itertools.product(options, repeat=len(shape)) if _legal(c, shape, offered.cuts)]
+    columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
+    outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
+    rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
+    specs = tuple(OpSpec(i, o) for i, o in rows if all(map(_coherent, (*i, *o))))
+    return OpStrategy(specs, offered.fallback, offered.note)
+
+
+def _wanted(option: AxisOption, reductions: tuple[str, ...]) -> bool:
+    """Whether an option passes only ``reductions`` through; what it creates itself is always offered."""
+    passed = (p.reduce_op for p in option.inputs if isinstance(p, Partial))
+    return option.factor is not None or all(op in reductions for op in passed)
+
+
+def _columns(chosen: list[tuple[AxisOption, ...]], count: int, outputs: bool = False) -> Iterator[Iterator[tuple[Placement, ...]]]:
+    for tensor in range(count):
+        if outputs:
+            yield (tuple(o.outputs[tensor] for o in combination) for combination in chosen)
+        else:
+            yield (tuple(o.inputs[tensor] for o in combination) for combination in chosen)
+
+
+def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:
+    """One Layout object per distinct layout: there are few, in many specs."""
+    known: dict[tuple[Placement, ...], Layout] = {}
+    return [known.get(p) or known.setdefault(p, Layout(p)) for p in placements]
+
+
+def _rows(columns: list[list[Layout]], count: int) -> Iterable[tuple[Layout, ...]]:
+    return zip(*columns, strict=True) if columns else itertools.repeat((), count)
+
+
+@lru_cache(maxsize=4096)
+def _coherent(layout: Layout) -> bool:
+    """Whether the pending reductions of a layout commute: one kind, or sums and averages."""
+    ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
+    return len(ops) < 2 or ops <= set(SUMS)
+
+
+def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], cuts: dict[str, _Cut]) -> bool:
+    for factor in {o.factor for o in chosen if o.factor is not None}:
+        cut = cuts[factor]
+        if cut.inner or cut.full:
+            parts = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
+            if not all(aligned(cut.size, inner, parts) for inner in cut.inner) or (cut.full and not _no_empty(cut.size, parts)):
+                return False
+    return True
+
+
+def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
+    """Whether cutting ``size * inner`` elements gives ``inner`` times the cut of ``size``, on every rank."""
+    if same(size % math.prod(parts), 0):
+        return True
+    if not isinstance(size, int) or not isinstance(inner, int):
+        return False
+    return _aligned(size, inner, parts)
+
+
+@lru_cache(maxsize=65536)
+def _aligned(size: int, inner: int, parts: tuple[int, ...]) -> bool:
+    for indexes in itertools.product(*map(range, parts)):
+        offset, length = extent(size, parts, indexes)
+        if length and extent(size * inner, parts, indexes) != (offset * inner, length * inner):
+            return False
+        if not length and extent(size * inner, parts, indexes)[1]:
+            return False
+    return True
+
+
+def _no_empty(size: Any, parts: tuple[int, ...]) -> bool:
+    if not isinstance(size, int):
+        return same(size % math.prod(parts), 0)
+    return all(extent(size, parts, i)[1] for i in itertools.product(*map(range, parts)))

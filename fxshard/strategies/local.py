@@ -1,0 +1,51 @@
+"""The local form of an operator: how a rule says what each rank runs on its shards.
+
+Most operators run unchanged; a few name sizes in their arguments (``sizes=``), and very few need the place of the
+shard in the whole (``local=`` functions, which get a ``LocalContext``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import fx
+
+from fxshard.layout import Layout
+from fxshard.strategies.call import Call
+
+
+class LocalContext(Protocol):
+    """What a ``local=`` function may ask for while its node is lowered for one size class."""
+
+    call: Call
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    args: tuple[Any, ...]
+    """Arguments with operands already local nodes."""
+    kwargs: dict[str, Any]
+    target: Any
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        """Local shape of an operand."""
+        ...
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        """Local shape of an output."""
+        ...
+
+    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
+        """Global index of the operand shard's first element along ``dim``: a run-time int64 scalar tensor, or 0."""
+        ...
+
+    def output_offset(self, output: int, dim: int) -> fx.Node | int:
+        """The same for an output."""
+        ...
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call of an aten (or neutral) operator to the local graph."""
+        ...
+
+
+LocalForm = Callable[[LocalContext], Any]
+"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""

@@ -1,0 +1,88 @@
+"""Normalisation: statistics over some dims, which stay whole; gradients of weights are sums over all other dims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fxshard.strategies.call import Call
+from fxshard.strategies.dims import named
+from fxshard.strategies.factors import Factors, Name, Rule, factors, linear_groups
+from fxshard.strategies.local import LocalContext
+from fxshard.strategies.registry import register, replaced
+
+
+def trailing(*groups: tuple[int, ...], like: int = 0) -> Rule:
+    """x normalised over its last dims (argument ``like + 1`` is their shape); a tensor with only those is a weight."""
+
+    def rule(call: Call) -> Factors:
+        x = call.operands[like]
+        normal = len(call.arg(like + 1))
+        dims = named(x.ndim, range(x.ndim - normal, x.ndim))
+
+        def of(meta: Any) -> list[str]:
+            if meta.ndim < x.ndim:
+                return dims[x.ndim - meta.ndim :]
+            return ["" if size == 1 else n for size, n in zip(meta.shape, dims, strict=True)]
+
+        outs = [None if o is None else of(o) for o in call.outputs]
+        return factors([of(o) for o in call.operands], outs, linear=linear_groups(call, groups))
+
+    return rule
+
+
+def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
+    """Batch norm: x is n c s...; vectors are per channel. In training the statistics need all of n and s."""
+
+    def rule(call: Call) -> Factors:
+        ndim = max(o.ndim for o in call.operands)
+        free = batch_free or not _training(call)
+        dims = ["n" if free else "n!", "c", *(f"s{i}" if free else f"s{i}!" for i in range(ndim - 2))]
+
+        def of(meta: Any) -> list[str]:
+            return dims if meta.ndim > 1 else ["" if meta.shape[0] == 0 else "c"]
+
+        outs = [None if o is None else of(o) for o in call.outputs]
+        return factors([of(o) for o in call.operands], outs, linear=linear_groups(call, groups))
+
+    return rule
+
+
+def _training(call: Call) -> bool:
+    position = {"aten.native_batch_norm_backward.default": 7}.get(call.op, 5)
+    return bool(call.arg(position))
+
+
+def group_norm(call: Call) -> Factors:
+    """x is n (g c) s..., normalised over c and s; statistics are n g, weights (g c)."""
+    forward = call.op == "aten.native_group_norm.default"
+    batch, channel, groups = (call.arg(p) for p in ((3, 4, 6) if forward else (5, 6, 8)))
+    merged: Name = ("g", "c!")
+    stats: list[Name] = ["n", "g"]
+
+    def of(meta: Any, statistic: bool) -> list[Name]:
+        return stats if statistic else [merged] if meta.ndim == 1 else ["n", merged, *(f"s{i}!" for i in range(meta.ndim - 2))]
+
+    ins = [of(o, not forward and i in (2, 3)) for i, o in enumerate(call.operands)]
+    outs = [None if o is None else of(o, forward and i > 0) for i, o in enumerate(call.outputs)]
+    sizes = {"n": batch, "g": groups, "c": channel // groups}
+    return factors(ins, outs, sizes=sizes, linear=() if forward else linear_groups(call, [(0,)]))
+
+
+def local_group_norm(ctx: LocalContext) -> Any:
+    """N, C and the number of groups of the shard."""
+    first, source = (3, 0) if ctx.call.op == "aten.native_group_norm.default" else (5, 1)
+    batch, channel = ctx.input_shape(source)[:2]
+    groups = ctx.call.arg(first + 3) * channel // ctx.call.arg(first + 1)
+    return ctx.emit(ctx.target, *replaced(ctx.args, {first: batch, first + 1: channel, first + 3: groups}), **ctx.kwargs)
+
+
+register("aten.native_layer_norm.default", trailing())
+register("aten.native_layer_norm_backward.default", trailing((0,), like=1))
+register("aten._fused_rms_norm.default", trailing())
+register("aten._fused_rms_norm_backward.default", trailing((0,), like=1))
+register("aten.rms_norm.default", trailing())
+register("aten.layer_norm.default", trailing())
+register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=local_group_norm)
+register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
+register("aten._native_batch_norm_legit_no_training.default", channels(True))
+register("aten.native_batch_norm_backward.default", channels(False, (0,)))

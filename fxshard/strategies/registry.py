@@ -1,0 +1,84 @@
+"""The registry: operator name -> its rule and its local form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxshard.errors import RuleError
+from fxshard.strategies.call import Call
+from fxshard.strategies.factors import Rule
+from fxshard.strategies.local import LocalContext, LocalForm
+
+
+@dataclass(frozen=True)
+class Registered:
+    """``sizes``: position of the argument that is the size of output 0; ``local``: emits the local operator."""
+
+    rule: Rule
+    local: LocalForm | None = None
+    sizes: int | None = None
+
+
+_RULES: dict[str, Registered] = {}
+_ON_CHANGE: list[Callable[[], None]] = []
+
+
+def register(
+    ops: str | Iterable[str], rule: Rule, *, local: LocalForm | None = None, sizes: int | None = None, override: bool = False
+) -> None:
+    """Gives operators (``"aten.mm.default"``) their rule; raises RuleError for one that has a rule, unless ``override``."""
+    for op in [ops] if isinstance(ops, str) else ops:
+        if op in _RULES and not override:
+            raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
+        _RULES[op] = Registered(rule, local, sizes)
+    for forget in _ON_CHANGE:
+        forget()
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Calls ``forget`` whenever a rule is registered: caches of strategies hold on to old rules."""
+    _ON_CHANGE.append(forget)
+
+
+def lookup(op: str) -> Registered | None:
+    return _RULES.get(op)
+
+
+def has_rule(op: str) -> bool:
+    return op in _RULES
+
+
+def registered_ops() -> tuple[str, ...]:
+    """Names of all operators with a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def local_form(call: Call) -> LocalForm:
+    """What a rank runs for ``call``: the rule's own form, or the same operator with its size argument made local."""
+    entry = lookup(call.op)
+    if entry is None:
+        return unchanged
+    if entry.local is not None:
+        return entry.local
+    return unchanged if entry.sizes is None else resized(entry.sizes)
+
+
+def unchanged(ctx: LocalContext) -> Any:
+    """The same operator on the shards."""
+    return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+
+
+def resized(position: int) -> LocalForm:
+    """The same operator, argument ``position`` replaced by the local shape of output 0."""
+
+    def local(ctx: LocalContext) -> Any:
+        return ctx.emit(ctx.target, *replaced(ctx.args, {position: list(ctx.output_shape())}), **ctx.kwargs)
+
+    return local
+
+
+def replaced(args: tuple[Any, ...], values: dict[int, Any]) -> tuple[Any, ...]:
+    """``args`` with the arguments at some positions replaced."""
+    return tuple(values.get(i, a) for i, a in enumerate(args))

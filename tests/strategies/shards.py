@@ -1,0 +1,214 @@
+"""Truth from outside: an operator run shard by shard on simulated ranks must give the operator's own result.
+
+``check(op, *args)`` does so for every option of one axis on 2, 3 and 4 ranks, ``check_mesh`` for every spec of a mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.utils import _pytree as pytree
+
+import fxshard.ops  # noqa: F401
+from fxshard.layout import Layout, local_offset, local_shape
+from fxshard.mesh import Mesh
+from fxshard.sharding_plan import OpSpec
+from fxshard.strategies import Call, Operand, TensorMeta, local_form, op_strategy
+
+RANKS = (2, 3, 4)
+_MERGE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "max": None, "min": None, "product": math.prod}
+
+
+def find(op: str) -> Any:
+    """The overload called ``op``."""
+    return functools.reduce(getattr, op.split("."), torch.ops)
+
+
+def call_for(op: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any]) -> tuple[Call, list[torch.Tensor]]:
+    """The ``Call`` of an operator on real tensors, and its operands."""
+    tensors: list[torch.Tensor] = []
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return Operand(len(tensors) - 1)
+        return value
+
+    marked, named = pytree.tree_map(mark, (tuple(args), dict(kwargs)))
+    call = Call(op, freeze(marked), tuple(sorted((k, freeze(v)) for k, v in named.items())), _metas(tensors), _metas(outputs))
+    return call, tensors
+
+
+def freeze(value: Any) -> Any:
+    return tuple(freeze(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def _metas(tensors: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(TensorMeta(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in tensors)
+
+
+def as_outputs(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+class EagerContext:
+    """A ``LocalContext`` that runs what is emitted, for the rank at ``coordinate``."""
+
+    def __init__(self, call: Call, spec: OpSpec, shards: list[torch.Tensor], mesh: Sequence[int], coordinate: Sequence[int]):
+        self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
+        self.mesh, self.coordinate = mesh, coordinate
+        self.target = find(call.op)
+        self.args, self.kwargs = pytree.tree_map(
+            lambda a: shards[a.index] if isinstance(a, Operand) else a, (call.args, dict(call.kwargs))
+        )
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        return local_shape(self.call.operands[operand].shape, self.inputs[operand], self.mesh, self.coordinate)
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        return local_shape(self.call.outputs[output].shape, self.outputs[output], self.mesh, self.coordinate)
+
+    def input_offset(self, operand: int, dim: int) -> Any:
+        return self._offset(self.call.operands[operand].shape, self.inputs[operand], dim)
+
+    def output_offset(self, output: int, dim: int) -> Any:
+        return self._offset(self.call.outputs[output].shape, self.outputs[output], dim)
+
+    def _offset(self, shape: Any, layout: Layout, dim: int) -> Any:
+        if not layout.axes_on(dim):
+            return 0
+        return torch.tensor(local_offset(shape, layout, self.mesh, self.coordinate)[dim])
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+
+def run_spec(call: Call, tensors: list[torch.Tensor], spec: OpSpec, mesh: tuple[int, ...]) -> list[Any]:
+    """The outputs put together from what every rank computed from its shards."""
+    pieces = [_distribute(t, layout, mesh) for t, layout in zip(tensors, spec.inputs, strict=True)]
+    results = {c: _run_rank(call, spec, [p[c] for p in pieces], mesh, c) for c in _coordinates(mesh)}
+    return [
+        None if meta is None else assemble({c: r[i] for c, r in results.items()}, meta.shape, spec.outputs[i], mesh)
+        for i, meta in enumerate(call.outputs)
+    ]
+
+
+def _coordinates(mesh: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, mesh)))
+
+
+def _run_rank(call: Call, spec: OpSpec, shards: list[torch.Tensor], mesh: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[Any, ...]:
+    """An empty shard never runs the operator: its outputs are empty, or the identity of what is pending."""
+    ctx = EagerContext(call, spec, shards, mesh, coordinate)
+    shapes = [None if o is None else ctx.output_shape(i) for i, o in enumerate(call.outputs)]
+    lost = any(s.numel() == 0 and math.prod(o.shape) for s, o in zip(shards, call.operands, strict=True))
+    lost |= any(o is not None and 0 in s and math.prod(o.shape) for s, o in zip(shapes, call.outputs, strict=True))
+    if lost:
+        return tuple(_identity(o, s, lay) for o, s, lay in zip(call.outputs, shapes, spec.outputs, strict=True))
+    results = as_outputs(local_form(call)(ctx))
+    for result, shape in zip(results, shapes, strict=True):
+        assert shape is None or tuple(result.shape) == shape, f"local shape {tuple(result.shape)}, expected {shape}"
+    return results
+
+
+def _identity(meta: Any, shape: Any, layout: Layout) -> Any:
+    if meta is None:
+        return None
+    ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
+    assert 0 in shape or ops, "an output that is neither empty nor pending needs the operator to run"
+    return torch.full(shape, identity(ops.pop(), meta.dtype) if ops else 0, dtype=meta.dtype)
+
+
+def identity(op: str, dtype: torch.dtype) -> Any:
+    """The value that leaves a reduction as it is."""
+    if op in ("sum", "avg"):
+        return 0
+    if op == "product":
+        return 1
+    if dtype == torch.bool:
+        return op == "min"
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return info.min if op == "max" else info.max
+
+
+def _distribute(t: torch.Tensor, layout: Layout, mesh: tuple[int, ...]) -> dict[tuple[int, ...], torch.Tensor]:
+    """Shards by rank; a pending reduction is spread over the ranks of its axis, in different values."""
+    parts: dict[tuple[int, ...], torch.Tensor] = {(): t}
+    for axis, placement in enumerate(layout):
+        n = mesh[axis]
+        split = {c: spread(p, placement.reduce_op, n) if isinstance(placement, Partial) else [p] * n for c, p in parts.items()}
+        parts = {(*c, i): pieces[i] for c, pieces in split.items() for i in range(n)}
+    cut = {}
+    for c, p in parts.items():
+        for d, (o, s) in enumerate(zip(local_offset(t.shape, layout, mesh, c), local_shape(t.shape, layout, mesh, c), strict=True)):
+            p = p.narrow(d, o, s)
+        cut[c] = p.clone()
+    return cut
+
+
+def spread(t: torch.Tensor, op: str, n: int) -> list[torch.Tensor]:
+    """``n`` tensors whose reduction is ``t``."""
+    generator = torch.Generator().manual_seed(7)
+    noise = [torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5 for _ in range(n - 1)]
+    if not (t.dtype.is_floating_point or t.dtype.is_complex):
+        return [t, *(torch.full_like(t, identity(op, t.dtype)) for _ in noise)]
+    if op == "sum":
+        return [*noise, t - sum(noise)]
+    if op == "avg":
+        return [*noise, t * n - sum(noise)]
+    if op == "product":
+        return [*noise, t / math.prod(noise)]
+    return [t, *(t - x if op == "max" else t + x for x in noise)]
+
+
+def assemble(parts: dict[tuple[int, ...], torch.Tensor], shape: Sequence[int], layout: Layout, mesh: tuple[int, ...]) -> torch.Tensor:
+    """The whole tensor from its shards; replicas must agree."""
+    for axis in reversed(range(len(mesh))):
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for c, p in parts.items():
+            groups.setdefault(c[:axis], []).append(p)
+        parts = {c: _merge(pieces, layout[axis]) for c, pieces in groups.items()}
+    assert tuple(parts[()].shape) == tuple(shape)
+    return parts[()]
+
+
+def _merge(pieces: list[torch.Tensor], placement: Any) -> torch.Tensor:
+    if isinstance(placement, Shard):
+        return torch.cat(pieces, placement.dim)
+    if isinstance(placement, Partial):
+        op = placement.reduce_op
+        if op in ("max", "min"):
+            stacked = torch.stack(pieces)
+            return stacked.amax(0) if op == "max" else stacked.amin(0)
+        return _MERGE[op](pieces)
+    for piece in pieces[1:]:
+        torch.testing.assert_close(piece, pieces[0], rtol=0, atol=0, equal_nan=True)
+    return pieces[0]
+
+
+def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, mesh: tuple[int, ...] = (2, 2), skip: Sequence[int] = ()) -> list[OpSpec]:
+    """Runs every spec of ``op`` on ``mesh`` and compares with the whole operator; ``skip``: outputs that are undefined."""
+    whole = as_outputs(find(op)(*args, **(kwargs or {})))
+    call, tensors = call_for(op, args, kwargs or {}, whole)
+    strategy = op_strategy(call, Mesh({f"a{i}": n for i, n in enumerate(mesh)}))
+    assert not strategy.fallback, f"{op} has no rule"
+    for spec in strategy.specs:
+        try:
+            results = run_spec(call, tensors, spec, mesh)
+            for i, (result, expected) in enumerate(zip(results, whole, strict=True)):
+                if i not in skip:
+                    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+        except Exception as error:
+            raise AssertionError(f"{op} on mesh {mesh}, {spec}: {type(error).__name__}: {error}") from error
+    return list(strategy.specs)
+
+
+def check(op: str, *args: Any, skip: Sequence[int] = (), **kwargs: Any) -> set[str]:
+    """Every option of one axis on 2, 3 and 4 ranks; the specs that were offered, as text."""
+    return {str(s) for n in RANKS for s in check_mesh(op, args, kwargs, (n,), skip)}
