@@ -69,7 +69,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="cpu", metavar="NAME", help="h100, h200, a100, b200 or cpu (the default)")
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
-    parser.add_argument("--pin", action="append", default=[], metavar="NAME=LAYOUT", help="fix a parameter (or a glob, or a node); repeatable")
+    pin_help = "fix a parameter, a glob of them, or a node; may be repeated"
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME=LAYOUT", help=pin_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
 
 

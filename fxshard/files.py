@@ -102,7 +102,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-_TYPES = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+_TYPES: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
+_TYPES |= {bool: "true or false", type(None): "null"}
 _NONE: Any = object()
 
 

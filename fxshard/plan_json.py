@@ -62,7 +62,8 @@ def _line(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError as error:
-        raise PlanError(f"the plan holds a number that is not finite: {value}", remedy="this is a fault of fxshard: please report it") from error
+        remedy = "give finite costs; if the planner made it, please report it"
+        raise PlanError(f"the plan holds a number that is not finite: {value}", remedy=remedy) from error
 
 
 def _rows(values: Iterable[Any]) -> str:
@@ -179,7 +180,8 @@ _NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS)
 def _read_head(root: Field) -> bool:
     """Checks format and version; returns whether the plan is partial."""
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the file is not a fxshard plan", f'give a file that fxshard wrote; a hand-written one starts with "format": "{FORMAT}"')
+        remedy = f'give a file that fxshard wrote; a hand-written one starts with "format": "{FORMAT}"'
+        raise root.fail("the file is not a fxshard plan", remedy)
     version = root.get("version", Field.whole)
     if version != FORMAT_VERSION:
         remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
@@ -203,7 +205,8 @@ def read_mesh(field: Field) -> Mesh:
 def _read_hardware(field: Field) -> Hardware:
     if isinstance(field.value, str):
         if field.value not in HARDWARE:
-            raise field.fail(f"unknown hardware {field.value!r}", f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers")
+            remedy = f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers"
+            raise field.fail(f"unknown hardware {field.value!r}", remedy)
         return HARDWARE[field.value]
     field.known(("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between"))
     return Hardware(
@@ -282,10 +285,11 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
 
     shapes = get("shapes", lambda f: f.tuple_of(_shape), ())
     dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
-    outputs = field.get("outputs", lambda f: f.items(len(shapes) if shapes or not partial else None))
-    if len(shapes) != len(dtypes):
-        raise field.fail(f"{len(shapes)} shapes and {len(dtypes)} dtypes, there must be one of each an output", FIX)
-    known = [shapes[i] if shapes else None for i in range(len(outputs))]
+    outputs = field.get("outputs", Field.items)
+    if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
+    # Outputs that are not tensors have no shape; then it is not known here which of them those are.
+    known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     spec = OpSpec(
         get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
         tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
@@ -321,7 +325,8 @@ def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, 
     for one in field.items():
         step = _read_step(one, shape, mesh)
         if layout[step.axis] != step.source:
-            raise one.fail(f"the step starts at {placement_str(step.source)}, but axis {mesh.axis_names[step.axis]} lies {layout} there", FIX)
+            found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
+            raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
         inner = {p.dim for p in layout[step.axis + 1 :] if isinstance(p, Shard)}
         if any(isinstance(p, Shard) and p.dim in inner for p in (step.source, step.target)):
             raise one.fail(f"from {layout}, a later axis cuts the same dim and would have to change first", FIX)

@@ -95,13 +95,10 @@ def _parameters(plan: ShardingPlan) -> str:
 
 
 def _ends(program: ShardedProgram) -> str:
-    rows = []
-    for ends, layouts, shapes in (
-        (program.inputs, program.input_layouts, program.input_shapes),
-        (program.outputs, program.output_layouts, program.output_shapes),
-    ):
-        triples = zip(ends, layouts, shapes, strict=True)
-        rows += [(e.kind, e.name, str(layout), _shape(shape)) for e, layout, shape in triples if e.kind != "parameter"]
+    ends = [(e.kind, e.name) for e in program.inputs] + [(e.kind, e.name) for e in program.outputs]
+    layouts, shapes = program.input_layouts + program.output_layouts, program.input_shapes + program.output_shapes
+    triples = zip(ends, layouts, shapes, strict=True)
+    rows = [(kind, name, str(layout), _shape(shape)) for (kind, name), layout, shape in triples if kind != "parameter"]
     return _table(rows, ("end", "name", "layout", "shape"))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -21,13 +22,12 @@ from fxshard.solver import InfeasibleError, solve
 Specs = Mapping[str, OpSpec]
 
 
-def choose(annotated: Annotated, constraints: Constraints, objective: str = "time", time_limit: float | None = None) -> ShardingPlan:
+def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
-    formulation = formulate(annotated, constraints, objective)
     try:
         solution = solve(formulation.problem, time_limit=time_limit)
     except InfeasibleError as error:
-        raise infeasible(error, annotated, constraints, formulation) from error
+        raise infeasible(error, annotated, constraints) from error
     specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
@@ -69,8 +69,6 @@ def write_plan(annotated: Annotated, specs: Specs, price: Price, unit: str, memo
 
 
 def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
-    import dataclasses
-
     return dataclasses.replace(plan, certificate=certificate)
 
 
@@ -123,7 +121,7 @@ def memory_counted(graph: PlanningGraph, specs: Specs, annotated: Annotated) -> 
     return counted
 
 
-def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
+def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints) -> ConstraintError:
     """Names the user's constraints that cannot hold together, or the least memory found."""
     least = getattr(error, "least_usage", None)
     if least is not None:
@@ -164,6 +162,3 @@ def _holds(annotated: Annotated, constraints: Constraints) -> bool:
     except (InfeasibleError, ConstraintError):
         return False
     return True
-
-
-Chooser = Callable[..., ShardingPlan]

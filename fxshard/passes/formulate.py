@@ -12,7 +12,7 @@ Variables: one per node (which OpSpec), one per returned output (which layout), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -322,6 +322,3 @@ def parameter_bytes(node: fx.Node, layout: Layout, mesh: Mesh, with_gradient: bo
 
 def _op(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_function" else node.op
-
-
-Admits = Callable[[Layout], bool]

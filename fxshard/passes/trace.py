@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -243,12 +242,3 @@ def _readable_errors(model: nn.Module) -> Any:
             where=where,
             remedy="remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces",
         ) from error
-
-
-def getitem(node: fx.Node, index: int) -> fx.Node:
-    """A getitem of ``node`` inserted behind it."""
-    with node.graph.inserting_after(node):
-        return node.graph.call_function(operator.getitem, (node, index))
-
-
-Tracer = Callable[..., PlanningGraph]

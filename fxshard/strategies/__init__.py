@@ -6,16 +6,21 @@
 
 from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     attention,
+    convolution,
     copies,
     creation,
     dims,
     embedding,
+    indexing,
+    joining,
     loss,
     matmul,
     normalization,
+    planes,
     pointwise,
     random,
     reductions,
+    slicing,
     softmax,
     views,
 )

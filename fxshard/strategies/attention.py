@@ -24,9 +24,9 @@ def sdpa(call: Call) -> Factors:
 
 
 def sdpa_backward(call: Call) -> Factors:
-    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad and out together; s leaves sums in dk, dv."""
+    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; s leaves sums in dk, dv."""
     q, k, lse, mask = _tensors(call, 6, call.arg(7))
-    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, []))
+    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
 
 
 register("fxshard.sdpa.default", sdpa)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxshard.strategies.call import Call
-from fxshard.strategies.factors import MOVEMENT, SUMS, Factors
+from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, replicate_all
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names, overloads
 from fxshard.strategies.registry import register
@@ -23,6 +23,16 @@ def cast(call: Call) -> Factors:
     return pointwise_rule((0,), ops=SUMS if keeps else ())(call)
 
 
+def reinterpret(call: Call) -> Factors:
+    """The same bytes as another dtype: free where the elements have one size."""
+    (out,) = call.outputs
+    assert out is not None
+    if call.operands[0].dtype.itemsize != out.dtype.itemsize:
+        return replicate_all(call, "elements of different size do not keep their places")
+    return pointwise_rule()(call)
+
+
+register("aten.view.dtype", reinterpret)
 register(names("clone detach alias lift_fresh lift_fresh_copy contiguous resolve_conj resolve_neg"), pointwise_rule((0,), ops=MOVEMENT))
 register(names("_to_copy") + overloads("to", "dtype", "device") + ["prims.convert_element_type.default"], cast)
 # copy(into, x): only x is read; ``into`` is written in its place.

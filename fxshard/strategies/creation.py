@@ -8,7 +8,7 @@ import torch
 
 from fxshard.strategies.call import Call
 from fxshard.strategies.dims import named
-from fxshard.strategies.factors import Factors, factors
+from fxshard.strategies.factors import Factors, factors, replicate_all
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names
@@ -49,4 +49,5 @@ register(names("full zeros ones empty.memory_format"), create, sizes=0)
 register(names("new_full new_zeros new_ones new_empty"), create, sizes=1)
 register(names("zeros_like ones_like full_like empty_like"), pointwise_rule())
 register(names("scalar_tensor"), create)
+register(names("eye eye.m linspace logspace tril_indices triu_indices"), replicate_all)
 register(names("arange arange.start arange.start_step"), create, local=local_arange)

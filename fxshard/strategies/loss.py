@@ -1,10 +1,22 @@
-"""Negative log likelihood: loss = -sum_n weight[t_n] x[n, t_n]; the classes stay whole, the batch leaves a pending sum."""
+"""Losses: sums over the batch leave a pending sum; a mean is a sum, divided by the global count.
+
+Negative log likelihood: loss = -sum_n weight[t_n] x[n, t_n], the classes whole.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
+
 from fxshard.strategies.call import Call
-from fxshard.strategies.factors import Factors, factors, linear_groups
-from fxshard.strategies.registry import register
+from fxshard.strategies.dims import named
+from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.local import LocalContext, LocalForm
+from fxshard.strategies.registry import register, replaced
+
+aten = torch.ops.aten
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -36,3 +48,36 @@ def backward(call: Call) -> Factors:
 
 register(["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], forward)
 register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward)
+
+
+def elementwise(*groups: tuple[int, ...]) -> Rule:
+    """A loss of each element (operands broadcast from the right), then reduced or not."""
+
+    def rule(call: Call) -> Factors:
+        dims = named(max(o.ndim for o in call.operands))
+        outs = [None if o is None else dims[len(dims) - o.ndim :] for o in call.outputs]
+        return factors([dims[len(dims) - o.ndim :] for o in call.operands], outs, linear=linear_groups(call, groups))
+
+    return rule
+
+
+def local_loss(reduction: int, is_backward: bool) -> LocalForm:
+    """A mean as sum / count, with the count of the whole; its gradient likewise."""
+
+    def local(ctx: LocalContext) -> Any:
+        if ctx.call.arg(reduction, default=MEAN) != MEAN:
+            return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+        padded = ctx.args if len(ctx.args) > reduction else (*ctx.args, *[None] * (reduction - len(ctx.args)), MEAN)
+        args = replaced(padded, {reduction: SUM})
+        count = math.prod(ctx.call.operands[is_backward].shape)
+        if is_backward:
+            return ctx.emit(ctx.target, ctx.emit(aten.div.Tensor, args[0], count), *args[1:], **ctx.kwargs)
+        return ctx.emit(aten.div.Tensor, ctx.emit(ctx.target, *args, **ctx.kwargs), count)
+
+    return local
+
+
+for _op, _at in {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2, "binary_cross_entropy": 3}.items():
+    register(f"aten.{_op}.default", elementwise(), local=local_loss(_at, False))
+    register(f"aten.{_op}_backward.default", elementwise((0,)), local=local_loss(_at + 1, True))
+register("aten.binary_cross_entropy_with_logits.default", elementwise(), local=local_loss(4, False))

@@ -64,9 +64,7 @@ class EagerContext:
         self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
         self.mesh, self.coordinate = mesh, coordinate
         self.target = find(call.op)
-        self.args, self.kwargs = pytree.tree_map(
-            lambda a: shards[a.index] if isinstance(a, Operand) else a, (call.args, dict(call.kwargs))
-        )
+        self.args, self.kwargs = pytree.tree_map(lambda a: shards[a.index] if isinstance(a, Operand) else a, (call.args, dict(call.kwargs)))
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
         return local_shape(self.call.operands[operand].shape, self.inputs[operand], self.mesh, self.coordinate)
@@ -192,7 +190,9 @@ def _merge(pieces: list[torch.Tensor], placement: Any) -> torch.Tensor:
     return pieces[0]
 
 
-def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, mesh: tuple[int, ...] = (2, 2), skip: Sequence[int] = ()) -> list[OpSpec]:
+def check_mesh(
+    op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, mesh: tuple[int, ...] = (2, 2), skip: Sequence[int] = ()
+) -> list[OpSpec]:
     """Runs every spec of ``op`` on ``mesh`` and compares with the whole operator; ``skip``: outputs that are undefined."""
     whole = as_outputs(find(op)(*args, **(kwargs or {})))
     call, tensors = call_for(op, args, kwargs or {}, whole)

@@ -1,0 +1,43 @@
+"""Operators on the planes of an image: pooling, resampling and padding. Space stays whole, all dims before it are free."""
+
+from __future__ import annotations
+
+from fxshard.strategies.call import Call, TensorMeta
+from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.pointwise import names
+from fxshard.strategies.registry import register
+
+
+def planes(space: int, *groups: tuple[int, ...]) -> Rule:
+    """The last ``space`` dims of every tensor whole; ``groups``: argument positions it is linear in."""
+
+    def rule(call: Call) -> Factors:
+        metas = (*call.operands, *call.outputs)
+
+        def of(meta: TensorMeta | None, index: int) -> list[str]:
+            ndim = meta.ndim if meta else 0
+            return [f"d{d}" if d < ndim - space else f"s{index}_{d}!" for d in range(ndim)]
+
+        dims = [of(meta, i) for i, meta in enumerate(metas)]
+        count = len(call.operands)
+        return factors(dims[:count], dims[count:], linear=linear_groups(call, groups))
+
+    return rule
+
+
+for _n in (1, 2, 3):
+    register(names(f"avg_pool{_n}d reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,)))
+    register(names(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward"), planes(_n, (0,)))
+    register(names(f"upsample_nearest{_n}d upsample_nearest{_n}d.vec _upsample_nearest_exact{_n}d"), planes(_n, (0,)))
+    register(names(f"upsample_nearest{_n}d_backward _upsample_nearest_exact{_n}d_backward"), planes(_n, (0,)), sizes=2)
+for _n in (2, 3):
+    register(names(f"_adaptive_avg_pool{_n}d _adaptive_avg_pool{_n}d_backward avg_pool{_n}d_backward"), planes(_n, (0,)))
+    register(names(f"max_pool{_n}d_with_indices adaptive_max_pool{_n}d"), planes(_n))
+    register(names(f"max_pool{_n}d_with_indices_backward adaptive_max_pool{_n}d_backward"), planes(_n, (0,)))
+for _op in ("upsample_bilinear2d", "upsample_bicubic2d"):
+    register(names(f"{_op} {_op}.vec"), planes(2, (0,)))
+    register(names(f"{_op}_backward"), planes(2, (0,)), sizes=2)
+register(names("upsample_linear1d"), planes(1, (0,)))
+register(names("upsample_linear1d_backward"), planes(1, (0,)), sizes=2)
+register(names("upsample_trilinear3d"), planes(3, (0,)))
+register(names("upsample_trilinear3d_backward"), planes(3, (0,)), sizes=2)

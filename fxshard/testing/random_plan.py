@@ -1,0 +1,50 @@
+"""Random legal plans: whatever the rules offer must compute the right numbers, not only what the solver picks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxshard.mesh import Mesh, as_mesh
+from fxshard.passes.annotate import Annotated, annotate
+from fxshard.passes.choose import write_plan
+from fxshard.passes.formulate import result_layouts
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes
+from fxshard.redistribution import bytes_price
+from fxshard.sharding_plan import OpSpec, ShardingPlan
+
+
+def random_plan(
+    model: nn.Module, example_args: Sequence[Any], mesh: Mesh | DeviceMesh, seed: int = 0, train: bool = True, example_kwargs: Mapping[str, Any] | None = None
+) -> ShardingPlan:
+    """A plan that takes a random legal spec for every node, uneven and empty shards included."""
+    graph = trace(model, example_args, example_kwargs, train=train)
+    return random_graph_plan(annotate(graph, as_mesh(mesh)), seed)
+
+
+def random_graph_plan(annotated: Annotated, seed: int) -> ShardingPlan:
+    """The same for a graph that is annotated already."""
+    draw = random.Random(seed)
+    graph = annotated.graph
+    specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
+    results = _results(annotated, specs, draw)
+    specs["output"] = OpSpec(results, ())
+    for end in graph.inputs_of("tangent"):
+        index = next(k for k, o in enumerate(graph.outputs) if o.name.replace("outputs", "tangents") == end.name)
+        specs[end.node] = OpSpec((), (results[index],))
+    return write_plan(annotated, specs, bytes_price, "bytes")
+
+
+def _results(annotated: Annotated, specs: Mapping[str, OpSpec], draw: random.Random) -> tuple[Any, ...]:
+    graph: PlanningGraph = annotated.graph
+    returned = operands(graph.module.graph.output_node())
+    nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
+    return tuple(
+        draw.choice(result_layouts(node, annotated.mesh)) if end.kind == "output" else specs[nodes[end.name]].outputs[0]
+        for end, node in zip(graph.outputs, returned, strict=True)
+    )

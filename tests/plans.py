@@ -1,0 +1,96 @@
+"""Plans for tests: a small one written out by hand, and random ones for hypothesis."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+
+from fxshard.layout import Layout
+from fxshard.mesh import Hardware, Link, Mesh
+from fxshard.redistribution import Step, single_step, steps
+from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+
+L = Layout.parse
+MESH = Mesh({"dp": 2, "tp": 2}, hardware="h100")
+
+
+def small_plan() -> ShardingPlan:
+    """y = x @ w with w sharded by rows on tp: a matmul whose pending sum is reduced for the output."""
+    step = single_step(1, L("SP"[1:])[0], L("R")[0])
+    assert step is not None
+    return ShardingPlan(
+        mesh=MESH,
+        train=False,
+        graph_hash="ab" * 32,
+        nodes=(
+            PlannedNode("w", "placeholder", OpSpec((), (L("RS(0)"),)), ((8, 4),), ("float32",)),
+            PlannedNode("x", "placeholder", OpSpec((), (L("S(0)S(1)"),)), ((6, 8),), ("float32",)),
+            PlannedNode("mm", "aten.mm.default", OpSpec((L("S(0)S(1)"), L("RS(0)")), (L("S(0)P"),)), ((6, 4),), ("float32",), 3.25),
+            PlannedNode("output", "output", OpSpec((L("S(0)R"),), ()), (), ()),
+        ),
+        redistributions=(Redistribution("mm", (6, 4), 4, L("S(0)P"), L("S(0)R"), (step,), (("output", 0),), 7.5),),
+        certificate=Certificate("microseconds", 10.75, 10.75),
+        inputs=(PlanEnd("parameter", "lin.weight", "w"), PlanEnd("input", "args[0]", "x")),
+        outputs=(PlanEnd("output", "outputs[0]", "mm"),),
+        memory={"parameters": 64, "gradients": 0},
+        memory_limit=2**30,
+        fallbacks=(("mm", "no rule for it"),),
+    )
+
+
+names = st.text(min_size=1, max_size=8)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+links = st.builds(Link, numbers, numbers)
+hardware = st.builds(
+    Hardware, names, st.dictionaries(st.sampled_from((1, 2, 4, 8)), numbers), numbers, numbers, st.integers(1, 64), links, links
+)
+meshes = st.builds(
+    Mesh,
+    st.dictionaries(st.sampled_from(("dp", "tp", "pp", "ep")), st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from(("h100", "cpu")) | hardware,
+)
+
+
+def layouts(shape: tuple[int, ...], mesh: Mesh, ops: tuple[str, ...] = ("sum", "avg", "max")) -> st.SearchStrategy[Layout]:
+    one = ["R", *(f"S({d})" for d in range(len(shape))), *(f"P({op})" for op in ops)]
+    return st.lists(st.sampled_from(one), min_size=mesh.ndim, max_size=mesh.ndim).map(lambda p: L("".join(p)))
+
+
+@st.composite
+def nodes(draw: st.DrawFn, mesh: Mesh, name: str) -> PlannedNode:
+    outs = draw(st.lists(shapes, max_size=2))
+    spec = OpSpec(
+        tuple(draw(layouts(draw(shapes), mesh)) for _ in range(draw(st.integers(0, 3)))), tuple(draw(layouts(s, mesh)) for s in outs)
+    )
+    return PlannedNode(name, draw(names), spec, tuple(outs), tuple(draw(names) for _ in outs), draw(numbers))
+
+
+@st.composite
+def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]]) -> Redistribution:
+    shape, itemsize = draw(shapes), draw(st.sampled_from((1, 2, 4)))
+    source, target = draw(layouts(shape, mesh, ("sum",))), draw(layouts(shape, mesh, ("sum",)))
+    path: tuple[Step, ...] = steps(source, target, shape, itemsize, Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True))))
+    readers = draw(st.lists(st.sampled_from(readers), max_size=2)) if readers else []
+    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), draw(numbers))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ShardingPlan:
+    mesh = draw(meshes)
+    planned = [draw(nodes(mesh, name)) for name in draw(st.lists(names, unique=True, max_size=4))]
+    readers = [(n.name, i) for n in planned for i in range(len(n.spec.inputs))]
+    end = st.builds(PlanEnd, names, names, st.sampled_from([n.name for n in planned])) if planned else st.nothing()
+    return ShardingPlan(
+        mesh=mesh,
+        train=draw(st.booleans()),
+        graph_hash=draw(names),
+        nodes=tuple(planned),
+        redistributions=tuple(draw(st.lists(redistributions(mesh, readers), max_size=2))),
+        certificate=draw(st.builds(Certificate, st.sampled_from(("microseconds", "bytes")), numbers, numbers, st.booleans())),
+        inputs=tuple(draw(st.lists(end, max_size=2))) if planned else (),
+        outputs=tuple(draw(st.lists(st.builds(PlanEnd, names, names, names), max_size=2))),
+        memory=draw(st.dictionaries(names, st.integers(0, 2**60), max_size=3)),
+        memory_limit=draw(st.none() | st.integers(0, 2**60)),
+        fallbacks=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
+        partial=draw(st.booleans()),
+    )

@@ -1,0 +1,72 @@
+"""Contractions: the equation is the rule; a sharded contracted dim leaves a pending sum."""
+
+import pytest
+
+from tests.strategies.samples import real
+from tests.strategies.shards import check, check_mesh
+
+
+def test_mm_offers_batch_columns_and_contraction() -> None:
+    assert check("aten.mm.default", real(5, 4), real(4, 6)) == {
+        "R, R -> R",
+        "S(0), R -> S(0)",
+        "R, S(1) -> S(1)",
+        "S(1), S(0) -> P",
+        "P, R -> P",
+        "P(avg), R -> P(avg)",
+        "R, P -> P",
+        "R, P(avg) -> P(avg)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("equation", "a", "b"),
+    [
+        ("abk,nk->abn", (3, 5, 4), (6, 4)),
+        ("bmk,bkn->bmn", (2, 3, 4), (2, 4, 5)),
+        ("abn,abk->nk", (2, 3, 5), (2, 3, 4)),
+        ("k,nk->n", (4,), (6, 4)),
+        ("k,k->", (5,), (5,)),
+        ("a,b->ab", (3,), (4,)),
+        ("ab,ba->a", (3, 5), (5, 3)),
+        ("bmk,bkn->bmn", (1, 3, 4), (1, 4, 5)),
+    ],
+)
+def test_einsum(equation: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    specs = check("fxshard.einsum.default", real(*a), real(*b), equation)
+    assert any("P, R -> P" in s for s in specs)
+
+
+def test_bmm_mv_dot() -> None:
+    assert "S(0), S(0) -> S(0)" in check("aten.bmm.default", real(5, 2, 3), real(5, 3, 4))
+    assert "S(1), S(0) -> P" in check("aten.mv.default", real(5, 3), real(3))
+    assert "S(0), S(0) -> P" in check("aten.dot.default", real(5), real(5))
+
+
+@pytest.mark.parametrize("bias", [(6,), (5, 6), (1, 6), (5, 1)])
+def test_addmm_adds_its_bias_once(bias: tuple[int, ...]) -> None:
+    specs = check("aten.addmm.default", real(*bias), real(5, 4), real(4, 6), beta=0.5, alpha=2)
+    assert "P, S(1), S(0) -> P" in specs
+    assert "R, S(1), S(0) -> P" not in specs
+
+
+def test_a_pending_bias_refuses_empty_shards() -> None:
+    """A rank without a shard of k would not run, and its part of the bias would be lost."""
+    specs = check_mesh("aten.addmm.default", (real(6), real(5, 3), real(3, 6)), mesh=(4,))
+    assert "P, S(1), S(0) -> P" not in {str(s) for s in specs}
+
+
+def test_linear_with_and_without_bias() -> None:
+    assert "S(2), S(1), P -> P" in check("aten.linear.default", real(2, 3, 4), real(6, 4), real(6))
+    assert "S(2), S(1) -> P" in check("aten.linear.default", real(2, 3, 4), real(6, 4))
+
+
+def test_baddbmm_and_addmv() -> None:
+    assert "P, S(2), S(1) -> P" in check("aten.baddbmm.default", real(2, 3, 5), real(2, 3, 4), real(2, 4, 5))
+    assert "P, S(1), S(0) -> P" in check("aten.addmv.default", real(5), real(5, 4), real(4))
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 2, 2)])
+def test_einsum_on_a_mesh(mesh: tuple[int, ...]) -> None:
+    specs = check_mesh("fxshard.einsum.default", (real(5, 4), real(6, 4), "mk,nk->mn"), mesh=mesh)
+    assert len(specs) == len(set(map(str, specs)))

@@ -1,0 +1,177 @@
+"""The plan's JSON: what is written comes back equal, what was not written by it is refused with the place and the reason."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expecttest import assert_expected_inline
+from hypothesis import HealthCheck, given, settings
+from plans import L, plans, small_plan
+
+from fxshard.errors import FileError, PlanError
+from fxshard.plan_json import dumps, loads
+from fxshard.sharding_plan import Certificate, ShardingPlan
+
+SMALL = json.loads(dumps(small_plan()))
+
+
+def test_golden_text() -> None:
+    assert_expected_inline(
+        dumps(small_plan()),
+        """\
+""",
+    )
+
+
+@given(plans())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_roundtrip(plan: ShardingPlan) -> None:
+    text = dumps(plan)
+    again = loads(text)
+    assert again == plan
+    assert dumps(again) == text
+    assert again.hash == plan.hash
+
+
+def test_equal_plans_give_equal_text_whatever_order_they_were_made_in() -> None:
+    plan = small_plan()
+    turned = ShardingPlan(**{**vars(plan), "memory": dict(reversed(plan.memory.items()))})
+    assert turned == plan and dumps(turned) == dumps(plan)
+
+
+def test_a_number_that_is_not_finite_is_not_written() -> None:
+    plan = ShardingPlan(**{**vars(small_plan()), "certificate": Certificate("microseconds", float("inf"), 0.0)})
+    with pytest.raises(PlanError, match="not finite"):
+        dumps(plan)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("an older file")
+    small_plan().save(path)
+    assert ShardingPlan.load(path) == small_plan()
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "a temporary file was left behind"
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("an older file")
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(FileError, match="No space left"):
+        small_plan().save(path)
+    assert path.read_bytes() == b"an older file"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file"):
+        small_plan().save(tmp_path / "nowhere" / "plan.json")
+    with pytest.raises(FileError, match="No such file"):
+        ShardingPlan.load(tmp_path / "plan.json")
+
+
+def test_hand_written_pins() -> None:
+    text = '{"format": "fxshard-plan", "version": 1, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
+    plan = loads(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
+    assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
+    with pytest.raises(FileError, match="'train' is missing"):
+        loads(text.replace("true", "false") + '"nodes": []}')
+
+
+def _without(name: str) -> dict[str, Any]:
+    return {k: v for k, v in SMALL.items() if k != name}
+
+
+def _with(path: str, value: Any) -> dict[str, Any]:
+    """SMALL with one field changed; ``path`` like ``nodes.2.outputs``."""
+    data = json.loads(json.dumps(SMALL))
+    place: Any = data
+    *way, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+    for part in way:
+        place = place[part]
+    place[last] = value
+    return data
+
+
+STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
+BAD: list[tuple[Any, str, str]] = [
+    ([], "not a fxshard plan", "plan.json"),
+    ({"format": "other"}, "not a fxshard plan", "plan.json"),
+    (_with("version", 2), "format version 2, which is unknown", "plan.json"),
+    (_without("train"), "the field 'train' is missing", "plan.json"),
+    (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
+    (_with("extra", 1), "unknown field 'extra'", "plan.json"),
+    (_with("nodes.0.ouputs", []), "unknown field 'ouputs'; did you mean 'outputs'", "nodes[0]"),
+    (_with("nodes.0.outputs.0", "RX"), "cannot read layout 'RX'", "nodes[0].outputs[0]"),
+    (_with("nodes.0.outputs.0", "R"), "1 placements, the mesh has 2 axes", "nodes[0].outputs[0]"),
+    (_with("nodes.0.outputs.0", "RS(2)"), "dim 2 in S(2) is out of range", "nodes[0].outputs[0]"),
+    (_with("nodes.2.inputs.0", "RS(-1)"), "counts dims from the end", "nodes[2].inputs[0]"),
+    (_with("nodes.0.dtypes", []), "do not go together", "nodes[0]"),
+    (_with("nodes.1.name", "w"), "the node 'w' stands twice", "nodes[1]"),
+    (_with("mesh.axes.1.0", "dp"), "two mesh axes have the same name", "mesh"),
+    (_with("mesh.axes.1.1", 0), "at least 1", "mesh.axes[1][1]"),
+    (_with("mesh.hardware", "h10"), "unknown hardware 'h10'", "mesh.hardware"),
+    (_with("certificate.unit", "s"), "unknown unit 's'", "certificate"),
+    (_with("certificate.objective", 10**400), "not finite", "certificate.objective"),
+    (_with("redistributions.0.readers.0.0", "y"), "reader 'y' is not a node", "redistributions[0]"),
+    (_with("redistributions.0.readers.0.1", 1), "'output' has no operand 1", "redistributions[0]"),
+    (_with("redistributions.0.steps", []), "lead from S(0)P to S(0)P, not to the target S(0)R", "redistributions[0].steps"),
+    (_with("redistributions.0.steps.0", STEP | {"axis": "pp"}), "no axis 'pp'", "redistributions[0].steps[0]"),
+    (_with("redistributions.0.steps.0", STEP | {"kind": "slice"}), "is all_reduce, not 'slice'", "redistributions[0].steps[0]"),
+    (_with("redistributions.0.steps.0", STEP | {"axis": "dp"}), "the value has S(0) on axis dp", "redistributions[0].steps[0]"),
+    (_with("inputs.0.node", "v"), "input node 'v' is not a node", "inputs[0]"),
+]
+
+
+@pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[b[1] for b in BAD])
+def test_refused(data: Any, what: str, where: str) -> None:
+    with pytest.raises(FileError) as caught:
+        loads(json.dumps(data), "plan.json")
+    assert what in caught.value.what
+    assert caught.value.where is not None and where in caught.value.where
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"", "cut short"),
+        (dumps(small_plan())[:-40], "cut short"),
+        ("plan", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        ('{"format": "fxshard-plan", "format": 1}', "stands twice"),
+        ("[" * 100_000, "nests too deeply"),
+        ('{"format": NaN}', "NaN is not a number"),
+        ("9" * 5000, "not readable JSON"),
+    ],
+)
+def test_not_json(text: str | bytes, what: str) -> None:
+    with pytest.raises(FileError, match=what):
+        loads(text)
+
+
+def test_damaged_files_load_or_are_refused() -> None:
+    """Bytes changed, cut out and doubled at random, fields replaced by others: a plan, or a FileError, never anything else."""
+    draw = random.Random(0)
+    text = dumps(small_plan()).encode()
+    tokens = [b"null", b"-1", b"1e999", b'"S(9)"', b"[]", b"{}", b"true", b"0.5", b'"RS(0)"', b'"\\ud800"', b"99999999999999999999"]
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(text)
+        for _ in range(draw.randint(1, 3)):
+            start = draw.randrange(len(damaged))
+            stop = start + draw.choice((0, 1, 1, 5, 40))
+            damaged[start:stop] = draw.choice((bytes([draw.randrange(256)]), b"", draw.choice(tokens), damaged[start:stop] * 2))
+        try:
+            loads(bytes(damaged))
+        except FileError:
+            refused += 1
+    assert refused > 1000
