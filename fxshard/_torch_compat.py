@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 from torch._C import _nn as c_nn
 from torch._decomp import get_decompositions
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export as capture_dynamo_graph
@@ -14,10 +18,81 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 import torch.distributed._functional_collectives  # noqa: F401  (fake kernels of torch.ops._c10d_functional)
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch import fx
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
+
+
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Inductor on an aten graph with fake example inputs; the result takes one list, which it empties. Changes ``module``."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, list(inputs), **options)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions that Inductor's lowerings count on."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_output_strides(compiled: Any) -> list[tuple[int, ...] | None] | None:
+    """Strides that a compiled graph gives its outputs; None where it keeps those of the graph."""
+    strides = getattr(compiled, "output_strides", None)
+    return None if strides is None else [None if s is None else tuple(int(x) for x in s) for s in strides]
+
+
+def values_to_save(graph: fx.Graph, inputs: list[fx.Node], forward: Iterable[fx.Node], closure: Iterable[fx.Node], ends: Iterable[fx.Node]) -> list[fx.Node]:
+    """torch's minimum cut: which values of a joint graph to keep for the backward rather than compute again.
+
+    ``forward``: the nodes that run in the forward; ``closure``: those that can only run in the backward; ``ends``: what
+    the backward returns. Placeholders of tangents have "tangents" in their name, those of ``inputs`` have not.
+    """
+    from torch._functorch.partitioners import NodeInfo, choose_saved_values_set
+    from torch.utils._ordered_set import OrderedSet
+
+    first = OrderedSet(forward)
+    late = OrderedSet(closure)
+    required = OrderedSet([*late, *ends])
+    for node in reversed(graph.nodes):
+        nearest = min((user.dist_from_bw + 1 for user in node.users), default=10**9)
+        node.dist_from_bw = nearest if node in first else 10**9 if node.op == "output" else 0
+    unclaimed = OrderedSet(n for n in graph.nodes if n not in first and n not in required)
+    order = {n: i for i, n in enumerate(n for n in graph.nodes if n in first)}
+    return choose_saved_values_set(graph, NodeInfo(inputs, first, required, late, unclaimed, order, OrderedSet()))
+
+
+def register_group_alias(name: str, group: ProcessGroup) -> None:
+    """Makes functional collectives find ``group`` under ``name`` too."""
+    from torch._C._distributed_c10d import _register_process_group
+
+    _register_process_group(name, group)
+
+
+def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
+    """A GraphModule whose Python code is written only when it is called: interpreters never ask for it."""
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(torch.nn.Module(), graph)
+
+
+def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
+    """``local`` as a DTensor with the mesh, placements and global shape of ``like``; no check, no autograd."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, like._spec, requires_grad=False)
+
 
 __all__ = [
     "BufferAOTInput",
@@ -25,6 +100,7 @@ __all__ = [
     "FakeTensorMode",
     "GradAOTOutput",
     "InputMutationAOTOutput",
+    "OpOverload",
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
@@ -32,6 +108,15 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
+    "export_dtypes",
+    "export_memory_formats",
     "get_decompositions",
+    "inductor_compile",
+    "inductor_decompositions",
+    "inductor_output_strides",
+    "lazy_graph_module",
     "pytree",
+    "register_group_alias",
+    "values_to_save",
+    "wrap_like",
 ]

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,17 @@ def read_start(path: str | Path, count: int) -> bytes:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+def write_json(fields: Mapping[str, Any]) -> str:
+    """A JSON object, one field a line; an entry of a list of objects has a line of its own. Raises ValueError on NaN and infinity."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in fields.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return "[\n" + ",\n".join(f" {json.dumps(one, allow_nan=False)}" for one in value) + "\n]"
+    return json.dumps(value, allow_nan=False)
 
 
 def parse_json(text: str | bytes, where: str) -> Field:

@@ -114,10 +114,15 @@ def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple
     return offset, size
 
 
-def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
-    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``."""
+@lru_cache(maxsize=262144)
+def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, int]:
     axes = layout.axes_on(dim)
     return extent(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
+
+
+def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
+    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``."""
+    return _dim_extent(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
 
 
 def local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:

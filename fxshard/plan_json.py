@@ -6,8 +6,7 @@ with ``"partial": true``, written by hand, most fields may be left out.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FxshardError, LayoutError, PlanError
-from fxshard.files import Field, atomic_file, parse_json, read_bytes
+from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.layout import Layout, check, placement_str
 from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
 from fxshard.redistribution import Step, single_step
@@ -34,41 +33,27 @@ def save(plan: ShardingPlan, path: str | Path) -> None:
 
 def dumps(plan: ShardingPlan) -> str:
     """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite."""
-    fields: list[tuple[str, Any]] = [
-        ("format", FORMAT),
-        ("version", FORMAT_VERSION),
-        ("partial", plan.partial),
-        ("mesh", write_mesh(plan.mesh)),
-        ("train", plan.train),
-        ("graph_hash", plan.graph_hash),
-        ("certificate", _write_certificate(plan.certificate)),
-        ("memory", {kind: int(plan.memory[kind]) for kind in sorted(plan.memory)}),
-        ("memory_limit", None if plan.memory_limit is None else int(plan.memory_limit)),
-    ]
-    mesh = plan.mesh
-    lists: list[tuple[str, Iterable[Any]]] = [
-        ("inputs", map(_write_end, plan.inputs)),
-        ("outputs", map(_write_end, plan.outputs)),
-        ("nodes", map(_write_node, plan.nodes)),
-        ("redistributions", (_write_redistribution(r, mesh) for r in plan.redistributions)),
-        ("fallbacks", ({"node": node, "reason": reason} for node, reason in plan.fallbacks)),
-    ]
-    parts = [f"{_line(name)}: {_line(value)}" for name, value in fields]
-    parts += [f"{_line(name)}: {_rows(values)}" for name, values in lists]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _line(value: Any) -> str:
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "partial": plan.partial,
+        "mesh": write_mesh(plan.mesh),
+        "train": plan.train,
+        "graph_hash": plan.graph_hash,
+        "certificate": _write_certificate(plan.certificate),
+        "memory": {kind: int(plan.memory[kind]) for kind in sorted(plan.memory)},
+        "memory_limit": None if plan.memory_limit is None else int(plan.memory_limit),
+        "inputs": [_write_end(end) for end in plan.inputs],
+        "outputs": [_write_end(end) for end in plan.outputs],
+        "nodes": [_write_node(node) for node in plan.nodes],
+        "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
+        "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
+    }
     try:
-        return json.dumps(value, allow_nan=False)
+        return write_json(fields)
     except ValueError as error:
         remedy = "give finite costs; if the planner made it, please report it"
-        raise PlanError(f"the plan holds a number that is not finite: {value}", remedy=remedy) from error
-
-
-def _rows(values: Iterable[Any]) -> str:
-    lines = [f" {_line(value)}" for value in values]
-    return "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
+        raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:

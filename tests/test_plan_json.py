@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (golden text)
 """The plan's JSON: what is written comes back equal, what was not written by it is refused with the place and the reason."""
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 from expecttest import assert_expected_inline
 from hypothesis import HealthCheck, given, settings
-from plans import L, plans, small_plan
 
 from fxshard.errors import FileError, PlanError
 from fxshard.plan_json import dumps, loads
 from fxshard.sharding_plan import Certificate, ShardingPlan
+from tests.plans import L, plans, small_plan
 
 SMALL = json.loads(dumps(small_plan()))
 
@@ -23,6 +24,36 @@ def test_golden_text() -> None:
     assert_expected_inline(
         dumps(small_plan()),
         """\
+{
+"format": "fxshard-plan",
+"version": 1,
+"partial": false,
+"mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
+"train": false,
+"graph_hash": "abababababababababababababababababababababababababababababababab",
+"certificate": {"unit": "microseconds", "objective": 10.75, "lower_bound": 10.75, "cut": false},
+"memory": {"gradients": 0, "parameters": 64},
+"memory_limit": 1073741824,
+"inputs": [
+ {"kind": "parameter", "name": "lin.weight", "node": "w"},
+ {"kind": "input", "name": "args[0]", "node": "x"}
+],
+"outputs": [
+ {"kind": "output", "name": "outputs[0]", "node": "mm"}
+],
+"nodes": [
+ {"name": "w", "op": "placeholder", "inputs": [], "outputs": ["RS(0)"], "shapes": [[8, 4]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "x", "op": "placeholder", "inputs": [], "outputs": ["S(0)S(1)"], "shapes": [[6, 8]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "mm", "op": "aten.mm.default", "inputs": ["S(0)S(1)", "RS(0)"], "outputs": ["S(0)P"], "shapes": [[6, 4]], "dtypes": ["float32"], "compute": 3.25},
+ {"name": "output", "op": "output", "inputs": ["S(0)R"], "outputs": [], "shapes": [], "dtypes": [], "compute": 0.0}
+],
+"redistributions": [
+ {"value": "mm", "shape": [6, 4], "itemsize": 4, "source": "S(0)P", "target": "S(0)R", "steps": [{"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}], "readers": [["output", 0]], "cost": 7.5}
+],
+"fallbacks": [
+ {"node": "mm", "reason": "no rule for it"}
+]
+}
 """,
     )
 

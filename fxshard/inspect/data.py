@@ -54,7 +54,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "cut": plan.certificate.cut,
-        "memory": dict(plan.memory),
+        "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
         "traffic": [vars(t) for t in traffic(subject)],
         "parameters": {name: str(layout) for name, layout in plan.parameter_layouts().items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def _head(subject: Subject) -> str:
         ("mesh", f"{plan.mesh}, {plan.mesh.size} devices ({plan.mesh.hardware.name})"),
         ("graph", f"{purpose}, {len(plan.nodes)} nodes, hash {plan.graph_hash[:12] or 'not given'}"),
         *_proof(plan),
-        *((f"memory, {kind}", size_text(size)) for kind, size in plan.memory.items()),
+        *((f"memory, {kind}", size_text(size)) for kind, size in sorted(plan.memory.items())),
     ]
     if plan.memory_limit is not None:
         rows.append(("memory limit", size_text(plan.memory_limit)))
@@ -85,13 +86,21 @@ def _traffic(subject: Subject) -> str:
 
 
 def _parameters(plan: ShardingPlan) -> str:
+    """One line a parameter; those whose names differ in a number only, and that are alike, share one: ``layers.*.weight``."""
     nodes = {n.name: n for n in plan.nodes}
-    rows = []
+    groups: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for end in plan.inputs:
         if end.kind == "parameter" and end.node in nodes:
             node = nodes[end.node]
-            rows.append((end.name, _join(node.spec.outputs), _join(map(_shape, node.shapes)), _join(node.dtypes)))
-    return _table(rows, ("parameter", "layout", "shape", "dtype")) if rows else ""
+            facts = (_join(node.spec.outputs), _join(map(_shape, node.shapes)), _join(node.dtypes))
+            groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", end.name), []).append((end.name, facts))
+    rows: list[tuple[Any, ...]] = []
+    for pattern, members in groups.items():
+        if len(members) > 1 and len({facts for _, facts in members}) == 1:
+            rows.append((pattern, len(members), *members[0][1]))
+        else:
+            rows += [(name, 1, *facts) for name, facts in members]
+    return _table(rows, ("parameter", "count", "layout", "shape", "dtype")) if rows else ""
 
 
 def _ends(program: ShardedProgram) -> str:

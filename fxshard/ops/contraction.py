@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,38 @@ import torch
 def einsum(a: torch.Tensor, b: torch.Tensor, equation: str) -> torch.Tensor:
     """``torch.einsum`` of two operands; every letter occurs in at least two of a, b and the result, once in each."""
     return torch.einsum(equation, a, b).contiguous()
+
+
+def kernel(a: Any, b: Any, equation: str) -> Any:
+    """The same as one aten.mm or aten.bmm, dims moved around it only where the equation asks for it."""
+    left, right, result = split(equation)
+    batch = [x for x in result if x in left and x in right]
+    rows = [x for x in result if x not in right]
+    columns = [x for x in result if x not in left]
+    if rows and columns and result.index(columns[0]) < result.index(rows[0]):
+        return kernel(b, a, f"{right},{left}->{result}")
+    inner = [x for x in left if x in right and x not in result]
+    sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+    x = _matrix(a, left, batch, rows, inner, sizes)
+    y = _matrix(b, right, batch, inner, columns, sizes)
+    out = torch.bmm(x, y) if batch else torch.mm(x, y)
+    order = [*batch, *rows, *columns]
+    return _permuted(_shaped(out, [sizes[i] for i in order]), [order.index(i) for i in result]).contiguous()
+
+
+def _matrix(x: Any, letters: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, Any]) -> Any:
+    """``x`` as [batch, rows, columns], without the batch dim where there is none."""
+    groups = [batch, rows, columns] if batch else [rows, columns]
+    moved = _permuted(x, [letters.index(i) for group in groups for i in group])
+    return _shaped(moved, [math.prod(sizes[i] for i in group) for group in groups])
+
+
+def _permuted(x: Any, order: list[int]) -> Any:
+    return x if order == sorted(order) else x.permute(order)
+
+
+def _shaped(x: Any, shape: list[Any]) -> Any:
+    return x if list(x.shape) == shape else x.reshape(shape)
 
 
 def split(equation: str) -> tuple[str, str, str]:

@@ -27,7 +27,8 @@ def draw_mask(p: float, seed: torch.Tensor, call: int, shape: list[int]) -> torc
     return torch.rand(shape, generator=generator) >= p
 
 
-def _scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """``x`` where ``mask`` keeps it, scaled so that its mean stays."""
     return x * mask * (0.0 if p == 1 else 1 / (1 - p))
 
 
@@ -35,7 +36,7 @@ def _scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(x with elements zeroed with probability p and the rest scaled by 1 / (1 - p), the keep-mask)."""
     mask = draw_mask(p, seed, call, list(x.shape)).to(x.device)
-    return _scaled(x, mask, p), mask
+    return scaled(x, mask, p), mask
 
 
 @dropout.register_fake
@@ -45,7 +46,7 @@ def _(x: Any, p: float, seed: Any, call: int) -> tuple[torch.Tensor, torch.Tenso
 
 @torch.library.custom_op("fxshard::dropout_backward", mutates_args=())
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    return _scaled(grad, mask, p)
+    return scaled(grad, mask, p)
 
 
 @dropout_backward.register_fake
@@ -62,7 +63,7 @@ def dropout_shard(
     for dim, (offset, size) in enumerate(zip(offsets, x.shape, strict=True)):
         mask = mask.narrow(dim, int(offset), size)
     mask = mask.contiguous().to(x.device)
-    return _scaled(x, mask, p), mask
+    return scaled(x, mask, p), mask
 
 
 @dropout_shard.register_fake

@@ -1,4 +1,4 @@
-"""LocalGraph: builds the graph of one size class, node by node, with fake local tensors alongside."""
+"""LocalGraph: builds the graph of one size class, node by node, with meta tensors of its local shapes alongside."""
 
 from __future__ import annotations
 
@@ -9,11 +9,61 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat import FakeTensorMode, lazy_graph_module, pytree
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 
 aten = torch.ops.aten
+
+FAKES = FakeTensorMode(allow_non_fake_inputs=True)
+"""The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
+
+
+_RESULTS: dict[Any, Any] = {}
+_FAKE_OF: dict[Any, Any] = {}
+
+
+def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
+    """The value of a call on meta tensors; layers repeat, so results are kept by operator, shapes, strides, dtypes and constants."""
+    key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+    if key not in _RESULTS:
+        values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with torch.no_grad():
+            _RESULTS[key] = target(*values, **keywords) if reads_tensors else _created(target, values, keywords)
+        _bound(_RESULTS)
+    return _RESULTS[key]
+
+
+def _created(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """What a factory makes, without making it."""
+    with FAKES:
+        value = target(*args, **kwargs)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _fake(value: torch.Tensor) -> Any:
+    key = _key(value)
+    if key not in _FAKE_OF:
+        with FAKES:
+            _FAKE_OF[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        _bound(_FAKE_OF)
+    return _FAKE_OF[key]
+
+
+def _bound(cache: dict[Any, Any]) -> None:
+    while len(cache) > 50_000:
+        cache.pop(next(iter(cache)))
+
+
+def _key(value: Any) -> Any:
+    """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
+    if isinstance(value, fx.Node):
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    return type(value), value
 
 
 class LocalGraph:
@@ -22,26 +72,26 @@ class LocalGraph:
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
         self.mesh, self.coordinate = mesh, coordinate
         self.graph = fx.Graph()
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.origin: fx.Node | None = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[int, tuple[int, ...]], fx.Node] = {}
 
     def placeholder(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
         node = self.graph.placeholder(name)
-        node.meta["val"] = self.fake(shape, dtype)
+        node.meta["val"] = torch.empty(tuple(shape), dtype=dtype, device="meta")
         return node
 
-    def fake(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        with self.mode:
-            return torch.empty(tuple(shape), dtype=dtype)
+    def finish(self) -> fx.GraphModule:
+        """The graph as a module, its values fake CPU tensors."""
+        for node in self.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map_only(torch.Tensor, _fake, node.meta["val"])
+        return lazy_graph_module(self.graph)
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Adds a call; its fake value is computed at once, so that shapes are known as the graph grows."""
+        """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
         node = self.graph.call_function(target, args, kwargs)
-        values, keywords = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
-        with self.mode, torch.no_grad():
-            node.meta["val"] = target(*values, **keywords)
+        node.meta["val"] = meta_result(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
         if self.origin is not None:
             for key in ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr"):
                 if key in self.origin.meta:

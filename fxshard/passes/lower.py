@@ -130,7 +130,7 @@ class _Lowering:
                 self._output(node)
             elif node.op == "get_attr":
                 raise PlanError(f"the graph holds a constant tensor {node.target}", where=source_line(node), remedy="register it as a buffer")
-        return fx.GraphModule(torch.nn.Module(), self.local.graph)
+        return self.local.finish()
 
     def _placeholder(self, node: fx.Node) -> None:
         layout = self.plan.specs[node.name].outputs[0]

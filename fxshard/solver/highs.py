@@ -47,7 +47,8 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     room = model.cutoff - model.constant
     spread = room if np.isfinite(room) else max(float(columns.cost.max(initial=0.0)), 1.0)
     scale = min(1.0, OBJECTIVE_RANGE / max(spread, 1.0))
-    highs = _load(columns, scale)
+    quantum = 2.0 ** np.floor(np.log2(model.grain * scale / (8 * (len(model) + len(model.edges)))))  # in total < grain / 16
+    highs = _load(columns, np.rint(columns.cost * (scale / quantum)) * quantum)
     highs.setOptionValue("mip_abs_gap", 0.5 * model.grain * scale)
     highs.setOptionValue("mip_rel_gap", 0.0)
     if budget.seconds_left is not None:
@@ -73,18 +74,21 @@ def _choices(model: Model, values: FloatArray) -> IntArray:
     return np.asarray([int(values[a:b].argmax()) for a, b in zip(offset, offset[1:], strict=False)], dtype=np.int64)
 
 
-def _load(columns: _Columns, scale: float) -> highspy.Highs:
+def _load(columns: _Columns, cost: FloatArray) -> highspy.Highs:
     lp = highspy.HighsLp()
     count, rows = len(columns.cost), len(columns.lower)
     lp.num_col_, lp.num_row_ = count, rows
-    lp.col_cost_ = columns.cost * scale
+    lp.col_cost_ = cost
     lp.col_lower_, lp.col_upper_ = np.zeros(count), np.ones(count)
     lp.row_lower_, lp.row_upper_ = columns.lower, columns.upper
-    order = np.lexsort((columns.row, columns.column))
+    key = columns.column * rows + columns.row
+    cells, where = np.unique(key, return_inverse=True)  # a node may have several uses in one memory row
+    value = np.bincount(where, columns.value, minlength=len(cells))
+    starts = np.searchsorted(cells, np.arange(count + 1) * rows)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(columns.column, minlength=count))]).astype(np.int32)
-    lp.a_matrix_.index_ = columns.row[order].astype(np.int32)
-    lp.a_matrix_.value_ = columns.value[order]
+    lp.a_matrix_.start_ = starts.astype(np.int32)
+    lp.a_matrix_.index_ = (cells % rows).astype(np.int32)
+    lp.a_matrix_.value_ = value
     kinds = [highspy.HighsVarType.kInteger] * columns.binaries
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
     highs = highspy.Highs()

@@ -178,7 +178,7 @@ def shapes_str(metas: Iterable[TensorMeta | None]) -> str:
 
 def is_one(size: Any) -> bool:
     """Whether a size is known to be 1; a symbolic size is not, without adding a guard."""
-    return isinstance(size, int) and size == 1
+    return same(size, 1)
 
 
 def same(a: Any, b: Any) -> bool:

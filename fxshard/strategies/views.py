@@ -63,7 +63,7 @@ class _Side:
 
     def take(self, name: str, size: Any) -> None:
         self.names[self.dim].append(name)
-        self.left = self.left // size
+        self.left = 1 if same(self.left, size) else self.left // size
 
     def whole(self) -> Any:
         """Gives what is left of the current dim a factor that stays whole; returns its size."""

@@ -10,7 +10,7 @@ import torch
 def real(*shape: int) -> torch.Tensor:
     """Normal numbers; the same shape gives the same numbers."""
     seed = zlib.crc32(repr(shape).encode())
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def positive(*shape: int) -> torch.Tensor:

@@ -50,12 +50,12 @@ def test_a_scalar_in_a_tensor_overload_makes_it_affine() -> None:
     assert "P -> P" in check("aten.mul.Tensor", real(5), 2.0)
 
 
-@pytest.mark.parametrize("op", "eq ne lt le gt ge".split())
+@pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_comparisons(op: str) -> None:
     assert "S(0), S(0) -> S(0)" in check(f"aten.{op}.Tensor", real(5, 3), real(5, 3))
 
 
-@pytest.mark.parametrize("op", "atan2 hypot logaddexp nextafter heaviside floor_divide".split())
+@pytest.mark.parametrize("op", ["atan2", "hypot", "logaddexp", "nextafter", "heaviside", "floor_divide"])
 def test_binary(op: str) -> None:
     check(f"aten.{op}.default", positive(5, 3), positive(3))
 
@@ -90,7 +90,6 @@ def test_ternary() -> None:
         ("threshold_backward", (0,)),
         ("hardtanh_backward", (-1, 1)),
         ("leaky_relu_backward", (0.1, False)),
-        ("elu_backward", (1, 1, 1, False)),
         ("softplus_backward", (1, 20)),
         ("hardswish_backward", ()),
     ],

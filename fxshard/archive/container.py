@@ -1,0 +1,220 @@
+"""The zip around a program: which entries there may be, and the manifest that vouches for them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from fxshard.errors import FileError
+from fxshard.files import REMAKE, Field, atomic_file, parse_json, write_json
+
+FORMAT, VERSION = "fxshard-program", 1
+ROOT = "archive/"
+MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
+WEIGHTS = "fxshard/weights.safetensors"
+_TORCH = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
+_BESIDE_GRAPH = {
+    "data/weights/{}_weights_config.json": b'{"config": {}}',
+    "data/constants/{}_constants_config.json": b'{"config": {}}',
+    "data/sample_inputs/{}.pt": b"",
+}
+_ALLOWED = re.compile(
+    r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program)\.json|fxshard/weights\.safetensors"
+    r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
+    r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
+)
+MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 100_000, 2**31, 500
+"""Limits of what is read: number of entries, size of one (weights aside), and how often smaller it may be in the file."""
+ALIGNMENT = 64
+_LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
+NOT_A_PROGRAM = "give a file that fxshard export wrote"
+
+
+def graph_name(number: int) -> str:
+    """The name of a size class's graph; the first is what ``torch.export.load`` returns."""
+    return "model" if number == 0 else f"model_{number}"
+
+
+def graph_entry(name: str) -> str:
+    return f"models/{name}.json"
+
+
+def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None) -> None:
+    """Writes the archive, atomically; ``weights`` is a safetensors file that is copied in. The same input gives the same bytes."""
+    entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
+    for name, graph in graphs.items():
+        entries |= {graph_entry(name): graph, **{beside.format(name): data for beside, data in _BESIDE_GRAPH.items()}}
+    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in entries.items()}
+    if weights is not None:
+        listed[WEIGHTS] = {"bytes": weights.stat().st_size, "sha256": _hash_file(weights)}
+    rows = [{"name": name, **facts} for name, facts in listed.items()]
+    manifest = write_json({"format": FORMAT, "version": VERSION, "torch": torch_version(), "entries": rows})
+    with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, data in {MANIFEST: manifest.encode(), **entries}.items():
+            archive.writestr(_info(name), data, compress_type=zipfile.ZIP_DEFLATED if name.endswith(".json") else zipfile.ZIP_STORED)
+        if weights is not None:
+            _write_weights(archive, weights)
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    """An entry without the time and the machine it was made on."""
+    info = zipfile.ZipInfo(ROOT + name)
+    info.create_system, info.external_attr = 3, 0o644 << 16
+    return info
+
+
+def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
+    """Stored, not compressed, at an aligned offset, so that they can be mapped into memory."""
+    info = _info(WEIGHTS)
+    info.file_size = weights.stat().st_size
+    assert archive.fp is not None
+    start = archive.fp.tell() + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA + 4
+    padding = -start % ALIGNMENT
+    info.extra = struct.pack("<HH", 0x4246, padding) + b"\0" * padding
+    with weights.open("rb") as source, archive.open(info, "w", force_zip64=True) as target:
+        while piece := source.read(2**24):
+            target.write(piece)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def torch_version() -> str:
+    """``2.13``: programs are read by the minor version that wrote them."""
+    return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
+
+
+class Container:
+    """An archive whose entries are named in its manifest and are allowed; made by ``opened``."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
+        self.archive, self.path = archive, path
+        self.infos = _checked_infos(archive, path)
+        if MANIFEST not in self.infos:
+            raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
+        self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
+        _same_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
+
+    def _bytes(self, name: str) -> bytes:
+        with self.stream(name) as entry:
+            return entry.read(MAX_BYTES)
+
+    def read(self, name: str) -> bytes:
+        """An entry's bytes; raises FileError unless they are the ones that the manifest lists."""
+        if name not in self.listed:
+            raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
+        data = self._bytes(name)
+        if hashlib.sha256(data).hexdigest() != self.listed[name]:
+            raise FileError(f"the entry {name} is damaged: its hash is not the manifest's", where=self.path, remedy=REMAKE)
+        return data
+
+    def has(self, name: str) -> bool:
+        return name in self.listed
+
+    @contextmanager
+    def stream(self, name: str) -> Iterator[IO[bytes]]:
+        """An entry to read from; what zip itself finds wrong with it is a FileError."""
+        try:
+            with self.archive.open(self.infos[name]) as entry:
+                yield entry
+        except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, *_ZLIB) as error:
+            raise FileError(f"the entry {name} is damaged: {error}", where=self.path, remedy=REMAKE) from error
+
+    def offset(self, name: str) -> int:
+        """Where a stored entry's bytes start in the file; the local header may be longer than the directory says."""
+        info = self.infos[name]
+        with open(self.path, "rb") as file:
+            file.seek(info.header_offset)
+            header = file.read(_LOCAL_HEADER)
+        if len(header) < _LOCAL_HEADER or header[:4] != b"PK\3\4":
+            raise FileError(f"the entry {name} is damaged: it has no header", where=self.path, remedy=REMAKE)
+        name_length, extra_length = struct.unpack("<HH", header[26:30])
+        return int(info.header_offset + _LOCAL_HEADER + name_length + extra_length)
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Container]:
+    """Opens a program's archive; raises FileError for a file that is missing, cut short, foreign or unsafe."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise FileError(f"the file is cut short or is not an archive: {error}", where=str(path), remedy=REMAKE) from error
+    except (OSError, ValueError, NotImplementedError, *_ZLIB) as error:
+        raise FileError(f"cannot open the file: {error}", where=str(path), remedy="check the path and its permissions") from error
+    with archive:
+        container = Container(archive, str(path))
+        for name, data in _TORCH.items():
+            if container.read(name) != data:
+                raise FileError(f"the entry {name} is not what this version of torch writes", where=str(path), remedy=REMAKE)
+        yield container
+
+
+_ZLIB = (zlib.error, struct.error, OverflowError)
+
+
+def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.ZipInfo]:
+    """Entries by name, without the root; raises FileError on any that a program cannot have."""
+    infos = archive.infolist()
+    if len(infos) > MAX_ENTRIES:
+        raise FileError(f"the archive has {len(infos)} entries", where=path, remedy=NOT_A_PROGRAM)
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename.removeprefix(ROOT)
+        if not info.filename.startswith(ROOT) or not _ALLOWED.fullmatch(name) or info.orig_filename != info.filename:
+            raise FileError(f"the archive holds {info.filename!r}, which a program does not have", where=path, remedy=NOT_A_PROGRAM)
+        if name in found:
+            raise FileError(f"the archive holds {name!r} twice", where=path, remedy=NOT_A_PROGRAM)
+        _check_size(info, name, path)
+        found[name] = info
+    return found
+
+
+def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
+    stored = info.compress_type == zipfile.ZIP_STORED
+    if info.flag_bits & 0x1 or not (stored or info.compress_type == zipfile.ZIP_DEFLATED):
+        raise FileError(f"the entry {name} is encrypted or compressed in an unknown way", where=path, remedy=NOT_A_PROGRAM)
+    if stored and info.file_size != info.compress_size:
+        raise FileError(f"the entry {name} has two different sizes", where=path, remedy=NOT_A_PROGRAM)
+    if name == WEIGHTS:
+        if not stored:
+            raise FileError("the weights are compressed", where=path, remedy=NOT_A_PROGRAM)
+    elif info.file_size >= MAX_BYTES or info.file_size > MAX_RATIO * max(info.compress_size, 1):
+        raise FileError(f"the entry {name} is absurdly large: {info.file_size} bytes when unpacked", where=path, remedy=NOT_A_PROGRAM)
+
+
+def _read_manifest(root: Field) -> dict[str, str]:
+    """Hash by name of entry."""
+    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
+        raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
+    version = root.get("version", Field.whole)
+    if version != VERSION:
+        remedy = f"export it again; this fxshard reads version {VERSION}"
+        raise root.fail(f"the program has format version {version}, which is unknown", remedy)
+    written = root.get("torch", Field.text)
+    if written != torch_version():
+        remedy = f"export it again, or install torch {written}"
+        raise root.fail(f"the program is of torch {written}, this is torch {torch_version()}", remedy)
+    root.known(("format", "version", "torch", "entries"))
+    listed = {}
+    for entry in root.get("entries", Field.items):
+        entry.known(("name", "bytes", "sha256"))
+        entry.get("bytes", Field.whole)
+        listed[entry.get("name", Field.text)] = entry.get("sha256", Field.text)
+    return listed
+
+
+def _same_names(present: set[str], listed: set[str], path: str) -> None:
+    for names, what in ((present - listed, "holds {!r}, which its manifest does not list"), (listed - present, "lacks {!r}")):
+        if names:
+            raise FileError(f"the archive {what.format(min(names))}", where=path, remedy=REMAKE)

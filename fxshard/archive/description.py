@@ -1,0 +1,211 @@
+"""What a program's file says besides its plan and its graphs: the ends, the collectives, who runs which graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxshard.archive.structure import read_structure, write_structure
+from fxshard.files import Field, parse_json, write_json
+from fxshard.layout import Layout, local_shape
+from fxshard.mesh import Mesh
+from fxshard.plan_json import read_layout, read_mesh, write_mesh
+from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
+from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
+from fxshard.redistribution import COLLECTIVES
+from fxshard.sharding_plan import ShardingPlan
+
+_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases")
+_END = ("kind", "name", "layout", "shape", "dtype")
+_COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "entry", "step")
+_META: Mapping[str, type] = {"collective": int, "partitioner_tag": str}
+"""What is kept of a node's meta, besides its value: which collective it is, and whether it is of the forward or backward."""
+
+
+def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -> str:
+    """JSON of all that is not plan or graph; ``names``: the graph of each size class."""
+    order = list(program.modules)
+    p = program
+    ins = list(map(_write_end, p.inputs, p.input_layouts, p.input_shapes, p.input_dtypes))
+    outs = list(map(_write_end, p.outputs, p.output_layouts, p.output_shapes, p.output_dtypes))
+    return write_json(
+        {
+            "mesh": write_mesh(p.mesh),
+            "inputs": [{"node": end.node, **row} for end, row in zip(p.inputs, ins, strict=True)],
+            "outputs": outs,
+            "structure": {
+                "inputs": write_structure(p.in_spec, "inputs", replace=False),
+                "outputs": write_structure(p.out_spec, "outputs", replace=True),
+            },
+            "collectives": [{k: list(v) if k == "shape" else v for k, v in vars(c).items()} for c in p.collectives],
+            "classes": [{"graph": names[c], "sizes": [list(s) for s in c], "meta": _write_meta(p.modules[c])} for c in order],
+            "ranks": [order.index(p.classes[coordinate]) for coordinate in p.mesh.coordinates()],
+            "aliases": dict(sorted(p.aliases.items())),
+        }
+    )
+
+
+def _write_end(end: GraphInput | GraphOutput, layout: Layout, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    return {"kind": end.kind, "name": end.name, "layout": str(layout), "shape": list(shape), "dtype": dtype}
+
+
+def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
+    kept = {n.name: {k: n.meta[k] for k, kind in _META.items() if isinstance(n.meta.get(k), kind)} for n in module.graph.nodes}
+    return {name: meta for name, meta in kept.items() if meta}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A program's file without its graphs; ``graphs``: size class and meta of each by its name, ``where`` for errors."""
+
+    mesh: Mesh
+    fields: Mapping[str, Any]
+    classes: Mapping[tuple[int, ...], SizeClass]
+    graphs: Mapping[str, tuple[SizeClass, Mapping[str, Mapping[str, Any]]]]
+    root: Field
+
+    def program(self, plan: ShardingPlan, modules: Mapping[str, fx.GraphModule]) -> ShardedProgram:
+        """The program; raises FileError where plan, description and graphs do not fit together."""
+        if plan.mesh != self.mesh:
+            raise self.root.fail(f"the program is for mesh {self.mesh}, its plan for {plan.mesh}")
+        by_class = {self.graphs[name][0]: module for name, module in modules.items()}
+        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **self.fields)
+        for name, module in modules.items():
+            _restore_meta(module, self.graphs[name][1], self.root)
+        for coordinate in self.mesh.coordinates():
+            _check_graph(program, coordinate, self.root)
+        _check_collectives(program, self.root)
+        return program
+
+
+def read_description(text: bytes, where: str) -> Description:
+    """Reads what ``write_description`` wrote; raises FileError on anything else."""
+    root = parse_json(text, where)
+    root.known(_FIELDS)
+    mesh = root.get("mesh", read_mesh)
+    ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh))) for name in ("inputs", "outputs"))
+    graphs = root.get("classes", _read_classes)
+    order = [size_class for size_class, _ in graphs.values()]
+    ranks = root.get("ranks", lambda f: f.items(mesh.size))
+    return Description(
+        mesh=mesh,
+        fields={
+            "inputs": tuple(GraphInput(end.node, end.kind, end.name) for end in ins),
+            "outputs": tuple(GraphOutput(end.kind, end.name) for end in outs),
+            "input_layouts": tuple(end.layout for end in ins),
+            "output_layouts": tuple(end.layout for end in outs),
+            "input_shapes": tuple(end.shape for end in ins),
+            "output_shapes": tuple(end.shape for end in outs),
+            "input_dtypes": tuple(end.dtype for end in ins),
+            "output_dtypes": tuple(end.dtype for end in outs),
+            **root.get("structure", _read_structures),
+            "collectives": root.get("collectives", lambda f: f.tuple_of(lambda one: _read_collective(one, mesh))),
+            "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
+        },
+        classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},
+        graphs=graphs,
+        root=root,
+    )
+
+
+@dataclass(frozen=True)
+class _End:
+    kind: str
+    name: str
+    node: str
+    layout: Layout
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _read_end(field: Field, mesh: Mesh) -> _End:
+    is_input = "node" in field.known(("node", *_END))
+    kind = field.get("kind", Field.text)
+    if kind not in (INPUT_KINDS if is_input else OUTPUT_KINDS):
+        raise field.fail(f"unknown kind {kind!r}")
+    shape = field.get("shape", lambda f: f.tuple_of(Field.whole))
+    return _End(
+        kind=kind,
+        name=field.get("name", Field.text),
+        node=field.get("node", Field.text, ""),
+        layout=field.get("layout", lambda f: read_layout(f, mesh, shape)),
+        shape=shape,
+        dtype=field.get("dtype", Field.text),
+    )
+
+
+def _read_structures(field: Field) -> dict[str, Any]:
+    field.known(("inputs", "outputs"))
+    return {"in_spec": field.get("inputs", read_structure), "out_spec": field.get("outputs", read_structure)}
+
+
+def _read_collective(field: Field, mesh: Mesh) -> ProgramCollective:
+    field.known(_COLLECTIVE)
+    kind, axis = field.get("kind", Field.text), field.get("axis", Field.text)
+    if kind not in COLLECTIVES or axis not in mesh.axis_names:
+        raise field.fail(f"there is no {kind!r} on axis {axis!r}", f"kinds are {', '.join(COLLECTIVES)}, axes {', '.join(mesh.axis_names)}")
+    return ProgramCollective(
+        kind=kind,
+        axis=axis,
+        bytes=field.get("bytes", Field.whole),
+        shape=field.get("shape", lambda f: f.tuple_of(Field.whole)),
+        dtype=field.get("dtype", Field.text),
+        node=field.get("node", Field.text),
+        entry=field.get("entry", Field.whole),
+        step=field.get("step", Field.whole),
+    )
+
+
+def _read_classes(field: Field) -> dict[str, tuple[SizeClass, dict[str, dict[str, Any]]]]:
+    graphs: dict[str, tuple[SizeClass, dict[str, dict[str, Any]]]] = {}
+    for one in field.items():
+        one.known(("graph", "sizes", "meta"))
+        name = one.get("graph", Field.text)
+        sizes = one.get("sizes", lambda f: f.tuple_of(lambda level: level.tuple_of(Field.whole)))
+        if name in graphs or sizes in [known for known, _ in graphs.values()]:
+            raise one.fail("two size classes are the same")
+        graphs[name] = sizes, one.get("meta", lambda f: {node: _read_meta(meta) for node, meta in f.entries().items()})
+    return graphs
+
+
+def _read_meta(field: Field) -> dict[str, Any]:
+    return {k: one.whole() if _META[k] is int else one.text() for k, one in field.known(_META).items()}
+
+
+def _at(order: list[SizeClass], rank: Field) -> SizeClass:
+    if rank.whole() >= len(order):
+        raise rank.fail(f"there is no size class {rank.value}")
+    return order[rank.value]
+
+
+def _restore_meta(module: fx.GraphModule, meta: Mapping[str, Mapping[str, Any]], root: Field) -> None:
+    nodes = {n.name: n for n in module.graph.nodes}
+    for name, values in meta.items():
+        if name not in nodes:
+            raise root.fail(f"the graph has no node {name!r}")
+        nodes[name].meta.update(values)
+
+
+def _check_graph(program: ShardedProgram, coordinate: tuple[int, ...], root: Field) -> None:
+    """A rank's graph reads and returns what its layouts say, in the order of the program's ends."""
+    graph = program.local(coordinate).graph
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    if [n.name for n in ends] != [i.node for i in program.inputs]:
+        raise root.fail(f"the graph of the rank at {coordinate} does not have the program's inputs")
+    ins = zip(program.input_shapes, program.input_layouts, program.input_dtypes, strict=True)
+    outs = zip(program.output_shapes, program.output_layouts, program.output_dtypes, strict=True)
+    promised = [(local_shape(shape, layout, program.mesh.shape, coordinate), dtype) for shape, layout, dtype in [*ins, *outs]]
+    values = [n.meta["val"] for n in (*ends, *graph.output_node().args[0])]
+    if [(tuple(v.shape), str(v.dtype)) for v in values] != promised:
+        raise root.fail(f"the graph of the rank at {coordinate} does not have the shapes that the program's layouts give")
+
+
+def _check_collectives(program: ShardedProgram, root: Field) -> None:
+    nodes = {n.name for n in next(iter(program.modules.values())).graph.nodes}
+    decided = {(c.entry, c.step) for c in program.plan.collectives}
+    for c in program.collectives:
+        if c.node not in nodes or (c.entry, c.step) not in decided:
+            raise root.fail(f"the collective {c.node!r} is not in the graph, or not in the plan")

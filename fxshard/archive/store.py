@@ -1,0 +1,61 @@
+"""save, load and load_weights: a program to a file and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, opened, write
+from fxshard.archive.description import read_description, write_description
+from fxshard.archive.graphs import read_graph, write_graph
+from fxshard.archive.weights import chosen, read_weights, weights_file
+from fxshard.errors import FileError
+from fxshard.plan_json import dumps, loads
+from fxshard.program import ShardedProgram
+
+
+def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Writes ``program`` to ``path`` (``.pt2``), atomically; the same program gives the same bytes.
+
+    Args:
+        weights: whole parameters and buffers by the model's names (its state_dict); what the program does not read is
+            left out, tied ones are stored once. None: a program without weights.
+
+    Raises:
+        FileError: the place cannot be written, a weight is missing or unlike the program's, or the program holds what a
+            file cannot.
+    """
+    names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
+    graphs = {names[size_class]: write_graph(module) for size_class, module in program.modules.items()}
+    description = write_description(program, names)
+    kept = None if weights is None else chosen(program, weights)
+    with weights_file(kept, Path(path).parent) as file:
+        write(path, dumps(program.plan), description, graphs, file)
+
+
+def load(path: str | Path) -> ShardedProgram:
+    """Reads a program, without its weights; needs no process group and none of the model's source.
+
+    Raises FileError, with its reason, for a file that is damaged, cut short, foreign, of another version, or that holds
+    anything a program does not: the file is data, nothing in it is unpickled or run.
+    """
+    with opened(path) as container:
+        where = f"{path}: {{}}".format
+        plan = loads(container.read(PLAN), where("plan"))
+        description = read_description(container.read(PROGRAM), where("program"))
+        axes = description.mesh.axis_names
+        graphs = {name: read_graph(container.read(graph_entry(name)), where(name), axes) for name in description.graphs}
+    return description.program(plan, graphs)
+
+
+def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """The weights in a program's file, whole, by the model's names, tied ones once; mapped, so that only what is used is read.
+
+    Raises FileError when the program has none or they are damaged.
+    """
+    with opened(path) as container:
+        if not container.has(WEIGHTS):
+            raise FileError("the program holds no weights", where=str(path), remedy="pass them when it is bound, or export with weights")
+        return read_weights(container)

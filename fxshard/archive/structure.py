@@ -1,0 +1,68 @@
+"""The structure of a model's inputs and outputs (a pytree) as JSON: tuples, lists and dicts, numbers for the tensors.
+
+``{"tuple": [0, {"dict": [["mask", 1]]}]}`` is ``(x, {"mask": m})``. A file cannot hold the user's classes: outputs of
+another class (a Hugging Face ModelOutput) are stored as the dict or tuple of what is in them, and that is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fxshard._torch_compat import pytree
+from fxshard.errors import FileError
+from fxshard.files import Field
+
+log = logging.getLogger("fxshard")
+_KEYS = (str, int)
+
+
+def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
+    """``spec`` as plain data; ``replace``: another class becomes a dict or tuple, else it is a FileError naming it."""
+    leaves = iter(range(spec.num_leaves))
+    return _write(spec, leaves, what, replace)
+
+
+def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
+    if spec.is_leaf():
+        return next(leaves)
+    kind, keys, children = spec.type, spec.context, spec.children()
+    if kind not in (tuple, list, dict) and not replace:
+        remedy = "give tensors in tuples, lists and dicts"
+        raise FileError(f"the {what} hold a {getattr(kind, '__name__', kind)}, which a file cannot hold", remedy=remedy)
+    parts = [_write(child, leaves, what, replace) for child in children]
+    named = isinstance(keys, (list, tuple)) and len(keys) == len(parts) > 0 and all(type(key) in _KEYS for key in keys)
+    name = {tuple: "tuple", list: "list", dict: "dict"}.get(kind, "dict" if named else "tuple")
+    if kind not in (tuple, list, dict):
+        log.warning("the program's %s hold a %s; the file stores it as a %s", what, getattr(kind, "__name__", kind), name)
+    if name == "dict" and parts and not named:
+        raise FileError(f"the {what} hold a dict with keys {list(keys)[:3]}", remedy="use texts or whole numbers as keys")
+    return {name: [[key, part] for key, part in zip(keys, parts, strict=True)] if name == "dict" else parts}
+
+
+def read_structure(field: Field) -> Any:
+    """The TreeSpec behind plain data whose leaves are 0, 1, 2, ... in order; raises FileError on anything else."""
+    found: list[int] = []
+    skeleton = _read(field, found)
+    if found != list(range(len(found))):
+        raise field.fail("the structure's leaves are not numbered in order")
+    return pytree.tree_structure(skeleton)
+
+
+def _read(field: Field, found: list[int]) -> Any:
+    if isinstance(field.value, int):
+        found.append(field.whole())
+        return 0
+    entries = field.known(("tuple", "list", "dict"))
+    if len(entries) != 1:
+        raise field.fail("a part of a structure is a tuple, a list or a dict")
+    ((kind, value),) = entries.items()
+    if kind == "dict":
+        pairs = [pair.items(2) for pair in value.items()]
+        return {_key(key): _read(part, found) for key, part in pairs}
+    parts = [_read(part, found) for part in value.items()]
+    return tuple(parts) if kind == "tuple" else parts
+
+
+def _key(field: Field) -> str | int:
+    return field.value if type(field.value) is int else field.text()

@@ -1,0 +1,268 @@
+"""Agreement among ranks: each brings a note, the lowest rank decides, and all leave with one outcome or one error.
+
+It goes over the store of the default process group (no collective, so that it works before the first one), under
+``fxshard/<ranks>/``, where <n> counts the meetings of these ranks:
+
+    uses/<rank>       how many meetings the rank has come to: its next <n>; stays for good
+    <n>/from/<rank>   topic and note of the rank: it has arrived
+    <n>/decided       a counter: who adds to it first may write the outcome, be it a result or an error
+    <n>/part/<i>      the result, compressed, in pieces
+    <n>/outcome       JSON: the number of pieces, or the error
+    <n>/read/<rank>   the rank has read the outcome
+
+Whoever runs out of time settles the meeting with an error, so no rank takes a result that another has given up on. The
+lowest rank deletes the keys when all have read; those of a meeting where a rank is missing stay, so that a late one learns of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from fxshard.errors import FxshardError, OptionError, RunError
+
+PIECE = 1 << 20  # bytes in one value of the store; a TCPStore takes up to 8 MiB
+GRACE = 10.0  # seconds for steps that wait for no user's code: an outcome announced to be written, or to be read
+TIMEOUT = 300.0
+OTHER_CALL = "run the same program on all ranks: the same models and graphs, called in the same order"
+MISSING = "look for an earlier error in the output of the missing ranks; if they are only slow, raise timeout (seconds)"
+UNFINISHED = "raise timeout (seconds, planning included), or plan ahead (`fxshard plan ... -o plan.json`) and pass plan="
+LOST = "look for the first error among all ranks: the process that holds the store (rank 0, or torchrun's agent) has ended"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that must agree, sorted; ``rank`` is this one, ``store`` a c10d Store that all of them reach."""
+
+    store: Any
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def leader(self) -> int:
+        return self.ranks[0]
+
+
+def default_group(ranks: Sequence[int] | None = None) -> Group | None:
+    """``ranks`` (global; default: all) of the default process group; None when this process is alone.
+
+    Alone: no process group, one rank, or torch's ``fake`` backend, whose other ranks do not exist.
+    Raises OptionError for ranks that the process group does not have, RunError when this rank is not one of them.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    size, rank = dist.get_world_size(), dist.get_rank()
+    chosen = tuple(sorted(range(size) if ranks is None else ranks))
+    if len(set(chosen)) != len(chosen) or not chosen or chosen[0] < 0 or chosen[-1] >= size:
+        raise OptionError(f"{list(chosen)} are not ranks of a process group of {size}", remedy=f"give different ranks from 0 to {size - 1}")
+    if rank not in chosen:
+        raise RunError(f"rank {rank} is not among {name_ranks(chosen)}", remedy="call this on the ranks of the mesh only")
+    return Group(dist.group.WORLD.get_group_store(), rank, chosen) if len(chosen) > 1 else None
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 2`` or ``ranks 0-3, 5``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank{'s' if len(spans) > 1 or ',' in text or '-' in text else ''} {text}"
+
+
+class Meeting:
+    """One agreement of a group, as a context manager; an exception that leaves the block reaches every other rank.
+
+        with Meeting(group, "share the plan", timeout=300.0) as meeting:
+            if meeting.leads:
+                text = work()
+                meeting.everyone()
+                meeting.decide(text)
+            else:
+                text = meeting.outcome()
+
+    ``topic``: what the ranks do here, as in "rank 1 did not come to <topic>"; ranks that come for different topics are
+    an error. ``brings``: this rank's note. ``timeout``: seconds from entering until this rank gives up; 10 more at most
+    while the others read. Raises RunError, with the same text on all ranks, when ranks are missing or differ in topic.
+    """
+
+    def __init__(self, group: Group, topic: str, brings: str = "", timeout: float = TIMEOUT) -> None:
+        self._group, self._topic, self._brings, self._timeout = group, topic, brings, timeout
+        self._base = f"fxshard/{_digest(group.ranks)}"
+        self._known = self._lost = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides."""
+        return self._group.rank == self._group.leader
+
+    def __enter__(self) -> Meeting:
+        self._deadline = time.monotonic() + self._timeout
+        with self._store() as store:
+            number = store.add(f"{self._base}/uses/{self._group.rank}", 1)
+        self._base = f"{self._base}/{number}"
+        self._set(f"from/{self._group.rank}", json.dumps([self._topic, self._brings]).encode())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not self._known and not self._lost:
+            with contextlib.suppress(RunError):  # ours, or that of a rank that was first
+                self._settle(error=self._failure(error))
+                self._read()
+        if self.leads and not self._lost:
+            with contextlib.suppress(RunError):
+                self._clear()
+
+    def everyone(self) -> dict[int, str]:
+        """Waits for all ranks; their notes. For the leader. Raises RunError when ranks are missing or came for another topic."""
+        arrivals = [f"from/{rank}" for rank in self._group.ranks]
+        self._poll(lambda: self._has("outcome") or self._has(*arrivals), self._deadline)
+        if self._has("outcome"):
+            self._refuse(None)
+        if self._absent():
+            self._refuse(self._lateness())
+        came = {rank: json.loads(self._get(f"from/{rank}")) for rank in self._group.ranks}
+        topics = {topic for topic, _ in came.values()}
+        if len(topics) > 1:
+            self._refuse(self._mixed({rank: topic for rank, (topic, _) in came.items()}))
+        return {rank: note for rank, (_, note) in came.items()}
+
+    def decide(self, text: str = "") -> None:
+        """Gives ``text`` to all ranks. For the leader. Raises RunError when another rank has given up meanwhile."""
+        self._settle(text)
+        self._read()
+
+    def refuse(self, error: RunError) -> NoReturn:
+        """Raises ``error`` on all ranks. For the leader."""
+        self._refuse(error)
+
+    def outcome(self) -> str:
+        """Waits for what the leader decided. Raises RunError with the leader's error, or naming who is missing."""
+        if not self._poll(lambda: self._has("outcome"), self._deadline):
+            self._settle(error=self._lateness())
+        return self._read()
+
+    def _settle(self, text: str = "", error: RunError | None = None) -> None:
+        """Writes the outcome unless there is one; a late result is dropped."""
+        data = zlib.compress(text.encode(), 1) if error is None else b""
+        pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]
+        for i, piece in enumerate(pieces):
+            self._set(f"part/{i}", piece)
+        with self._store() as store:
+            first = store.add(f"{self._base}/decided", 1) == 1
+        if first:
+            value = {"parts": len(pieces)} if error is None else {"what": error.what, "where": error.where, "remedy": error.remedy}
+            self._set("outcome", json.dumps(value).encode())
+        else:
+            self._delete(f"part/{i}" for i in range(len(pieces)))
+
+    def _read(self) -> str:
+        if not self._poll(lambda: self._has("outcome"), time.monotonic() + GRACE):
+            raise RunError(f"a rank ended while it settled how to {self._topic}", where=self._where(), remedy=LOST)
+        value = json.loads(self._get("outcome"))
+        data = b"".join(self._get(f"part/{i}") for i in range(value.get("parts", 0)))
+        self._set(f"read/{self._group.rank}", b"1")
+        self._known = True
+        if "what" in value:
+            raise RunError(value["what"], where=value["where"], remedy=value["remedy"])
+        return zlib.decompress(data).decode()
+
+    def _refuse(self, error: RunError | None) -> NoReturn:
+        """Settles with ``error`` (None: it is settled) and raises what was settled: the leader alone settles otherwise."""
+        if error is not None:
+            self._settle(error=error)
+        self._read()
+        raise AssertionError("a result was settled behind the leader's back")
+
+    def _clear(self) -> None:
+        """Waits until those who came have read; deletes the keys if these are all."""
+        here = set(self._group.ranks) - set(self._absent())
+        done = self._poll(lambda: self._has(*(f"read/{rank}" for rank in here)), time.monotonic() + GRACE)
+        if done and len(here) == len(self._group.ranks):
+            parts = json.loads(self._get("outcome")).get("parts", 0)
+            self._delete(f"{kind}/{rank}" for kind in ("from", "read") for rank in self._group.ranks)
+            self._delete([*(f"part/{i}" for i in range(parts)), "decided", "outcome"])
+
+    def _absent(self) -> list[int]:
+        keys = {rank: f"from/{rank}" for rank in self._group.ranks}
+        return [] if self._has(*keys.values()) else [rank for rank, key in keys.items() if not self._has(key)]
+
+    def _failure(self, error: BaseException) -> RunError:
+        what = f"{self._me()} could not {self._topic}"
+        if isinstance(error, FxshardError):
+            return RunError(f"{what}: {error.what}", where=error.where, remedy=error.remedy)
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return RunError(f"{what}: {said}", where=self._where(), remedy=f"see the traceback in the output of {self._me()}")
+
+    def _lateness(self) -> RunError:
+        absent, leader = self._absent(), name_ranks([self._group.leader])
+        if not absent:
+            what = f"{leader} did not {self._topic} within {self._timeout:g} s; all ranks are there"
+            return RunError(what, where=self._where(), remedy=UNFINISHED)
+        here = name_ranks(set(self._group.ranks) - set(absent))
+        what = f"{name_ranks(absent)} did not come to {self._topic} within {self._timeout:g} s; there: {here}"
+        return RunError(what, where=self._where(), remedy=MISSING)
+
+    def _mixed(self, topics: dict[int, str]) -> RunError:
+        groups = {topic: [r for r in topics if topics[r] == topic] for topic in topics.values()}
+        said = "; ".join(f"{name_ranks(ranks)} to {topic}" for topic, ranks in groups.items())
+        return RunError(f"the ranks came to do different things: {said}", where=self._where(), remedy=OTHER_CALL)
+
+    def _me(self) -> str:
+        return name_ranks([self._group.rank])
+
+    def _where(self) -> str:
+        return f"the process group's store, as seen by {self._me()}, of {name_ranks(self._group.ranks)}"
+
+    def _poll(self, ready: Callable[[], bool], until: float) -> bool:
+        """Asks until ``ready`` or ``until`` (monotonic seconds), at least once; less often when many ranks ask one store."""
+        pause, longest = 0.001, 0.05 + 1e-4 * len(self._group.ranks)
+        while not ready():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(1.5 * pause, longest)
+        return True
+
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[Any]:
+        try:
+            yield self._group.store
+        except RuntimeError as error:  # torch's DistError and its kinds are RuntimeErrors
+            self._lost = True
+            what = f"{self._me()} lost the process group's store while it was to {self._topic}: {error}"
+            raise RunError(what, where=self._where(), remedy=LOST) from error
+
+    def _has(self, *keys: str) -> bool:
+        with self._store() as store:
+            return store.check([f"{self._base}/{key}" for key in keys])
+
+    def _get(self, key: str) -> bytes:
+        with self._store() as store:
+            return store.get(f"{self._base}/{key}")
+
+    def _set(self, key: str, value: bytes) -> None:
+        with self._store() as store:
+            store.set(f"{self._base}/{key}", value)
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        with self._store() as store:
+            for key in keys:
+                store.delete_key(f"{self._base}/{key}")
+
+
+def _digest(ranks: tuple[int, ...]) -> str:
+    text = ",".join(map(str, ranks))
+    return text if len(text) <= 32 else hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,136 @@
+"""bind: a program gets its rank: values for ``axis_index``, process groups for axis names.
+
+The values stay run-time inputs, so that ranks whose shards have the same sizes run one compiled artefact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import register_group_alias
+from fxshard.errors import PlanError, RunError
+from fxshard.mesh import as_mesh
+from fxshard.program import ShardedProgram, SizeClass
+
+AXIS_INPUT = "axis_index_"
+NAMESPACE = "_c10d_functional"
+
+
+@dataclass(frozen=True)
+class BoundProgram:
+    """A program for one rank.
+
+    ``module``: its local graph; the placeholders are those of ``program.inputs`` and then one int64 scalar for each axis
+    of ``axes``, the rank's index on it. ``groups``: the name under which each axis' process group is registered.
+    """
+
+    program: ShardedProgram
+    device_mesh: DeviceMesh
+    coordinate: tuple[int, ...]
+    device: torch.device
+    module: fx.GraphModule
+    axes: tuple[str, ...]
+    groups: tuple[tuple[str, str], ...]
+
+    @property
+    def size_class(self) -> SizeClass:
+        return self.program.classes[self.coordinate]
+
+    @cached_property
+    def axis_values(self) -> list[torch.Tensor]:
+        """The run-time values of the trailing inputs, on the device."""
+        names = self.program.mesh.axis_names
+        return [torch.tensor(self.coordinate[names.index(axis)], dtype=torch.int64, device=self.device) for axis in self.axes]
+
+
+def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device | str | None = None) -> BoundProgram:
+    """Binds ``program`` to this process's place in ``device_mesh``; ``device`` defaults to the mesh's current one.
+
+    Raises PlanError when the program is for another mesh, RunError when this process is not part of the mesh.
+    """
+    check_mesh(program, device_mesh)
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise RunError("this process is not part of the device mesh", remedy="call it on the ranks of the mesh only")
+    groups = {axis: group_name(device_mesh, index) for index, axis in enumerate(program.mesh.axis_names)}
+    module, axes = bind_graph(program.local(tuple(coordinate)), groups)
+    used = tuple((axis, groups[axis]) for axis in groups)
+    return BoundProgram(program, device_mesh, tuple(coordinate), mesh_device(device_mesh, device), module, axes, used)
+
+
+def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
+    """Raises PlanError naming both meshes unless axes and sizes agree; unnamed axes of a DeviceMesh go by position."""
+    have = as_mesh(device_mesh)
+    named = device_mesh.mesh_dim_names is not None
+    if program.mesh.shape != have.shape or (named and program.mesh.axis_names != have.axis_names):
+        raise PlanError(
+            f"the program is for mesh {program.mesh}, the device mesh is {have}",
+            remedy="plan for this mesh, or start as many ranks as the program has and name the axes as it does",
+        )
+
+
+def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = None) -> torch.device:
+    """``device``, or where this process keeps its tensors of ``device_mesh``: the current device of its kind."""
+    if device is not None:
+        return torch.device(device)
+    kind = device_mesh.device_type
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+def bind_graph(module: fx.GraphModule, groups: dict[str, str]) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """A copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``; (graph, axes)."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    axes: list[str] = []
+    for node in list(graph.nodes):
+        if node.target is torch.ops.fxshard.axis_index.default:
+            axes.append(node.args[0])
+            _make_input(graph, node)
+        elif is_collective(node):
+            node.args = (*node.args[:-1], groups[node.args[-1]])
+    graph.lint()
+    return fx.GraphModule(torch.nn.Module(), graph), tuple(axes)
+
+
+def _make_input(graph: fx.Graph, node: fx.Node) -> None:
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        value = graph.placeholder(AXIS_INPUT + node.args[0])
+    value.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(value)
+    graph.erase_node(node)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` starts a collective (waits do not)."""
+    return getattr(node.target, "namespace", None) == NAMESPACE and not is_wait(node)
+
+
+def is_wait(node: fx.Node) -> bool:
+    return node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+_NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_TAKEN: dict[str, int] = {}
+
+
+def group_name(device_mesh: DeviceMesh, axis: int) -> str:
+    """A name for the group of one axis that is the same on all ranks: torch's own names differ from group to group.
+
+    Graphs that name their groups alike are one artefact in Inductor's cache.
+    """
+    group = device_mesh.get_group(axis)
+    if group not in _NAMES:
+        kind = f"fxshard_{as_mesh(device_mesh).axis_names[axis]}"
+        _TAKEN[kind] = _TAKEN.get(kind, -1) + 1
+        _NAMES[group] = f"{kind}_{_TAKEN[kind]}"
+        register_group_alias(_NAMES[group], group)
+    return _NAMES[group]

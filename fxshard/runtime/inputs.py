@@ -1,0 +1,109 @@
+"""What goes in and comes out of a program on a rank: plain tensors are global values, DTensors lie as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from fxshard._torch_compat import pytree
+from fxshard.errors import PlanError, RunError
+from fxshard.layout import Layout, chunk_lengths
+from fxshard.mesh import as_mesh
+from fxshard.runtime.bind import BoundProgram
+from fxshard.runtime.shards import scatter
+
+
+def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
+    """This rank's own batch ``x`` [n, ...] as a DTensor: dim 0 sharded over ``axis``, replicated over the other axes.
+
+    The ranks of ``axis`` tell each other how much they hold (one small collective), unless ``size``, the whole batch, is
+    given. Batches may differ in length only as ``torch.chunk`` cuts ``size``. Raises LayoutError for an unknown axis,
+    RunError for lengths that no chunking gives.
+    """
+    mesh = as_mesh(device_mesh)
+    index = mesh.axis(axis)
+    if x.dim() == 0:
+        raise RunError("a scalar has no batch dim", remedy="give local_batch a tensor whose dim 0 is the batch")
+    ranks, mine = mesh.shape[index], device_mesh.get_local_rank(index)
+    lengths = _lengths(x, device_mesh, index) if size is None else list(chunk_lengths(size, ranks))
+    total = sum(lengths)
+    if lengths != list(chunk_lengths(total, ranks)) or lengths[mine] != x.shape[0]:
+        held = lengths if size is None else f"{x.shape[0]} on this rank"
+        raise RunError(
+            f"a batch of {total} over {axis}={ranks} is cut as {list(chunk_lengths(total, ranks))}, the ranks hold {held}",
+            remedy="give each rank its part of torch.chunk(batch, ranks): all but the last ones hold ceil(size / ranks)",
+        )
+    placements = [Shard(0) if i == index else Replicate() for i in range(mesh.ndim)]
+    return as_dtensor(x, device_mesh, Layout(placements), (total, *x.shape[1:]))
+
+
+def _lengths(x: torch.Tensor, device_mesh: DeviceMesh, axis: int) -> list[int]:
+    group = device_mesh.get_group(axis)
+    mine = torch.tensor([x.shape[0]], device=x.device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    return [int(n) for n in everyone]
+
+
+def as_dtensor(local: torch.Tensor, device_mesh: DeviceMesh, layout: Layout, shape: Sequence[int]) -> DTensor:
+    """``local`` as the shard of a tensor of global ``shape``; differentiable."""
+    strides = torch.empty(tuple(shape), device="meta").stride()
+    return DTensor.from_local(local, device_mesh, tuple(layout), run_check=False, shape=torch.Size(shape), stride=strides)
+
+
+def leaf_key(leaf: Any) -> Any:
+    """What a program was made for, of one leaf of the arguments: shape and so on of a tensor, the value of anything else."""
+    if isinstance(leaf, DTensor):
+        return leaf.shape, leaf.dtype, leaf.requires_grad, leaf.placements
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.requires_grad
+    return type(leaf), leaf if leaf.__hash__ is not None else repr(leaf)
+
+
+def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """``args[0]``, ``kwargs['mask']``: the name of each leaf, in the order of flattening."""
+    paths = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    return [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
+
+
+def local_input(value: torch.Tensor, layout: Layout, bound: BoundProgram, name: str) -> torch.Tensor:
+    """A user's tensor as the program reads it: a DTensor unchanged, a plain one cut to this rank's shard.
+
+    Raises PlanError for a DTensor in another layout than the planned one.
+    """
+    if isinstance(value, DTensor):
+        if tuple(value.placements) != tuple(layout):
+            raise PlanError(
+                f"{name} is a DTensor in {Layout(value.placements)}, the plan reads it in {layout}",
+                remedy=f"plan with input_layouts={{{name!r}: '{Layout(value.placements)}'}}, or redistribute it before the call",
+            )
+        return value
+    value = value.to(bound.device)
+    if layout.is_replicated:
+        return value
+    if value.requires_grad and torch.is_grad_enabled() and not layout.has_partial:
+        whole = DTensor.from_local(value, bound.device_mesh, [Replicate()] * len(layout), run_check=False)
+        return whole.redistribute(placements=tuple(layout))
+    return scatter(value.detach(), layout, bound.program.mesh, bound.coordinate)
+
+
+def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:
+    """A program's result for the user: a DTensor in its layout if ``distributed``, else the plain global tensor."""
+    if not distributed and layout.is_replicated:
+        return local
+    result = as_dtensor(local, bound.device_mesh, layout, shape)
+    return result if distributed else result.full_tensor()
+
+
+def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:
+    """Puts the new value of a buffer or input that the model changes in place where the user holds it."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            target.to_local().copy_(local)
+        else:
+            target.copy_(global_result(local, layout, shape, bound, False))

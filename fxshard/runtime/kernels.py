@@ -1,0 +1,65 @@
+"""The local graph in the device's own operators: neutral nodes become kernels, factories make tensors where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from fxshard._torch_compat import FakeTensorMode
+from fxshard.ops import attention, contraction, random
+
+Kernel = Callable[..., Any]
+
+KERNELS: dict[Any, Kernel] = {
+    torch.ops.fxshard.einsum.default: contraction.kernel,
+    torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
+    torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
+    torch.ops.fxshard.dropout_backward.default: random.scaled,
+}
+
+
+class _ToKernels(fx.Interpreter):
+    """Runs a local graph under tracing, each neutral node by its kernel."""
+
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
+        super().__init__(module)
+        self.device = device
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in KERNELS:
+            return KERNELS[target](*args, **kwargs)
+        return super().call_function(target, args, placed(target, kwargs, self.device))
+
+
+def placed(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """``kwargs`` of an operator that names a device, or makes a tensor from none, with ``device`` in its place."""
+    schema = getattr(target, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    if not any(a.name == "device" for a in arguments):
+        return dict(kwargs)
+    takes_tensor = any("Tensor" in str(a.type) for a in arguments)
+    if kwargs.get("device") is None and takes_tensor:
+        return dict(kwargs)
+    return {**kwargs, "device": device}
+
+
+def device_graph(
+    module: fx.GraphModule, device: torch.device, decompositions: Mapping[Any, Kernel] | None = None, on_host: frozenset[int] = frozenset()
+) -> fx.GraphModule:
+    """``module`` traced anew on fake tensors of ``device``, under ``decompositions``; inputs in ``on_host`` lie on the CPU."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    with mode:
+        inputs = [
+            torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device="cpu" if i in on_host else device)
+            for i, n in enumerate(placeholders)
+        ]
+    interpreter = _ToKernels(module, device)
+    with mode, torch.no_grad(), preserve_node_meta():
+        traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=dict(decompositions or {}))(*inputs)
+    return traced

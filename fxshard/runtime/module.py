@@ -1,0 +1,253 @@
+"""parallelize: the same module, its parameters DTensors in the planned layouts, its forward the compiled sharded program.
+
+Each way of calling it (train or not, shapes, dtypes, modes of its submodules) gets a program of its own, planned with the
+parameters as they lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import pytree
+from fxshard.errors import OptionError, PlanError, RunError
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh, as_mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.program import ShardedProgram
+from fxshard.runtime.bind import bind, mesh_device
+from fxshard.runtime.compile import BACKENDS, compile_program
+from fxshard.runtime.inputs import leaf_key, leaf_names
+from fxshard.runtime.launch import compare, mesh_ranks, share_plan
+from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters, weights_digest
+from fxshard.runtime.runner import Runner
+from fxshard.sharding_plan import ShardingPlan
+
+log = logging.getLogger("fxshard")
+
+Planner = Callable[[PlanningGraph, Mesh, Request, "str | Path | None"], ShardingPlan]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the programs of one module are planned and compiled; fields as in ``parallelize``."""
+
+    input_layouts: Any = None
+    output_layouts: Any = None
+    pins: Any = None
+    memory_limit: int | None = None
+    objective: str = "time"
+    time_limit: float | None = None
+    backend: str = "inductor"
+    timeout: float = 300.0
+    dump: str | Path | None = None
+    planner: Planner = plan_graph
+
+
+def parallelize(
+    model: nn.Module,
+    example_args: Sequence[Any],
+    device_mesh: DeviceMesh,
+    plan: ShardingPlan | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    train: bool = True,
+    **options: Any,
+) -> nn.Module:
+    """Shards ``model`` over ``device_mesh`` in place and returns it; every rank of the mesh calls this.
+
+    Parameters become DTensors in the planned layouts, cut from the full values that each rank holds (those on meta stay
+    on meta); names in ``state_dict`` stay. Make the optimizer afterwards. Plain tensor arguments are global values, the
+    same on each rank; outputs are DTensors if an argument was one, plain global tensors otherwise.
+
+    Args:
+        example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
+        plan: a plan for these arguments; made by one rank for all if None.
+        train: whether the first program is for training; others are made when they are called for.
+        options: fields of ``Settings``: ``input_layouts`` (plain inputs start replicated where it does not say
+            otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
+            ``objective``, ``time_limit``, ``backend`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
+            ranks while planning), ``dump``, ``planner``.
+
+    Raises:
+        OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
+        one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
+    """
+    forward = ShardedForward(model, device_mesh, _settings(options))
+    args, kwargs = tuple(example_args), dict(example_kwargs or {})
+    train = plan.train if plan is not None else train
+    compare({"weights": weights_digest(model)}, ranks=mesh_ranks(device_mesh), timeout=forward.settings.timeout)
+    forward.prepare(args, kwargs, train, plan)
+    model.forward = forward
+    return model
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    import difflib
+
+    known = list(Settings.__dataclass_fields__)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise OptionError(f"parallelize has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
+    settings = Settings(**options)
+    if settings.backend not in BACKENDS:
+        raise OptionError(f"unknown backend {settings.backend!r}", remedy=f"use one of {', '.join(BACKENDS)}")
+    return settings
+
+
+@dataclass(eq=False)
+class ShardedForward:
+    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it."""
+
+    model: nn.Module
+    device_mesh: DeviceMesh
+    settings: Settings
+    runners: dict[Any, list[tuple[pytree.TreeSpec, Runner]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.mesh = as_mesh(self.device_mesh)
+        self.device = mesh_device(self.device_mesh)
+        self.modules = list(self.model.modules())
+        self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
+        self.replaced = vars(self.model).get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        train = torch.is_grad_enabled() and self._differentiable(leaves)
+        for known, runner in self.runners.get(self._key(leaves, train), ()):
+            if known == spec:
+                return runner(leaves)
+        log.info("planning again for %s: %s", "training" if train else "inference", _shapes(leaf_names(args, kwargs), leaves))
+        return self.prepare(args, kwargs, train)(leaves)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Runner:
+        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one."""
+        with self.original(), torch.set_grad_enabled(train):
+            graph = trace(self.model, args, kwargs, train=train)
+        first = not self.runners
+        names = leaf_names(args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if plan is None:
+            plan = self._plan(graph, dict(zip(names, leaves, strict=True)), first)
+        program = self._lower(graph, plan)
+        if first:
+            shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
+        self._check_parameters(program)
+        runner = Runner(self.model, compile_program(bind(program, self.device_mesh, self.device), self.settings.backend), names)
+        self.runners.setdefault(self._key(leaves, train), []).append((spec, runner))
+        return runner
+
+    def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> ShardingPlan:
+        s = self.settings
+        request = Request(
+            train=graph.train,
+            input_layouts=self._input_layouts(graph, leaves),
+            output_layouts=self._output_layouts(leaves),
+            pins=self._pins(graph, first),
+            memory_limit=s.memory_limit,
+            objective=s.objective,
+            time_limit=s.time_limit,
+        )
+        make = lambda: s.planner(graph, self.mesh, request, s.dump)  # noqa: E731
+        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
+
+    def _lower(self, graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+        if plan.mesh.shape != self.mesh.shape or plan.mesh.axis_names != self.mesh.axis_names:
+            raise PlanError(f"the plan is for mesh {plan.mesh}, the device mesh is {self.mesh}", remedy="plan for this mesh")
+        program = lower_plan(graph, plan, self.settings.dump)
+        fields = {"mesh": str(self.mesh), "graph": graph.hash, "plan": plan.hash, "program": program.hash}
+        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        log.info("%s program on %s: %d collectives", "training" if graph.train else "inference", self.mesh, len(program.collectives))
+        return program
+
+    def _check_parameters(self, program: ShardedProgram) -> None:
+        """The parameters lie as the program reads them."""
+        layouts = planned_layouts(program)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            layout = layouts.get(name)
+            if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
+                have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
+                raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
+
+    def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
+        """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
+        given = self.settings.input_layouts
+        if given is not None and not isinstance(given, Mapping):
+            return given
+        whole = Layout.replicated(self.mesh.ndim)
+        known = {i.name: leaves[i.name] for i in graph.inputs_of("input")}
+        default = {n: Layout(x.placements) if isinstance(x, DTensor) else whole for n, x in known.items()}
+        return {**default, **(given or {})}
+
+    def _output_layouts(self, leaves: Mapping[str, Any]) -> Any:
+        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes."""
+        given = self.settings.output_layouts
+        if given is None and not any(isinstance(x, DTensor) for x in leaves.values()):
+            return Layout.replicated(self.mesh.ndim)
+        return given
+
+    def _pins(self, graph: PlanningGraph, first: bool) -> Any:
+        """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'
+        layouts are settled, and of the user's pins those stay that mean something in this graph."""
+        given = self.settings.pins
+        whole = Layout.replicated(self.mesh.ndim)
+        known = {i.name for i in graph.inputs} | set(graph.aliases)
+        own: dict[str, Any] = {i.name: whole for i in graph.inputs_of("buffer")}
+        parameters = {n: p for n, p in self.model.named_parameters(remove_duplicate=False) if n in known}
+        own.update({n: Layout(p.placements) for n, p in parameters.items() if isinstance(p, DTensor)})
+        if first:
+            return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
+        kept = {} if given is None or isinstance(given, ShardingPlan) else given
+        others = [*(i.name for i in graph.inputs if i.kind != "parameter"), *(n.name for n in graph.nodes if n.op == "call_function")]
+        return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
+
+    def _differentiable(self, leaves: Sequence[Any]) -> bool:
+        return any(getattr(owner, key).requires_grad for owner, key in self.places) or any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in leaves
+        )
+
+    def _key(self, leaves: Sequence[Any], train: bool) -> tuple[Any, ...]:
+        modes = tuple(m.training for m in self.modules)
+        trained = tuple(getattr(owner, key).requires_grad for owner, key in self.places) if train else ()
+        return train, modes, trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+
+    @contextlib.contextmanager
+    def original(self) -> Iterator[None]:
+        """The module with the forward that it had before."""
+        current = vars(self.model).pop("forward", None)
+        if self.replaced is not None:
+            self.model.forward = self.replaced
+        try:
+            yield
+        finally:
+            vars(self.model).pop("forward", None)
+            if current is not None:
+                self.model.forward = current
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise RunError("a parallelized module cannot be copied", remedy="copy the model before parallelize, or move weights by state_dict")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict, for example with torch.distributed.checkpoint")
+
+
+def _autocast(device_type: str) -> Any:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def _shapes(names: Sequence[str], leaves: Sequence[Any]) -> str:
+    return ", ".join(f"{n} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{n}={x!r}" for n, x in zip(names, leaves, strict=True))

@@ -1,0 +1,82 @@
+"""Parameters become DTensors in their planned layouts, in place: same module, same names, ties kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard.layout import Layout, local_shape
+from fxshard.mesh import as_mesh
+from fxshard.program import ShardedProgram
+from fxshard.runtime.inputs import as_dtensor
+from fxshard.runtime.shards import scatter
+
+
+def planned_layouts(program: ShardedProgram) -> dict[str, Layout]:
+    """Layouts of the parameters by all their names."""
+    found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
+    found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
+    return found
+
+
+def shard_parameters(model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device) -> None:
+    """Replaces every parameter by a DTensor in its layout, replicated where the plan does not know it.
+
+    The full value that this rank holds is cut; a parameter on meta stays there, in the shape of its shard. Buffers move
+    to ``device``.
+    """
+    whole = Layout.replicated(device_mesh.ndim)
+    made: dict[int, nn.Parameter] = {}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    with torch.no_grad():
+        for owner, key, parameter in held_parameters(model):
+            if id(parameter) not in made:
+                layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
+                value = sharded(parameter, layout, device_mesh, device)
+                made[id(parameter)] = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+            setattr(owner, key, made[id(parameter)])
+        for module in model.modules():
+            for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+                if not buffer.is_meta and buffer.device != device:
+                    setattr(module, key, buffer.to(device))
+
+
+def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """(owner, attribute, parameter) of every place that holds one; a tied parameter occurs in each of its places."""
+    for module in model.modules():
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            yield module, key, parameter
+
+
+def sharded(parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device) -> torch.Tensor:
+    """``parameter`` as a DTensor in ``layout``, with memory of its own where it is cut."""
+    if isinstance(parameter, DTensor):
+        return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
+    mesh = as_mesh(device_mesh)
+    coordinate = tuple(device_mesh.get_coordinate() or ())
+    if parameter.is_meta:
+        local = torch.empty(local_shape(parameter.shape, layout, mesh.shape, coordinate), dtype=parameter.dtype, device="meta")
+    else:
+        local = scatter(parameter.detach(), layout, mesh, coordinate).to(device)
+        if not layout.is_replicated and local.untyped_storage().nbytes() > local.nbytes:
+            local = local.clone()
+    return as_dtensor(local, device_mesh, layout, tuple(parameter.shape))
+
+
+def weights_digest(model: nn.Module, elements: int = 64) -> str:
+    """A hash of names, shapes, dtypes and the first ``elements`` values of every plain parameter: cheap, and enough to
+    tell ranks that were seeded differently."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        if not parameter.is_meta and not isinstance(parameter, DTensor):
+            sample = parameter.detach().flatten()[:elements].to("cpu", torch.float64)
+            digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,90 @@
+"""Runner: one compiled program with the places that its inputs come from and where its results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import pytree
+from fxshard.errors import RunError
+from fxshard.layout import Layout
+from fxshard.planning_graph import GraphInput
+from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.inputs import global_result, local_input, write_back
+from fxshard.runtime.launch import checksum, compare, mesh_ranks
+
+Read = Callable[[Sequence[Any]], torch.Tensor]
+"""The leaves of the user's arguments -> a tensor that the compiled program takes."""
+
+
+class Runner:
+    """Calls a compiled program with a module's parameters and a user's arguments.
+
+    ``names`` are those of the leaves of the arguments (``args[0]``). The first call compares, over all ranks, what must
+    be the same: plain inputs and the seed of random operators.
+    """
+
+    def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str]) -> None:
+        self.model, self.compiled, self.bound, self.program = model, compiled, compiled.bound, compiled.program
+        self.leaf_of = {name: i for i, name in enumerate(names)}
+        ends = zip(self.program.inputs, self.program.input_layouts, strict=True)
+        self.reads = [self._read(end, layout) for end, layout in ends if end.kind != "tangent"]
+        outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
+        self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
+        self.fresh = True
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        inputs = [read(leaves) for read in self.reads]
+        if self.fresh:
+            self._check_first(leaves, inputs)
+        distributed = any(isinstance(x, DTensor) for x in leaves)
+        outputs = []
+        for (end, layout, shape), value in zip(self.results, self.compiled(inputs), strict=True):
+            if end.kind == "output":
+                outputs.append(global_result(value, layout, shape, self.bound, distributed))
+            else:
+                write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
+        return pytree.tree_unflatten(outputs, self.program.out_spec)
+
+    def _read(self, end: GraphInput, layout: Layout) -> Read:
+        if end.kind == "seed":
+            return lambda leaves: torch.randint(0, 2**62, (), dtype=torch.int64)
+        if end.kind == "input":
+            index = self.leaf_of[end.name]
+            return lambda leaves: local_input(leaves[index], layout, self.bound, end.name)
+        owner, key = self._place(end.name)
+        if end.kind == "parameter":
+            return lambda leaves: getattr(owner, key)
+        return lambda leaves: local_input(getattr(owner, key), layout, self.bound, end.name)
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        owner, _, key = name.rpartition(".")
+        return self.model.get_submodule(owner), key
+
+    def _target(self, name: str, leaves: Sequence[Any]) -> torch.Tensor:
+        if name in self.leaf_of:
+            return leaves[self.leaf_of[name]]
+        owner, key = self._place(name)
+        return getattr(owner, key)
+
+    def _check_first(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Raises RunError on all ranks unless they hold the same global values, and none on meta."""
+        ends = [end for end in self.program.inputs if end.kind != "tangent"]
+        fields = {}
+        for end, value in zip(ends, inputs, strict=True):
+            if value.is_meta:
+                raise RunError(
+                    f"{end.kind} {end.name} has no memory: it is on meta",
+                    remedy="call model.to_empty(device=...) on every rank and load or initialise the weights before the first call",
+                )
+            if end.kind == "input" and not isinstance(leaves[self.leaf_of[end.name]], DTensor):
+                fields[f"checksum: {end.name}"] = checksum(leaves[self.leaf_of[end.name]])
+            elif end.kind == "seed":
+                fields["rng_seed"] = str(int(value))
+        if fields:
+            compare(fields, ranks=mesh_ranks(self.bound.device_mesh))
+        self.fresh = False

@@ -1,0 +1,192 @@
+"""Files that are damaged, foreign or made to harm: each is refused with its reason, whatever its manifest says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fxshard import archive
+from fxshard.errors import FileError
+from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
+from tests.programs import small_program
+
+GRAPH, PROGRAM, PLAN = "models/model.json", "extra/fxshard/program.json", "extra/fxshard/plan.json"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    archive.save(small_program(5), tmp_path / "m.pt2")
+    return tmp_path / "m.pt2"
+
+
+def _graph(change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def apply(file: Any) -> None:
+        change(file["graph_module"]["graph"])
+
+    return apply
+
+
+def _first(**changes: Any) -> Callable[[Any], None]:
+    return _graph(lambda graph: graph["nodes"][0].update(changes))
+
+
+def _argument(**value: Any) -> Callable[[Any], None]:
+    return _graph(lambda graph: graph["nodes"][0]["inputs"][2].update(arg=value))
+
+
+IN_THE_GRAPH = [
+    (_first(target="torch.hub.load"), "not an operator that a program may call"),
+    (_first(target="torch.ops.aten.from_file.default"), "is no argument|does not take these arguments"),
+    (_first(target="torch.ops.aten.add_.Tensor"), "not an operator that a program may call"),
+    (_first(target="torch.ops.aten.save.default"), "not an operator that a program may call"),
+    (_first(target="torch.ops.aten.no_such.default"), "not an operator that a program may call"),
+    (_first(target="_operator.attrgetter"), "not an operator that a program may call"),
+    (_first(subgraph={}), "unknown field 'subgraph'"),
+    (_argument(as_custom_obj={"name": "x", "class_fqn": "y"}), "an argument of a kind that a program does not have"),
+    (_argument(as_sym_int={"as_expr": {"expr_str": "__import__('os')"}}), "an argument of a kind"),
+    (_argument(as_graph={}), "an argument of a kind"),
+    (_argument(as_device={"type": "cuda", "index": 0}), "no device but cpu"),
+    (_argument(as_string="bi,io->bx"), "does not take these arguments"),
+    (_graph(lambda g: g["nodes"][2]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is no argument"),
+    (_graph(lambda g: g["nodes"].reverse()), "before it is read"),
+    (_graph(lambda g: g["tensor_values"]["x"].update(dtype=99)), "99 is no kind"),
+    (_graph(lambda g: g["tensor_values"]["einsum_default"].update(sizes=[{"as_int": 9}])), "the file says otherwise"),
+    (_graph(lambda g: g["outputs"].clear()), "does not have the shapes"),
+    (_graph(lambda g: g["inputs"].reverse()), "does not have the program's inputs"),
+    (_graph(lambda g: g["outputs"][0]["as_tensor"].update(name="lambda")), "there is no tensor 'lambda'"),
+]
+
+
+@pytest.mark.parametrize(("change", "what"), IN_THE_GRAPH)
+def test_in_a_graph(path: Path, change: Callable[[Any], Any], what: str) -> None:
+    with pytest.raises(FileError, match=what) as caught:
+        archive.load(edited(path, GRAPH, change)) and pytest.fail("loaded")
+    assert str(path) in str(caught.value.where)
+
+
+IN_THE_PROGRAM = [
+    (lambda p: p.update(pickle="x"), "unknown field 'pickle'"),
+    (lambda p: p["inputs"][0].update(kind="file"), "unknown kind 'file'"),
+    (lambda p: p["inputs"][0].update(layout="RR"), "does not have the shapes"),
+    (lambda p: p["inputs"][0].update(node="y"), "does not have the program's inputs"),
+    (lambda p: p["collectives"][0].update(node="y"), "is not in the graph"),
+    (lambda p: p["collectives"][0].update(step=3), "or not in the plan"),
+    (lambda p: p["collectives"][0].update(axis="pp"), "no 'all_reduce' on axis 'pp'"),
+    (lambda p: p["classes"].append(p["classes"][0]), "two size classes are the same"),
+    (lambda p: p["classes"][0].update(graph="../model"), "the program has no models/../model.json"),
+    (lambda p: p["ranks"].append(0), "expected 4 entries, found 5"),
+    (lambda p: p.update(ranks=[0, 0, 1, 7]), "there is no size class 7"),
+    (lambda p: p.update(ranks=[1, 0, 1, 0]), "does not have the shapes"),
+    (lambda p: p["mesh"]["axes"].reverse(), "for mesh tp=2,dp=2, its plan for dp=2,tp=2"),
+    (lambda p: p["structure"].update(outputs={"set": [0]}), "unknown field 'set'"),
+    (lambda p: p["structure"].update(outputs=7), "not numbered in order"),
+]
+
+
+@pytest.mark.parametrize(("change", "what"), IN_THE_PROGRAM)
+def test_in_the_description(path: Path, change: Callable[[Any], Any], what: str) -> None:
+    with pytest.raises(FileError, match=what):
+        archive.load(edited(path, PROGRAM, change))
+
+
+def test_in_the_manifest(path: Path) -> None:
+    good = path.read_bytes()
+    for change, what in (
+        ({"format": "other"}, "not a fxshard program"),
+        ({"version": 2}, "format version 2, which is unknown"),
+        ({"torch": "2.99"}, "is of torch 2.99"),
+    ):
+        path.write_bytes(good)
+        with pytest.raises(FileError, match=what):
+            archive.load(edited(path, MANIFEST, lambda manifest, change=change: manifest.update(change)))
+
+
+def test_entries(path: Path) -> None:
+    good = entries(path)
+    without = {name: data for name, data in good.items() if name != PLAN}
+    evil = pickle.dumps(print)
+    buffer = io.BytesIO()
+    torch.save(torch.ones(1), buffer)
+    for data, options, what in (
+        (good | {"data/weights/weight_0": evil}, {}, "holds 'archive/data/weights/weight_0'"),
+        (good | {"../../evil": b""}, {}, "holds 'archive/../../evil'"),
+        (good, {"root": "/archive/"}, "holds '/archive/"),
+        (good | {"extra/fxshard/": b""}, {}, "which a program does not have"),
+        (good | {PLAN: b"{}"}, {"vouch": False}, "damaged: its hash is not the manifest's"),
+        (without, {"vouch": False}, "lacks 'extra/fxshard/plan.json'"),
+        (good | {"models/model_7.json": b"{}"}, {"vouch": False}, "which its manifest does not list"),
+        (good | {"archive_version": b"1"}, {}, "not what this version of torch writes"),
+        (good | {"models/model.json": buffer.getvalue()}, {}, "not UTF-8|not JSON"),
+    ):
+        with pytest.raises(FileError, match=what):
+            archive.load(pack(path, data, **options))
+
+
+def test_what_no_archive_writer_would_do(path: Path) -> None:
+    data = entries(path)
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as opened:
+        opened.writestr("archive/" + PLAN, b"{}")
+    with pytest.raises(FileError, match="twice"):
+        archive.load(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("archive/" + PLAN, bytes(10**7))
+    with pytest.raises(FileError, match="absurdly large"):
+        archive.load(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as opened:
+        opened.writestr("archive/" + PLAN, data[PLAN])
+    with pytest.raises(FileError, match="compressed in an unknown way"):
+        archive.load(path)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    torch.save({"a": 1}, tmp_path / "torch.pt")
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "other.pt2")
+    (tmp_path / "text").write_text("hello")
+    foreign = "which a program does not have"
+    for name, what in (("torch.pt", foreign), ("other.pt2", foreign), ("text", "cut short or is not an archive")):
+        with pytest.raises(FileError, match=what):
+            archive.load(tmp_path / name)
+    for missing in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(FileError, match="cannot open"):
+            archive.load(missing)
+
+
+def test_damaged_bytes(path: Path) -> None:
+    """Cut short, or with bytes changed: refused, or (where the byte means nothing) the same program."""
+    draw, good, same = random.Random(0), path.read_bytes(), archive.load(path).hash
+    for round_ in range(200):
+        data = bytearray(good)
+        if round_ % 4 == 0:
+            del data[draw.randrange(len(data)) :]
+        else:
+            start = draw.randrange(len(data) - 8) if round_ % 2 else draw.randrange(len(data) - 1600, len(data) - 8)
+            data[start : start + draw.choice((1, 4))] = draw.randbytes(draw.choice((1, 4)))
+        path.write_bytes(data)
+        with contextlib.suppress(FileError):
+            assert archive.load(path).hash == same
+
+
+@pytest.mark.parametrize("name", [GRAPH, PROGRAM, PLAN])
+def test_fields_replaced_at_random_load_or_are_refused(path: Path, name: str) -> None:
+    """With a manifest that vouches for the change, so that the readers behind it are what is tested."""
+    draw, good = random.Random(name), entries(path)
+    values: list[Any] = [..., None, -1, 0, 7, 2**70, 0.5, True, "", "x", "lambda", "S(9)", [], [[]], {}, {"as_none": True}, [1, "a"]]
+    refused = 0
+    for _ in range(150):
+        value = json.loads(good[name])
+        value = put(value, draw.choice(places(value)), draw.choice(values))
+        try:
+            archive.load(pack(path, good | {name: json.dumps(value).encode()}))
+        except FileError:
+            refused += 1
+    assert refused > 40

@@ -1,0 +1,102 @@
+"""Weights in a program's file: whole, once when tied, mapped; what is missing, other or damaged is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxshard import archive
+from fxshard.errors import FileError
+from tests.archive.hostile import entries, pack
+from tests.programs import small_program
+
+WEIGHT = torch.randn(8, 4)
+SAFETENSORS = "fxshard/weights.safetensors"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    archive.save(small_program(), tmp_path / "m.pt2", {"lin.weight": WEIGHT})
+    return tmp_path / "m.pt2"
+
+
+def test_tied_weights_are_stored_once_and_others_not_at_all(tmp_path: Path) -> None:
+    archive.save(small_program(), tmp_path / "m.pt2", {"lin.weight": WEIGHT, "head.weight": WEIGHT, "unused": torch.ones(1000)})
+    weights = archive.load_weights(tmp_path / "m.pt2")
+    assert list(weights) == ["lin.weight"] and torch.equal(weights["lin.weight"], WEIGHT)
+    archive.save(small_program(), tmp_path / "m.pt2", {"head.weight": WEIGHT})
+    assert torch.equal(archive.load_weights(tmp_path / "m.pt2")["lin.weight"], WEIGHT), "the other name will do"
+
+
+def test_changing_a_loaded_weight_does_not_change_the_file(path: Path) -> None:
+    before = path.read_bytes()
+    archive.load_weights(path)["lin.weight"].zero_()
+    assert path.read_bytes() == before
+    assert torch.equal(archive.load_weights(path)["lin.weight"], WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("weights", "what"),
+    [
+        ({}, "no weight 'lin.weight'"),
+        ({"lin.weight": torch.ones(4, 8)}, r"the weight is \[4, 8\] of torch.float32, the program needs \[8, 4\]"),
+        ({"lin.weight": WEIGHT.double()}, "of torch.float64"),
+        ({"lin.weight": WEIGHT.to("meta")}, "on meta and holds no numbers"),
+    ],
+)
+def test_refused_weights(tmp_path: Path, weights: dict[str, torch.Tensor], what: str) -> None:
+    with pytest.raises(FileError, match=what) as caught:
+        archive.save(small_program(), tmp_path / "m.pt2", weights)
+    assert caught.value.where == "lin.weight" and caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_without_weights_says_so(tmp_path: Path) -> None:
+    archive.save(small_program(), tmp_path / "m.pt2")
+    with pytest.raises(FileError, match="holds no weights"):
+        archive.load_weights(tmp_path / "m.pt2")
+
+
+def test_one_changed_byte_is_noticed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.find(WEIGHT.numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+    archive.load(path)
+    with pytest.raises(FileError, match="damaged"):
+        archive.load_weights(path)
+
+
+def _header(change: dict[str, object]) -> bytes:
+    described = {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]} | change
+    text = json.dumps({"lin.weight": described}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(128)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**40).to_bytes(8, "little") + b"{}",
+        _header({"data_offsets": [0, 64]}),
+        _header({"data_offsets": [128, 256]}),
+        _header({"data_offsets": [-128, 0]}),
+        _header({"dtype": "F99"}),
+        _header({"shape": [2**62, 2**62]}),
+        _header({"pickle": 1}),
+    ],
+)
+def test_what_is_not_safetensors_is_refused_whatever_the_manifest_says(path: Path, content: bytes) -> None:
+    pack(path, entries(path) | {SAFETENSORS: content})
+    with pytest.raises(FileError):
+        archive.load_weights(path)
+
+
+def test_unaligned_weights_are_read_too(path: Path) -> None:
+    """Other zip tools do not align; then the weights are copied."""
+    text = _header({"data_offsets": [0, 128]})[:-128] + WEIGHT.numpy().tobytes()
+    pack(path, entries(path) | {SAFETENSORS: text})
+    assert torch.equal(archive.load_weights(path)["lin.weight"], WEIGHT)

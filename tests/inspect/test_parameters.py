@@ -1,0 +1,28 @@
+"""Parameters that are alike share a line of the summary; one that differs is shown by itself."""
+
+from __future__ import annotations
+
+from fxshard import inspect
+from fxshard.sharding_plan import OpSpec, PlanEnd, PlannedNode, ShardingPlan
+from tests.plans import MESH, L
+
+
+def _rows(layouts: list[str]) -> list[list[str]]:
+    names = [f"layers.{i}.weight" for i in range(len(layouts))]
+    specs = [OpSpec((), (L(at),)) for at in layouts]
+    nodes = tuple(PlannedNode(n, "placeholder", spec, ((8, 4),), ("float32",)) for n, spec in zip(names, specs, strict=True))
+    plan = ShardingPlan(MESH, True, "", nodes, inputs=tuple(PlanEnd("parameter", n, n) for n in names))
+    lines = inspect.summary(plan).splitlines()
+    return [line.split() for line in lines if line.startswith("layers")]
+
+
+def test_alike() -> None:
+    assert _rows(["RS(0)", "RS(0)", "RS(0)"]) == [["layers.*.weight", "3", "RS(0)", "8x4", "float32"]]
+
+
+def test_one_of_them_differs() -> None:
+    assert [(row[0], row[2]) for row in _rows(["RS(0)", "RR", "RS(0)"])] == [
+        ("layers.0.weight", "RS(0)"),
+        ("layers.1.weight", "RR"),
+        ("layers.2.weight", "RS(0)"),
+    ]

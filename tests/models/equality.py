@@ -1,0 +1,54 @@
+"""One body for the equality tests: a model, a mesh, a plan; everything equals one device in float64."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from zoo import Case, make
+
+import fxshard
+from fxshard.mesh import parse_mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
+
+MESHES = ("a=2", "a=4", "a=8", "a=2,b=2", "a=2,b=4", "a=2,b=2,c=2")
+
+
+@lru_cache(maxsize=2)
+def prepared(name: str) -> tuple[Case, PlanningGraph, Reference]:
+    """The case, its traced graph and its reference on one device."""
+    model, args, kwargs = make(name)
+    return (model, args, kwargs), trace(model, args, kwargs), one_device(model, args, kwargs)
+
+
+def check(name: str, mesh_text: str, plan: fxshard.ShardingPlan) -> None:
+    """Lowers and simulates ``plan``; numbers equal one device, and what ran is what the program says, one for one."""
+    (model, args, kwargs), graph, reference = prepared(name)
+    program = lower(graph, plan)
+    result = simulate_program(program, program_values(program, model, args, kwargs))
+    assert_equal_to_one_device(result, reference)
+    assert [(c.kind, c.axis, c.shape, c.dtype) for c in program.collectives] == [
+        (c.kind, c.axis, c.shape, c.dtype) for c in result.collectives
+    ]
+    planned = sorted((c.kind, c.axis, c.bytes) for c in plan.collectives)
+    assert planned == sorted((c.kind, c.axis, c.bytes) for c in program.collectives)
+
+
+def check_solver(name: str, mesh_text: str, **options: object) -> fxshard.ShardingPlan:
+    """The solver's plan, proven optimal."""
+    _, graph, _ = prepared(name)
+    plan = plan_graph(graph, parse_mesh(mesh_text, "h100"), Request(**options))  # type: ignore[arg-type]
+    check(name, mesh_text, plan)
+    return plan
+
+
+def check_random(name: str, mesh_text: str, seed: int) -> None:
+    _, graph, _ = prepared(name)
+    check(name, mesh_text, random_graph_plan(annotate(graph, parse_mesh(mesh_text, "h100")), seed))

@@ -1,0 +1,47 @@
+"""Law 1 on real models: the solver's plan and random legal plans compute what one device computes."""
+
+import pytest
+from equality import MESHES, check_random, check_solver
+from zoo import MODELS
+
+SLICE = [
+    ("mlp", "a=2,b=2,c=2", 0),
+    ("mlp_batch5", "a=2,b=4", 1),
+    ("llama", "a=2", 0),
+    ("llama", "a=2,b=2", 1),
+    ("llama_batch5", "a=4", 2),
+    ("gpt2", "a=2", 3),
+    ("gpt2", "a=2,b=2", 4),
+    ("bert", "a=4", 5),
+    ("vit", "a=2,b=2", 6),
+    ("cnn", "a=2,b=2,c=2", 7),
+    ("cnn", "a=8", 8),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "seed"), SLICE)
+def test_random_plan_equals_one_device(name: str, mesh: str, seed: int) -> None:
+    check_random(name, mesh, seed)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE])
+def test_solved_plan_equals_one_device(name: str, mesh: str) -> None:
+    check_solver(name, mesh)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "cnn"])
+def test_plan_under_a_memory_limit_equals_one_device(name: str) -> None:
+    free = check_solver(name, "a=2")
+    limit = int(0.6 * sum(free.memory.values()))
+    tight = check_solver(name, "a=2", memory_limit=limit)
+    assert sum(tight.memory.values()) <= limit
+    assert tight.collectives, "half of the memory cannot do without communication"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_sweep(name: str, mesh: str) -> None:
+    check_solver(name, mesh)
+    for seed in range(20):
+        check_random(name, mesh, seed)

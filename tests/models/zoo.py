@@ -1,0 +1,132 @@
+"""The models of the equality sweep: small, real, built from configs; each gives (model, args, kwargs) for a dtype."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from examples.llama import Llama
+
+Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+class MLP(nn.Module):
+    """L pairs of a widening and a narrowing linear layer."""
+
+    def __init__(self, pairs: int = 2, dim: int = 16, hidden: int = 32) -> None:
+        super().__init__()
+        self.up = nn.ModuleList([nn.Linear(dim, hidden) for _ in range(pairs)])
+        self.down = nn.ModuleList([nn.Linear(hidden, dim) for _ in range(pairs)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = down(F.gelu(up(x)))
+        return x
+
+
+class CNN(nn.Module):
+    """Convolutions with batch norm, pooling and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = F.relu(self.norm2(self.conv2(x)))
+        logits = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits, F.cross_entropy(logits, target)
+
+
+def mlp(batch: int = 8) -> Case:
+    return MLP(), (torch.randn(batch, 16),), {}
+
+
+def llama(batch: int = 4) -> Case:
+    return Llama.small(), (torch.randint(0, 64, (batch, 8)), torch.randint(0, 64, (batch, 8))), {}
+
+
+def cnn(batch: int = 8) -> Case:
+    return CNN(), (torch.randn(batch, 3, 8, 8), torch.randint(0, 10, (batch,))), {}
+
+
+def gpt2(batch: int = 2, vocabulary: int = 50257) -> Case:
+    """Tied embeddings and the real vocabulary, which no mesh divides."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocabulary, n_positions=16, n_embd=8, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
+    )
+    tokens = torch.randint(0, vocabulary, (batch, 8))
+    return GPT2LMHeadModel(config), (), {"input_ids": tokens, "labels": tokens}
+
+
+def bert(batch: int = 4) -> Case:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=101,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    tokens = torch.randint(0, 101, (batch, 8))
+    mask = torch.ones(batch, 8, dtype=torch.int64)
+    mask[0, 5:] = 0
+    return BertForMaskedLM(config), (), {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
+
+
+def vit(batch: int = 2) -> Case:
+    """197 tokens: 14 x 14 patches and a class token."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=16,
+        image_size=56,
+        patch_size=4,
+        num_labels=10,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    return ViTForImageClassification(config), (), {"pixel_values": torch.randn(batch, 3, 56, 56), "labels": torch.randint(0, 10, (batch,))}
+
+
+MODELS: dict[str, Callable[[], Case]] = {
+    "mlp": mlp,
+    "llama": llama,
+    "gpt2": gpt2,
+    "bert": bert,
+    "vit": vit,
+    "cnn": cnn,
+    "mlp_batch5": lambda: mlp(5),
+    "llama_batch5": lambda: llama(5),
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Case:
+    """The model called ``name`` in ``dtype``, its weights and inputs drawn from ``seed``."""
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model, args, kwargs = MODELS[name]()
+    finally:
+        torch.set_default_dtype(before)
+    return model, args, kwargs

@@ -1,0 +1,81 @@
+"""Small random problems and the brute force that judges the solver."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def shared(*parts: str) -> Path:
+    """A benchmark file outside the repository; skips the test where it is absent."""
+    path = DATA.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    return path
+
+
+def brute_force(problem: PlacementProblem) -> float:
+    """The least cost of all choices that are allowed and fit, inf if there are none."""
+    ranges = [range(len(cost)) for cost in problem.node_costs]
+    plans = (plan for plan in itertools.product(*ranges) if problem.feasible(plan))
+    return min((problem.evaluate(plan) for plan in plans), default=float("inf"))
+
+
+@st.composite
+def problems(draw: st.DrawFn, memory: bool = False, integers: bool = True, most: int = 6) -> PlacementProblem:
+    """Up to `most` nodes of 1 to 4 strategies, any edges (parallel and loops too), with forbidden entries."""
+    count = draw(st.integers(1, most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sizes = rng.integers(1, 5, count)
+    forbidden = draw(st.sampled_from([0.0, 0.2, 0.5]))
+    high = draw(st.sampled_from([3, 20, 10**6]))
+
+    def costs(*shape: int) -> np.ndarray:
+        values = rng.integers(0, high, shape).astype(float) if integers else rng.random(shape) * high
+        return np.where(rng.random(shape) < forbidden / len(shape) ** 2, np.inf, values)
+
+    pairs = [tuple(int(v) for v in rng.integers(0, count, 2)) for _ in range(draw(st.integers(0, 2 * count)))]
+    nodes, edges = tuple(costs(k) for k in sizes), tuple(costs(sizes[i], sizes[j]) for i, j in pairs)
+    if not memory:
+        return PlacementProblem(nodes, tuple(pairs), edges)
+    usages = tuple(rng.integers(0, 10, k).astype(float) if rng.random() < 0.8 else None for k in sizes)
+    starts = rng.integers(0, 6, count)
+    spans = tuple((int(s), int(s + rng.integers(0, 6))) if rng.random() < 0.9 else None for s in starts)
+    return PlacementProblem(nodes, tuple(pairs), edges, usages, spans, float(draw(st.integers(0, 30))))
+
+
+def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float = 0.4) -> PlacementProblem:
+    """Op nodes that produce and read values in layouts, and a binary node per value and layout it may also live in.
+
+    A copy costs what its producer's layout costs to change, once; a reader whose layout is not among the copies is
+    forbidden. The very structure that fxshard's formulation gives.
+    """
+    change = rng.integers(1, 50, (layouts, layouts)).astype(float)
+    np.fill_diagonal(change, 0.0)
+    reads = [(p, r) for r in range(1, ops) for p in sorted({r - 1} | {int(q) for q in range(r) if rng.random() < extra / r})]
+    width = max(1, layouts)
+    sizes = rng.integers(2, width + 2, ops)
+    gives = [rng.integers(0, layouts, k) for k in sizes]
+    nodes = [rng.integers(0, 60, k).astype(float) for k in sizes]
+    pairs: list[tuple[int, int]] = []
+    tables: list[np.ndarray] = []
+    for producer in sorted({p for p, _ in reads}):
+        readers = [r for p, r in reads if p == producer]
+        needs = [rng.integers(0, layouts, sizes[r]) for r in readers]
+        for layout in range(layouts):
+            copy = len(nodes)
+            nodes.append(np.zeros(2))
+            pairs.append((producer, copy))
+            tables.append(np.stack([np.zeros(sizes[producer]), change[gives[producer], layout]], axis=1))
+            for reader, need in zip(readers, needs, strict=True):
+                pairs.append((copy, reader))
+                tables.append(np.stack([np.where(need == layout, np.inf, 0.0), np.zeros(sizes[reader])]))
+    return PlacementProblem(tuple(nodes), tuple(pairs), tuple(tables))

@@ -1,0 +1,78 @@
+"""Convolutions by batch, groups, output and input channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.strategies.samples import real
+from tests.strategies.shards import check, check_mesh
+
+aten = torch.ops.aten
+
+
+def _args(groups: int = 1, bias: bool = True, transposed: bool = False) -> tuple[Any, ...]:
+    weight = real(4, 6 // groups, 3, 2) if transposed else real(6, 4 // groups, 3, 2)
+    return real(3, 4, 5, 4), weight, real(6) if bias else None, [1, 2], [1, 0], [1, 1], transposed, [0, 0], groups
+
+
+def test_every_channel_of_a_plain_convolution() -> None:
+    specs = check("aten.convolution.default", *_args())
+    assert {"S(0), R, R -> S(0)", "R, S(0), S(0) -> S(1)", "S(1), S(1), P -> P", "P, R, P -> P"} <= specs
+    assert not any("S(2)" in s or "S(3)" in s for s in specs)
+
+
+def test_without_bias() -> None:
+    assert {"S(1), S(1) -> P", "P, R -> P", "R, P -> P"} <= check("aten.convolution.default", *_args(bias=False))
+
+
+def test_groups() -> None:
+    specs = check("aten.convolution.default", *_args(groups=2))
+    assert "S(1), S(0), S(0) -> S(1)" in specs
+    assert "R, S(0), S(0) -> S(1)" not in specs
+
+
+def test_depthwise() -> None:
+    args = real(3, 4, 5), real(8, 1, 3), real(8), [1], [1], [1], False, [0], 4
+    assert "S(1), S(0), S(0) -> S(1)" in check("aten.convolution.default", *args)
+
+
+def test_a_transposed_convolution_shards_its_batch() -> None:
+    for groups in (1, 2):
+        specs = check("aten.convolution.default", *_args(groups=groups, transposed=True))
+        assert {s for s in specs if "S" in s} == {"S(0), R, R -> S(0)"}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, True, False], [True, False, False]])
+def test_backward(groups: int, transposed: bool, mask: list[bool]) -> None:
+    x, weight, bias, *rest = _args(groups=groups, transposed=transposed)
+    out = aten.convolution(x, weight, bias, *rest)
+    specs = check("aten.convolution_backward.default", out * 2, x, weight, [6], *rest, mask)
+    assert any(s.startswith("S(0), S(0), R") for s in specs)
+
+
+def test_gradient_of_the_bias_is_whole_where_input_channels_are_sharded() -> None:
+    x, weight, bias, *rest = _args()
+    out = aten.convolution(x, weight, bias, *rest)
+    specs = check("aten.convolution_backward.default", out, x, weight, [6], *rest, [True] * 3)
+    assert {"R, S(1), S(1) -> S(1), S(1), R", "S(1), R, S(0) -> P, S(0), S(0)", "S(0), S(0), R -> S(0), P, P"} <= specs
+    masked = check("aten.convolution_backward.default", out, x, weight, None, *rest, [True, True, False])
+    assert "S(0), S(0), R -> S(0), P, R" in masked
+
+
+def test_a_rank_without_input_channels_would_lose_the_gradient_of_the_bias() -> None:
+    x, weight = real(2, 3, 4), real(5, 3, 2)
+    rest = ([1], [0], [1], False, [0], 1)
+    out = aten.convolution(x, weight, None, *rest)
+    specs = check_mesh("aten.convolution_backward.default", (out, x, weight, [5], *rest, [True] * 3), mesh=(4,))
+    assert not any(str(s.outputs[2]) == "R" and str(s.inputs[1]) == "S(1)" for s in specs)
+
+
+def test_on_a_mesh() -> None:
+    specs = {str(s) for s in check_mesh("aten.convolution.default", _args(), mesh=(2, 2))}
+    assert {"S(0)R, RS(0), RS(0) -> S(0)S(1)", "S(0)S(1), RS(1), RP -> S(0)P"} <= specs
+    check_mesh("aten.convolution.default", _args(groups=2), mesh=(2, 2))

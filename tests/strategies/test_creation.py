@@ -1,0 +1,71 @@
+"""Tensors from literals, copies and casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.strategies.samples import real, whole, yes_no
+from tests.strategies.shards import check, check_mesh
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("full.default", ([5, 3], 2.0)),
+        ("zeros.default", ([5, 3],)),
+        ("ones.default", ([5, 3],)),
+    ],
+)
+def test_factories_are_free(op: str, args: tuple[Any, ...]) -> None:
+    assert check(f"aten.{op}", *args) == {" -> R", " -> S(0)", " -> S(1)"}
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("arange.default", (7,)),
+        ("arange.start", (3, 9)),
+        ("arange.start_step", (3, 20, 4)),
+        ("arange.start_step", (2.0, -1.0, -0.5)),
+        ("arange.default", (5.0,)),
+    ],
+)
+def test_arange_counts_from_the_offset_of_its_shard(op: str, args: tuple[Any, ...]) -> None:
+    assert check(f"aten.{op}", *args) == {" -> R", " -> S(0)"}
+    check_mesh(f"aten.{op}", args, {"dtype": torch.float32}, mesh=(2, 2))
+
+
+def test_like_another_tensor() -> None:
+    assert "R -> S(0)" in check("aten.new_zeros.default", real(2), [5, 3])
+    assert "R -> S(0)" in check("aten.new_full.default", real(2), [5, 3], 1.5)
+    assert check("aten.full_like.default", real(5), 2) == {"R -> R", "S(0) -> S(0)"}
+    check("aten.scalar_tensor.default", 2.0)
+
+
+@pytest.mark.parametrize("op", ["clone", "detach", "alias", "lift_fresh_copy", "contiguous"])
+def test_copies_pass_everything(op: str) -> None:
+    assert {"P -> P", "P(max) -> P(max)", "S(0) -> S(0)"} <= check(f"aten.{op}.default", real(5, 3))
+
+
+def test_casts_keep_sums_between_kinds_of_numbers() -> None:
+    assert "P -> P" in check("aten._to_copy.default", real(5).float(), dtype=torch.float64)
+    assert "P -> P" in check("aten._to_copy.default", whole(9, 5), dtype=torch.float64)
+    assert "P -> P" not in check("aten._to_copy.default", real(5), dtype=torch.int64)
+    assert "P -> P" not in check("aten._to_copy.default", yes_no(5), dtype=torch.float64)
+    assert "P(max) -> P(max)" in check("aten._to_copy.default", real(5), dtype=torch.float64)
+
+
+def test_copy_into_shares_the_layout() -> None:
+    assert {"S(0), S(0) -> S(0)", "P, P -> P"} <= check("aten.copy.default", real(5, 3), real(5, 3))
+
+
+def test_view_as_another_dtype() -> None:
+    assert check("aten.view.dtype", real(4, 6), torch.int64) == {"R -> R", "S(0) -> S(0)", "S(1) -> S(1)"}
+    assert check("aten.view.dtype", real(4, 6), torch.int32) == {"R -> R"}
+
+
+def test_eye_is_whole() -> None:
+    assert check("aten.eye.default", 4) == {" -> R"}

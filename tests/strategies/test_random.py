@@ -1,0 +1,31 @@
+"""Dropout: the same mask on every mesh; other draws stay whole and say so."""
+
+import torch
+
+from fxshard.mesh import Mesh
+from fxshard.strategies import op_strategy
+from tests.strategies.samples import real, yes_no
+from tests.strategies.shards import call_for, check, check_mesh
+
+SEED = torch.tensor(1234)
+
+
+def test_dropout_draws_one_mask_on_any_number_of_ranks() -> None:
+    specs = check("fxshard.dropout.default", real(5, 3), 0.4, SEED, 7)
+    assert specs == {"R, R -> R, R", "S(0), R -> S(0), S(0)", "S(1), R -> S(1), S(1)"}
+
+
+def test_dropout_on_a_mesh() -> None:
+    check_mesh("fxshard.dropout.default", (real(5, 7), 0.4, SEED, 7), mesh=(2, 3))
+
+
+def test_dropout_backward_is_linear_in_the_gradient() -> None:
+    assert "P, R -> P" in check("fxshard.dropout_backward.default", real(5, 3), yes_no(5, 3), 0.4)
+
+
+def test_other_draws_are_whole_with_a_reason() -> None:
+    call, _ = call_for("aten.bernoulli.default", (real(4),), {}, (real(4),))
+    strategy = op_strategy(call, Mesh({"dp": 2}))
+    assert [str(s) for s in strategy.specs] == ["R -> R"]
+    assert "random" in strategy.reason
+    assert not strategy.fallback

@@ -1,0 +1,140 @@
+"""The command line: what it hands on, what it prints, and how it says no."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fxshard import cli
+from fxshard.errors import OptionError
+from fxshard.sharding_plan import ShardingPlan
+from tests.plans import small_plan
+
+MODEL = """
+import torch
+from torch import nn
+from neighbour import WIDTH
+
+def training():
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4)), (torch.ones(4, WIDTH),)
+
+def with_keywords():
+    return nn.Linear(2, 2), [torch.ones(1, 2)], {"flag": True}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "neighbour.py").write_text("WIDTH = 16\n")
+    (tmp_path / "model.py").write_text(MODEL)
+    return str(tmp_path / "model.py")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Calls of the front door, which is replaced by one that writes them down."""
+    from fxshard import api
+
+    found: list[tuple[str, Any]] = []
+
+    def plan(*args: Any, **kwargs: Any) -> ShardingPlan:
+        found.append(("plan", (args, kwargs)))
+        return small_plan()
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        found.append(("export", (args, kwargs)))
+        return SimpleNamespace(save=lambda path: found.append(("save", path)))
+
+    monkeypatch.setattr(api, "plan", plan)
+    monkeypatch.setattr(api, "export", export, raising=False)
+    return found
+
+
+def test_plan_and_inspect_for_real(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "plan.json")
+    options = ["--mesh", "dp=2,tp=2", "--hardware", "h100", "--pin", "0.weight=RS(0)"]
+    assert cli.main(["plan", f"{model}:training", *options, "-o", output]) == 0
+    printed = capsys.readouterr().out
+    assert "dp=2,tp=2, 4 devices (h100)" in printed and "gap" in printed and f"wrote {output}" in printed
+    plan = ShardingPlan.load(output)
+    assert plan.train and str(plan.layout_of("0.weight")) == "RS(0)"
+
+    assert cli.main(["inspect", output]) == 0
+    assert capsys.readouterr().out.strip() == printed.partition("\n\nwrote")[0]
+    assert cli.main(["inspect", output, "--nodes", "--collectives"]) == 0
+    assert "operator" in capsys.readouterr().out
+    assert cli.main(["inspect", output, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hash"] == plan.hash
+
+
+def test_options_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> None:
+    options = ["--infer", "--objective", "communication", "--memory-limit", "2GiB", "--pin", "a=b=RR", "--dump", "d"]
+    assert cli.main(["plan", f"{model}:with_keywords", "--mesh", "tp=4", *options]) == 0
+    ((_, (args, kwargs)),) = calls
+    assert str(args[2]) == "tp=4" and kwargs["example_kwargs"] == {"flag": True}
+    assert (kwargs["train"], kwargs["objective"], kwargs["memory_limit"], kwargs["pins"]) == (False, "communication", 2**31, {"a=b": "RR"})
+
+
+def test_export_takes_a_plan_or_makes_one(
+    model: str, tmp_path: Path, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fxshard import inspect
+
+    monkeypatch.setattr(inspect, "summary", lambda program: "the summary")
+    assert cli.main(["export", f"{model}:training", "--mesh", "dp=2,tp=2", "-o", "m.pt2"]) == 0
+    assert [name for name, _ in calls] == ["plan", "export", "save"] and calls[0][1][1]["train"] is False
+    assert capsys.readouterr().out == "the summary\n\nwrote m.pt2\n"
+
+    calls.clear()
+    small_plan().save(tmp_path / "plan.json")
+    assert cli.main(["export", f"{model}:training", "--mesh", "dp=2,tp=2", "--plan", str(tmp_path / "plan.json"), "-o", "m.pt2"]) == 0
+    assert [name for name, _ in calls] == ["export", "save"] and calls[0][1][1]["plan"] == small_plan()
+
+
+REFUSED: list[tuple[list[str], str]] = [
+    (["--mesh", "dp"], "cannot read mesh 'dp'"),
+    (["--mesh", "dp=2", "--hardware", "h10"], "unknown hardware 'h10'; did you mean 'h100'?"),
+    (["--mesh", "dp=2", "--pin", "0.weight"], "cannot read the pin '0.weight'"),
+    (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "'a' is pinned to R and to S(0)"),
+    (["--mesh", "dp=2", "--memory-limit", "8 apples"], "cannot read '8 apples' as a number of bytes"),
+    (["--mesh", "dp=2", "--pin", "nothing=R"], "pin 'nothing' matches"),
+]
+
+
+@pytest.mark.parametrize(("options", "what"), REFUSED, ids=[what for _, what in REFUSED])
+def test_a_users_mistake_is_a_message(model: str, options: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", f"{model}:training", *options]) == 2
+    printed = capsys.readouterr()
+    assert what in printed.err and "to do:" in printed.err and "Traceback" not in printed.err
+    assert printed.out == ""
+
+
+def test_a_plan_and_pins_contradict(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["export", f"{model}:training", "--mesh", "dp=2", "--plan", "p.json", "--pin", "a=R", "-o", "m.pt2"]) == 2
+    assert "--plan is decided already" in capsys.readouterr().err
+
+
+def test_a_file_that_is_neither_plan_nor_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert cli.main(["inspect", str(tmp_path / "notes.txt")]) == 2
+    assert cli.main(["inspect", str(tmp_path / "nothing")]) == 2
+    assert "not JSON" in (printed := capsys.readouterr().err) and "No such file" in printed
+
+
+def test_sizes() -> None:
+    assert [cli.parse_size(t) for t in ("80000", "80GB", "1.5GiB", "1 KiB")] == [80000, 80 * 10**9, 3 * 2**29, 1024]
+    for text in ("", "GB", "-1", "1TBs", "1.2.3"):
+        with pytest.raises(OptionError, match="number of bytes"):
+            cli.parse_size(text)
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """At the top of cli.py stand the standard library and the errors only: torch takes seconds to import."""
+    tree = ast.parse(Path(cli.__file__).read_text())
+    imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}
