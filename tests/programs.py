@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
@@ -42,7 +42,7 @@ def local_graph(coordinate: tuple[int, ...], rows: int) -> fx.GraphModule:
     if missing:
         out = local.emit(torch.ops.aten.slice.Tensor, out, 0, 0, local.shape(x)[0])
     local.graph.output((out,))
-    return fx.GraphModule(nn.Module(), local.graph)
+    return local.finish()
 
 
 def _local(shape: tuple[int, ...], layout: Layout, coordinate: tuple[int, ...]) -> tuple[int, ...]:

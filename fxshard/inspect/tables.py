@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -86,21 +87,33 @@ def _traffic(subject: Subject) -> str:
 
 
 def _parameters(plan: ShardingPlan) -> str:
-    """One line a parameter; those whose names differ in a number only, and that are alike, share one: ``layers.*.weight``."""
+    """One line a parameter; those whose names differ in numbers only, and that are alike, share one."""
     nodes = {n.name: n for n in plan.nodes}
-    groups: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[str]]] = {}
     for end in plan.inputs:
         if end.kind == "parameter" and end.node in nodes:
             node = nodes[end.node]
             facts = (_join(node.spec.outputs), _join(map(_shape, node.shapes)), _join(node.dtypes))
-            groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", end.name), []).append((end.name, facts))
+            groups.setdefault(tuple(_NUMBER.split(end.name)), {}).setdefault(facts, []).append(end.name)
     rows: list[tuple[Any, ...]] = []
-    for pattern, members in groups.items():
-        if len(members) > 1 and len({facts for _, facts in members}) == 1:
-            rows.append((pattern, len(members), *members[0][1]))
-        else:
-            rows += [(name, 1, *facts) for name, facts in members]
+    for pattern, by_facts in groups.items():
+        for facts, names in by_facts.items():
+            shared = "*".join(pattern) if len(by_facts) == 1 else _numbered(pattern, names)
+            alike = [names[0]] if len(names) == 1 else names if shared is None else [shared]
+            rows += [(name, len(names) // len(alike), *facts) for name in alike]
     return _table(rows, ("parameter", "count", "layout", "shape", "dtype")) if rows else ""
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def _numbered(pattern: Sequence[str], names: Sequence[str]) -> str | None:
+    """``layers.0-30,32.weight`` for names that differ in one number; None where there are several."""
+    if len(pattern) != 2:
+        return None
+    numbers = sorted(int(_NUMBER.findall(name)[0]) for name in names)
+    runs = [[number for _, number in run] for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs).join(pattern)
 
 
 def _ends(program: ShardedProgram) -> str:

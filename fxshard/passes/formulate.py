@@ -58,6 +58,8 @@ class Formulation:
     readers: Mapping[str, tuple[Reader, ...]]
     price: Price
     unit: str
+    start: tuple[int, ...] = ()
+    """A legal choice to begin with: replicated wherever nothing else is asked for."""
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -77,6 +79,7 @@ class _Builder:
     names: list[str] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_costs: list[np.ndarray] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
 
     @property
     def graph(self) -> PlanningGraph:
@@ -95,6 +98,7 @@ class _Builder:
             if node.op != "output":
                 self._node(node, parameters)
         self._results()
+        self._start_tangents()
         readers = self._readers()
         for name, found in readers.items():
             self._value(self.graph.by_name[name], found)
@@ -111,9 +115,10 @@ class _Builder:
             tuple(self.names),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
-        return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit)
+        return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit, tuple(self.start))
 
-    def _variable(self, name: str, costs: np.ndarray, usage: np.ndarray | None = None) -> int:
+    def _variable(self, name: str, costs: np.ndarray, usage: np.ndarray | None = None, start: int = 0) -> int:
+        self.start.append(start)
         self.costs.append(costs)
         self.usages.append(usage)
         self.names.append(name)
@@ -235,7 +240,9 @@ class _Builder:
             self._edge(var, reader.var, _prices(paths, have, reader.layouts))
             return
         ways = [(-1, layout) for layout in own] + shared
-        how = self._variable(f"{node.name} for {reader.node}", np.zeros(len(ways)))
+        now = reader.layouts[self.start[reader.var]]
+        same = [j for j, e in enumerate(earlier) if e.layouts[self.start[e.var]] == now]
+        how = self._variable(f"{node.name} for {reader.node}", np.zeros(len(ways)), start=ways.index((same[0] if same else -1, now)))
         paid = np.zeros((len(have), len(ways)))
         paid[:, : len(own)] = _prices(paths, have, own)
         self._edge(var, how, paid)
@@ -248,7 +255,8 @@ class _Builder:
     def _shared_by_layout(self, node: fx.Node, var: int, have: tuple[Layout, ...], readers: tuple[Reader, ...], paths: Table) -> None:
         """Variables "is the value there in layout l": paid at the producer, required by each reader of l."""
         for layout in dict.fromkeys(layout for r in readers for layout in r.layouts):
-            there = self._variable(f"{node.name} in {layout}", np.zeros(2))
+            used = any(r.layouts[self.start[r.var]] == layout for r in readers)
+            there = self._variable(f"{node.name} in {layout}", np.zeros(2), start=int(used))
             paid = np.zeros((len(have), 2))
             paid[:, 1:] = _prices(paths, have, (layout,))
             self._edge(var, there, paid)
@@ -261,11 +269,19 @@ class _Builder:
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
-        by_name = {o.name.replace("outputs", "tangents"): i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
-        for end in self.graph.inputs_of("tangent"):
-            result, layouts = self.result_vars[by_name[end.name]]
-            var, specs = self.node_vars[end.node]
+        for result, layouts, var, specs in self._tangent_pairs():
             self._edge(result, var, _agree(layouts, tuple(s.outputs[0] for s in specs)))
+
+    def _start_tangents(self) -> None:
+        """The start agrees on them where the pins let it."""
+        for result, layouts, var, specs in self._tangent_pairs():
+            both = [(a, b) for a, layout in enumerate(layouts) for b, s in enumerate(specs) if s.outputs[0] == layout]
+            if both:
+                self.start[result], self.start[var] = both[0]
+
+    def _tangent_pairs(self) -> list[tuple[int, tuple[Layout, ...], int, tuple[OpSpec, ...]]]:
+        by_name = {o.name.replace("outputs", "tangents"): i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
+        return [(*self.result_vars[by_name[end.name]], *self.node_vars[end.node]) for end in self.graph.inputs_of("tangent")]
 
 
 @lru_cache(maxsize=8192)

@@ -85,7 +85,8 @@ class LocalGraph:
         """The graph as a module, its values fake CPU tensors."""
         for node in self.graph.nodes:
             if "val" in node.meta:
-                node.meta["val"] = pytree.tree_map_only(torch.Tensor, _fake, node.meta["val"])
+                value = node.meta["val"]
+                node.meta["val"] = _fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, _fake, value)
         return lazy_graph_module(self.graph)
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

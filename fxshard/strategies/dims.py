@@ -158,7 +158,7 @@ def triangle(call: Call) -> Factors:
 
 
 register("aten.permute.default", permute)
-register(["aten.transpose.int", "aten.t.default", "aten.swapaxes.default"], transpose)
+register(["aten.transpose.int", "aten.t.default"], transpose)
 register("aten.unsqueeze.default", unsqueeze)
 register(["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"], squeeze, local=local_squeeze)
 register("aten.expand.default", expand, sizes=1)

@@ -48,8 +48,8 @@ def unbind(call: Call) -> Factors:
     return factors([ins], [out] * len(call.outputs), linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
-register(names("cat concat"), cat)
+register(names("cat"), cat)
 register(names("stack"), stack)
-register(names("split.Tensor split_with_sizes split.sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split)
+register(names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split)
 register(names("split_copy.Tensor split_with_sizes_copy"), split)
 register(names("unbind.int unbind_copy.int"), unbind)

@@ -31,7 +31,10 @@ def trailing(*groups: tuple[int, ...], like: int = 0) -> Rule:
 
 
 def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
-    """Batch norm: x is n c s...; vectors are per channel. In training the statistics need all of n and s."""
+    """Batch norm: x is n c s...; vectors are per channel. In training the statistics need all of n and s.
+
+    Without training, the statistics that the forward returns are those it was given: x has no part in them.
+    """
 
     def rule(call: Call) -> Factors:
         ndim = max(o.ndim for o in call.operands)
@@ -42,7 +45,9 @@ def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
             return dims if meta.ndim > 1 else ["" if meta.shape[0] == 0 else "c"]
 
         outs = [None if o is None else of(o) for o in call.outputs]
-        return factors([of(o) for o in call.operands], outs, linear=linear_groups(call, groups))
+        every = tuple(range(len(call.operands)))
+        depends = None if groups else (every, *(every[1:] for _ in outs[1:]))
+        return factors([of(o) for o in call.operands], outs, linear=linear_groups(call, groups), depends=depends)
 
     return rule
 
@@ -80,8 +85,6 @@ register("aten.native_layer_norm.default", trailing())
 register("aten.native_layer_norm_backward.default", trailing((0,), like=1))
 register("aten._fused_rms_norm.default", trailing())
 register("aten._fused_rms_norm_backward.default", trailing((0,), like=1))
-register("aten.rms_norm.default", trailing())
-register("aten.layer_norm.default", trailing())
 register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=local_group_norm)
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
 register("aten._native_batch_norm_legit_no_training.default", channels(True))

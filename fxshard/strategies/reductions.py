@@ -11,8 +11,8 @@ from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register
 
 
-def reduction(reduce: str | None, passes: tuple[str, ...] = (), dim: int | None = 1, keepdim: int = 2) -> Rule:
-    """A reduction over the dims in argument ``dim`` (all where it is None or missing).
+def reduction(reduce: str | None, passes: tuple[str, ...] = (), dim: int | None = 1, keepdim: int = 2, default: Any = None) -> Rule:
+    """A reduction over the dims in argument ``dim`` (``default`` where it is missing; None for all).
 
     ``reduce``: what a sharded dim leaves, None if it must stay whole; ``passes``: pending reductions that pass through;
     ``keepdim``: position of that argument.
@@ -20,7 +20,7 @@ def reduction(reduce: str | None, passes: tuple[str, ...] = (), dim: int | None 
 
     def rule(call: Call) -> Factors:
         ndim = call.operands[0].ndim
-        gone = set(normal_dims(None if dim is None else call.arg(dim, "dim"), ndim))
+        gone = set(normal_dims(None if dim is None else call.arg(dim, "dim", default), ndim))
         ins = named(ndim, gone if reduce is None else ())
         kept = call.arg(keepdim, "keepdim", False) if dim is not None else False
         out = ["" if d in gone else n for d, n in enumerate(ins) if kept or d not in gone]
@@ -60,7 +60,9 @@ register(names("all"), reduction("min", dim=None))
 register(names("prod.dim_int"), reduction("product", ("product",)))
 register(names("prod"), reduction("product", ("product",), dim=None))
 # The reduced dims whole: the position, the mean or the norm of all of it is needed.
-register(names("max.dim min.dim argmax argmin median.dim mode kthvalue"), reduction(None))
+register(names("max.dim min.dim argmax argmin median.dim"), reduction(None))
+register(names("mode"), reduction(None, default=-1))
+register(names("kthvalue"), reduction(None, dim=2, keepdim=3, default=-1))
 register(names("logsumexp"), reduction(None))
 register(names("var.correction std.correction var_mean.correction std_mean.correction"), reduction(None, keepdim=9))
 register(names("var.dim var_mean.dim std.dim"), reduction(None, keepdim=3))

@@ -21,7 +21,7 @@ def along_dim(position: int, *groups: tuple[int, ...]) -> Rule:
     return rule
 
 
-register(names("_softmax _log_softmax softmax.int log_softmax.int _safe_softmax"), along_dim(1))
+register(names("_softmax _log_softmax _safe_softmax"), along_dim(1))
 register(names("_softmax_backward_data _log_softmax_backward_data"), along_dim(2, (0,)))
 register(names("glu"), along_dim(1))
 register(names("glu_backward"), along_dim(2, (0,)))

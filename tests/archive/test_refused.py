@@ -57,7 +57,7 @@ IN_THE_GRAPH = [
     (_argument(as_graph={}), "an argument of a kind"),
     (_argument(as_device={"type": "cuda", "index": 0}), "no device but cpu"),
     (_argument(as_string="bi,io->bx"), "does not take these arguments"),
-    (_graph(lambda g: g["nodes"][2]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is no argument"),
+    (_graph(lambda g: g["nodes"][1]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is no argument"),
     (_graph(lambda g: g["nodes"].reverse()), "before it is read"),
     (_graph(lambda g: g["tensor_values"]["x"].update(dtype=99)), "99 is no kind"),
     (_graph(lambda g: g["tensor_values"]["einsum_default"].update(sizes=[{"as_int": 9}])), "the file says otherwise"),

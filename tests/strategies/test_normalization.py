@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.strategies.samples import positive, real
-from tests.strategies.shards import check, check_mesh
+from tests.strategies.shards import KERNELS, check, check_mesh
 
 aten = torch.ops.aten
 
@@ -41,6 +41,18 @@ def test_layer_norm_without_some_gradients() -> None:
     x, w = real(3, 5, 4), positive(4)
     _, mean, rstd = aten.native_layer_norm(x, [4], w, w, 1e-5)
     check("aten.native_layer_norm_backward.default", x * 2, x, [4], mean, rstd, w, w, [True, False, True])
+
+
+def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
+    """By autograd, from the definition: torch has no CPU kernel for it."""
+    x = x.detach().requires_grad_()
+    weight = None if weight is None else weight.detach().requires_grad_()
+    out = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * (1 if weight is None else weight)
+    grads = torch.autograd.grad(out, [x] if weight is None else [x, weight], grad)
+    return grads[0], grads[1] if mask[1] else None
+
+
+KERNELS["aten._fused_rms_norm_backward.default"] = _rms_norm_backward
 
 
 @pytest.mark.parametrize("weighted", [True, False])

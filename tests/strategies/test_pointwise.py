@@ -5,7 +5,7 @@ import torch
 
 from fxshard.strategies import registered_ops
 from tests.strategies.samples import positive, real, whole, yes_no
-from tests.strategies.shards import check, find
+from tests.strategies.shards import KERNELS, check, find
 
 FORWARD = [
     "abs acosh angle asinh atan ceil cos cosh digamma elu erf erfc exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish",
@@ -112,5 +112,4 @@ def test_whole_numbers_have_no_average_and_booleans_no_sum() -> None:
 
 
 def test_all_registered_aten_operators_exist() -> None:
-    missing = [op for op in registered_ops() if not hasattr(find(op), "_schema")]
-    assert not missing
+    assert not [op for op in registered_ops() if op not in KERNELS and not hasattr(find(op), "_schema")]
