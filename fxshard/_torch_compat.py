@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from torch import fx
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -94,6 +95,36 @@ def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
     return DTensor(local, like._spec, requires_grad=False)
 
 
+def storage_key(value: torch.Tensor) -> int:
+    """Equal for tensors that share memory, fake ones too, as long as one of them lives."""
+    return value.untyped_storage()._cdata
+
+
+def dynamo_source(placeholder: fx.Node) -> tuple[str, bool]:
+    """(where Dynamo found the value, as an expression; whether it is a number handed over as a tensor)."""
+    argument = placeholder.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    return (source.name if source is not None else ""), bool(getattr(argument, "pass_arg_as_tensor", False))
+
+
+def dynamo_frame_name() -> str:
+    """The name of the function that Dynamo is compiling, empty outside of it."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx().f_code.co_name
+    except AttributeError:
+        return ""
+
+
+def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
+    """A DeviceMesh whose only rank is this process; it needs no process group and has none."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int64)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=tuple(axis_names), _init_backend=False, _rank=0)
+
+
 __all__ = [
     "BufferAOTInput",
     "FakeTensor",
@@ -108,6 +139,8 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
+    "dynamo_frame_name",
+    "dynamo_source",
     "export_dtypes",
     "export_memory_formats",
     "get_decompositions",
@@ -115,8 +148,10 @@ __all__ = [
     "inductor_decompositions",
     "inductor_output_strides",
     "lazy_graph_module",
+    "mesh_of_one",
     "pytree",
     "register_group_alias",
+    "storage_key",
     "values_to_save",
     "wrap_like",
 ]

@@ -135,8 +135,7 @@ class _Reader:
         field.known(("as_tensor",))
         name = field.get("as_tensor", lambda f: f.get("name", Field.text))
         shape, dtype = self.described(name, field)
-        with self.mode:
-            value = torch.empty(shape, dtype=dtype)
+        value = self.fake(lambda: torch.empty(shape, dtype=dtype), field, "an input")
         self.keep(self.graph.placeholder(name), name, value, field)
 
     def call(self, field: Field) -> None:
@@ -144,13 +143,18 @@ class _Reader:
         target = field.get("target", _target)
         args, kwargs = self.arguments(field, target)
         values = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
-        try:
-            with self.mode, torch.no_grad():
-                value = target(*values[0], **values[1])
-        except Exception as error:
-            raise field.fail(f"{target} does not take these arguments: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        value = self.fake(lambda: target(*values[0], **values[1]), field, str(target))
         node = self.graph.create_node("call_function", target, args, kwargs)
         self.results(node, value, field)
+
+    def fake(self, make: Callable[[], Any], field: Field, what: str) -> Any:
+        """What ``make`` gives on fake tensors; whatever torch finds wrong with its arguments is a fault of the file."""
+        try:
+            with self.mode, torch.no_grad():
+                return make()
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise field.fail(f"{what} cannot have these shapes and arguments: {reason}") from error
 
     def arguments(self, field: Field, target: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = [], {}

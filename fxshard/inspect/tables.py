@@ -93,7 +93,7 @@ def _parameters(plan: ShardingPlan) -> str:
     for end in plan.inputs:
         if end.kind == "parameter" and end.node in nodes:
             node = nodes[end.node]
-            facts = (_join(node.spec.outputs), _join(map(_shape, node.shapes)), _join(node.dtypes))
+            facts: tuple[str, ...] = (_join(node.spec.outputs), _join(map(_shape, node.shapes)), _join(node.dtypes))
             groups.setdefault(tuple(_NUMBER.split(end.name)), {}).setdefault(facts, []).append(end.name)
     rows: list[tuple[Any, ...]] = []
     for pattern, by_facts in groups.items():

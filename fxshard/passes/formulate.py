@@ -25,9 +25,9 @@ from fxshard.cost import compute_time, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated, has_empty_shard
+from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.constrain import Constraints, Pin
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer, source_line
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import PlacementProblem
@@ -143,7 +143,10 @@ class _Builder:
     def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
         """The node's specs that its pins admit; where none has an empty shard on a rank, those with one are left out."""
         specs = self.annotated.specs[node.name]
-        for pin, output in _pins(node, self.constraints):
+        pins = _pins(node, self.constraints)
+        if not pins and node.name not in self.constraints.specs:
+            return self.annotated.full[node.name]
+        for pin, output in pins:
             kept = tuple(s for s in specs if pin.admits(s.outputs[output]))
             if not kept:
                 raise ConstraintError(
@@ -153,10 +156,10 @@ class _Builder:
                 )
             specs = kept
         specs = self._planned(node, specs)
-        if not self.constraints.specs.get(node.name):
-            full = tuple(s for s in specs if not _empties(node, s, self.mesh))
-            specs = full or specs
-        return specs
+        if node.name in self.constraints.specs:
+            return specs
+        full = set(self.annotated.full[node.name])
+        return tuple(s for s in specs if s in full) or specs
 
     def _planned(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> tuple[OpSpec, ...]:
         want = self.constraints.specs.get(node.name)
@@ -311,21 +314,8 @@ def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Pin, int]]:
     return pins
 
 
-def _empties(node: fx.Node, spec: OpSpec, mesh: Mesh) -> bool:
-    tensors = [(o.meta["val"], layout) for o, layout in zip(operands(node), spec.inputs, strict=True)]
-    tensors += [(v, layout) for v, layout in zip(outputs_of(node), spec.outputs, strict=True) if v is not None]
-    return any(_has_empty(tuple(v.shape), layout, mesh) for v, layout in tensors)
-
-
-@lru_cache(maxsize=65536)
-def _has_empty(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    return has_empty_shard(shape, layout, mesh)
-
-
 def result_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
     """Layouts in which an output may be returned."""
-    from fxshard.passes.annotate import input_layouts
-
     return input_layouts(node, mesh)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fxshard._torch_compat import (
     BufferAOTInput,
+    FakeTensor,
     FakeTensorMode,
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -23,6 +24,7 @@ from fxshard._torch_compat import (
     aot_export_joint_with_descriptors,
     capture_dynamo_graph,
     pytree,
+    storage_key,
 )
 from fxshard.errors import FxshardError, TraceError
 from fxshard.passes.decompose import planning_decompositions
@@ -44,7 +46,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     paths = [_path_name(path) for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]]
     flat = [fake_tensor(a, mode, train) for a in flat]
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
-    with _readable_errors(model), _grad(train):
+    with readable_errors(type(model).__name__), _grad(train):
         with mode:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         out_spec = captured.graph._codegen.pytree_info.out_spec  # noqa: SLF001
@@ -56,10 +58,33 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
 
 def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -> fx.GraphModule:
-    """The functional aten graph of a flat Dynamo graph; its ends carry AOTAutograd's descriptors in ``meta["desc"]``."""
+    """The functional aten graph of a flat Dynamo graph; its ends carry AOTAutograd's descriptors in ``meta["desc"]``.
+
+    An output that shares memory with an input or another output becomes a copy, so that it has a tangent of its own.
+    """
+    _separate_outputs(module, flat_args)
     with contextlib.ExitStack() as stack, _grad(train), Neutralise():
         exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
     return exported.graph_module
+
+
+def _separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
+    """Clones outputs that are views of an input, or of another output."""
+    probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
+    with torch.no_grad():
+        values = pytree.tree_leaves(module(*probes))
+    held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
+    output = module.graph.output_node()
+    leaves, spec = pytree.tree_flatten(output.args[0])
+    with module.graph.inserting_before(output):
+        for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
+            if isinstance(leaf, fx.Node) and isinstance(value, torch.Tensor):
+                if storage_key(value) in held:
+                    leaves[i] = module.graph.call_method("clone", (leaf,))
+                    leaves[i].meta = {k: v for k, v in leaf.meta.items() if k == "stack_trace"}
+                held.add(storage_key(value))
+    output.args = (pytree.tree_unflatten(leaves, spec),)
+    module.recompile()
 
 
 def planning_graph(
@@ -174,6 +199,11 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
         return "buffer", names.get(desc.target, desc.target)
     if isinstance(desc, PlainAOTInput):
         return "input", paths[desc.idx]
+    if isinstance(desc, TangentAOTInput) and isinstance(desc.output, InputMutationAOTOutput):
+        raise TraceError(
+            f"{_input_of(desc.output.mutated_input, names, paths)[1]} is changed in place and needs a gradient",
+            remedy="change a copy of it (x = x + 1 rather than x += 1), or detach it first",
+        )
     if isinstance(desc, TangentAOTInput):
         return "tangent", f"tangents[{desc.output.idx}]"
     if desc is None:
@@ -224,9 +254,12 @@ def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
     return torch.enable_grad() if train else torch.no_grad()
 
 
+GRAPH_BREAKS = "remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces"
+
+
 @contextlib.contextmanager
-def _readable_errors(model: nn.Module) -> Any:
-    """Whatever tracing raises becomes a TraceError that keeps the user's line."""
+def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
+    """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
     try:
         yield
     except FxshardError:
@@ -235,10 +268,6 @@ def _readable_errors(model: nn.Module) -> Any:
         text = str(error)
         lines = re.findall(r'File "([^"]+)", line (\d+)(?:, in (\w+))?\n\s*(.*)', text)
         user = [m for m in lines if "/torch/" not in m[0]]
-        where = f"{user[-1][0]}:{user[-1][1]}: {user[-1][3]}" if user else type(model).__name__
+        where = f"{user[-1][0]}:{user[-1][1]}: {user[-1][3]}" if user else what
         first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-        raise TraceError(
-            f"the model does not trace to one graph: {first}",
-            where=where,
-            remedy="remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces",
-        ) from error
+        raise TraceError(f"the model does not trace to one graph: {first}", where=where, remedy=remedy) from error

@@ -38,6 +38,8 @@ class Runner:
         self.fresh = True
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        if self.fresh:
+            self._check_memory()
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:
             self._check_first(leaves, inputs)
@@ -71,16 +73,20 @@ class Runner:
         owner, key = self._place(name)
         return getattr(owner, key)
 
-    def _check_first(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
-        """Raises RunError on all ranks unless they hold the same global values, and none on meta."""
-        ends = [end for end in self.program.inputs if end.kind != "tangent"]
-        fields = {}
-        for end, value in zip(ends, inputs, strict=True):
-            if value.is_meta:
+    def _check_memory(self) -> None:
+        """Raises RunError for a parameter or buffer that is on meta still."""
+        for end in self.program.inputs:
+            if end.kind in ("parameter", "buffer") and self._target(end.name, ()).is_meta:
                 raise RunError(
                     f"{end.kind} {end.name} has no memory: it is on meta",
                     remedy="call model.to_empty(device=...) on every rank and load or initialise the weights before the first call",
                 )
+
+    def _check_first(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Raises RunError on all ranks unless they hold the same global values."""
+        ends = [end for end in self.program.inputs if end.kind != "tangent"]
+        fields = {}
+        for end, value in zip(ends, inputs, strict=True):
             if end.kind == "input" and not isinstance(leaves[self.leaf_of[end.name]], DTensor):
                 fields[f"checksum: {end.name}"] = checksum(leaves[self.leaf_of[end.name]])
             elif end.kind == "seed":

@@ -37,3 +37,5 @@ register(names("clone detach alias lift_fresh lift_fresh_copy contiguous resolve
 register(names("_to_copy") + overloads("to", "dtype", "device") + ["prims.convert_element_type.default"], cast)
 # copy(into, x): only x is read; ``into`` is written in its place.
 register(names("copy copy_"), pointwise_rule((0, 1), ops=MOVEMENT, enforce=((0, 0),)))
+# Checks of values: run on the whole tensor, they have no output.
+register(names("_assert_async _assert_async.msg"), replicate_all)

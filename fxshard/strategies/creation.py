@@ -9,10 +9,10 @@ import torch
 from fxshard.strategies.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, factors, replicate_all
-from fxshard.strategies.local import LocalContext
+from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, replaced
 
 aten = torch.ops.aten
 
@@ -39,6 +39,19 @@ def local_arange(ctx: LocalContext) -> Any:
     return ctx.emit(aten._to_copy.default, index, dtype=out.dtype)
 
 
+def local_strided(position: int) -> LocalForm:
+    """Local size and strides, the dims in the same order in memory; ``position`` is that of the size."""
+
+    def local(ctx: LocalContext) -> Any:
+        size, strides = list(ctx.output_shape()), ctx.call.arg(position + 1)
+        step, dense = 1, list(strides)
+        for d in sorted(range(len(size)), key=lambda d: (strides[d], -d)):
+            dense[d], step = step, step * max(size[d], 1)
+        return ctx.emit(ctx.target, *replaced(ctx.args, {position: size, position + 1: dense}), **ctx.kwargs)
+
+    return local
+
+
 def _start_step(call: Call) -> tuple[Any, Any]:
     if call.op == "aten.arange.default":
         return 0, 1
@@ -49,5 +62,7 @@ register(names("full zeros ones empty.memory_format"), create, sizes=0)
 register(names("new_full new_zeros new_ones new_empty"), create, sizes=1)
 register(names("zeros_like ones_like full_like empty_like"), pointwise_rule())
 register(names("scalar_tensor"), create)
+register(names("empty_strided"), create, local=local_strided(0))
+register(names("new_empty_strided"), create, local=local_strided(1))
 register(names("eye eye.m linspace logspace tril_indices triu_indices"), replicate_all)
 register(names("arange arange.start arange.start_step"), create, local=local_arange)

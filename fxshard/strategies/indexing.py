@@ -122,6 +122,15 @@ def index_put(call: Call) -> Factors:
     return factors([dims, *indices, values], [dims], reduce=left, linear=groups, additive=(0,) if adds else ())
 
 
+def searchsorted(call: Call) -> Factors:
+    """Places of x in sorted rows; the rows are whole, one row serves all of x."""
+    rows, x = call.operands[:2]
+    dims = named(x.ndim)
+    if len(call.operands) > 2:
+        return replicate_all(call, "the order of a sorter is not followed")
+    return factors([[*dims[: rows.ndim - 1], "row!"], dims], [dims])
+
+
 register(names("index_select"), index_select)
 register(names("index_add"), index_add)
 register(names("gather"), gather)
@@ -129,3 +138,4 @@ register(names("scatter.src scatter.value scatter_add scatter_reduce.two"), scat
 register(names("index.Tensor _unsafe_index.Tensor"), index)
 register(names("index_put _unsafe_index_put"), index_put)
 register(names("bucketize.Tensor"), rule("..., _ -> ..."))
+register(names("searchsorted.Tensor"), searchsorted)

@@ -32,8 +32,32 @@ def added(a: str, b: str, out: str) -> Rule:
     return contraction
 
 
+def trilinear(call: Call) -> Factors:
+    """out = sum of a b c over some dims, each operand broadcast along its expanded dims."""
+    ndim = call.operands[0].ndim + len(call.arg(3))
+    operands = [[f"d{d}" for d in range(ndim) if d not in call.arg(position)] for position in (3, 4, 5)]
+    outs = [f"d{d}" for d in range(ndim) if d not in call.arg(6)]
+    return factors(operands, [outs], linear=linear_groups(call, [(0,), (1,), (2,)]))
+
+
+def distance(call: Call) -> Factors:
+    """out[m, n] = norm of a[m, :] - b[n, :]."""
+    batch = [f"b{i}" for i in range(call.operands[0].ndim - 2)]
+    return factors([[*batch, "m", "k!"], [*batch, "n", "k!"]], [[*batch, "m", "n"]])
+
+
+def distance_backward(call: Call) -> Factors:
+    """(grad, a, b, p, distances) -> the gradient of a: a sum over n, linear in grad."""
+    batch = [f"b{i}" for i in range(call.operands[0].ndim - 2)]
+    a, b, pairs = [*batch, "m", "k!"], [*batch, "n", "k!"], [*batch, "m", "n"]
+    return factors([pairs, a, b, pairs], [a], linear=linear_groups(call, [(0,)]))
+
+
 register("fxshard.einsum.default", einsum)
 register("aten.linear.default", linear)
+register("aten._trilinear.default", trilinear)
+register("aten._cdist_forward.default", distance)
+register("aten._cdist_backward.default", distance_backward)
 register("aten.mm.default", einop_rule("m k, k n -> m n"))
 register("aten.bmm.default", einop_rule("b m k, b k n -> b m n"))
 register("aten.mv.default", einop_rule("m k, k -> m"))

@@ -53,7 +53,7 @@ def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
 
 
 def _training(call: Call) -> bool:
-    position = {"aten.native_batch_norm_backward.default": 7}.get(call.op, 5)
+    position = {"aten.native_batch_norm_backward.default": 7, "aten._native_batch_norm_legit.no_stats": 3}.get(call.op, 5)
     return bool(call.arg(position))
 
 
@@ -87,5 +87,6 @@ register("aten._fused_rms_norm.default", trailing())
 register("aten._fused_rms_norm_backward.default", trailing((0,), like=1))
 register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=local_group_norm)
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
+register("aten._native_batch_norm_legit.no_stats", channels(False))
 register("aten._native_batch_norm_legit_no_training.default", channels(True))
 register("aten.native_batch_norm_backward.default", channels(False, (0,)))

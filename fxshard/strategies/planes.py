@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from fxshard.strategies.call import Call, TensorMeta
-from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.factors import MOVEMENT, Factors, Name, Rule, factors, linear_groups
+from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register
 
@@ -11,7 +14,7 @@ from fxshard.strategies.registry import register
 def planes(space: int, *groups: tuple[int, ...]) -> Rule:
     """The last ``space`` dims of every tensor whole; ``groups``: argument positions it is linear in."""
 
-    def rule(call: Call) -> Factors:
+    def on_planes(call: Call) -> Factors:
         metas = (*call.operands, *call.outputs)
 
         def of(meta: TensorMeta | None, index: int) -> list[str]:
@@ -22,9 +25,34 @@ def planes(space: int, *groups: tuple[int, ...]) -> Rule:
         count = len(call.operands)
         return factors(dims[:count], dims[count:], linear=linear_groups(call, groups))
 
-    return rule
+    return on_planes
 
 
+def pixel_shuffle(call: Call) -> Factors:
+    """(c r r) h w -> c (h r) (w r)."""
+    lead = [f"b{i}" for i in range(call.operands[0].ndim - 3)]
+    deep: list[Name] = [*lead, ("c", "r!", "q!"), "h", "w"]
+    wide: list[Name] = [*lead, "c", ("h", "r!"), ("w", "q!")]
+    sizes = {"r": call.arg(1), "q": call.arg(1)}
+    ends = (deep, wide) if call.op == "aten.pixel_shuffle.default" else (wide, deep)
+    return factors([ends[0]], [ends[1]], sizes=sizes, linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def columns(call: Call) -> Factors:
+    """Windows of an image as columns, c h w -> (c k) l, and back: linear."""
+    unfolds = call.op == "aten.im2col.default"
+    lead = [f"b{i}" for i in range(call.operands[0].ndim - (3 if unfolds else 2))]
+    image: list[Name] = [*lead, "c", "h!", "w!"]
+    table: list[Name] = [*lead, ("c", "k!"), "l!"]
+    sizes = {"k": math.prod(call.arg(1 if unfolds else 2))}
+    ends = (image, table) if unfolds else (table, image)
+    return factors([ends[0]], [ends[1]], sizes=sizes, linear=linear_groups(call, [(0,)]))
+
+
+register(names("pixel_shuffle pixel_unshuffle"), pixel_shuffle)
+register(names("im2col col2im"), columns)
+register(names("grid_sampler_2d"), rule("n c _ _, n h w _ -> n c h w", linear=[(0,)]))
+register(names("grid_sampler_2d_backward"), rule("n c h w, n c x! y!, n h w p! -> n c x! y!, n h w p!", linear=[(0,)]))
 for _n in (1, 2, 3):
     register(names(f"avg_pool{_n}d reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,)))
     register(names(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward"), planes(_n, (0,)))

@@ -39,4 +39,5 @@ def whole(call: Call) -> Factors:
 
 register("fxshard.dropout.default", dropout, local=local_dropout)
 register("fxshard.rng_seed.default", whole)
-register(names("bernoulli bernoulli.p rand randn randint randint.low randperm rand_like randn_like native_dropout multinomial"), whole)
+register(names("exponential uniform normal_functional bernoulli bernoulli.p native_dropout multinomial"), whole)
+register(names("rand randn randint randint.low randperm rand_like randn_like"), whole)

@@ -44,6 +44,13 @@ def along(passes: tuple[str, ...] = (), dim: int = 1, default: Any = -1) -> Rule
     return rule
 
 
+def histogram(call: Call) -> Factors:
+    """Counts between two given bounds add up; without bounds, those of the whole tensor are needed."""
+    bounded = call.arg(2, "min", 0) < call.arg(3, "max", 0)
+    return factors([named(call.operands[0].ndim, () if bounded else range(call.operands[0].ndim))], [["bin!"]])
+
+
+register(names("histc"), histogram)
 # sum and its pending sums; extremes of extremes; products of products.
 register(names("sum.dim_IntList"), reduction("sum", SUMS))
 register(names("sum"), reduction("sum", SUMS, dim=None))
@@ -64,12 +71,14 @@ register(names("max.dim min.dim argmax argmin median.dim"), reduction(None))
 register(names("mode"), reduction(None, default=-1))
 register(names("kthvalue"), reduction(None, dim=2, keepdim=3, default=-1))
 register(names("logsumexp"), reduction(None))
+register(names("median"), reduction(None, dim=None))
 register(names("var.correction std.correction var_mean.correction std_mean.correction"), reduction(None, keepdim=9))
 register(names("var.dim var_mean.dim std.dim"), reduction(None, keepdim=3))
-register(names("linalg_vector_norm"), reduction(None, dim=2, keepdim=3))
+register(names("linalg_vector_norm norm.ScalarOpt_dim"), reduction(None, dim=2, keepdim=3))
 # Along one dim.
 register(names("cumsum"), along(SUMS))
 register(names("cumprod logcumsumexp cummax cummin"), along())
 register(names("sort argsort"), along())
 register(names("sort.stable argsort.stable"), along(dim=2))
 register(names("topk"), along(dim=2))
+register(names("_fft_r2c _fft_c2c _fft_c2r"), along(SUMS))

@@ -77,6 +77,14 @@ def diagonal(call: Call) -> Factors:
     return moved(call, ins, [*(n for d, n in enumerate(ins) if d not in (a, b)), "diagonal!"])
 
 
+def diagonal_backward(call: Call) -> Factors:
+    """Zeros with the gradient on the diagonal of two dims."""
+    _, target = _shapes(call)
+    a, b = call.arg(3, default=0) % len(target), call.arg(4, default=1) % len(target)
+    outs = named(len(target), [a, b])
+    return moved(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+
+
 def unfold(call: Call) -> Factors:
     """Windows of a dim, as a last dim."""
     ndim = call.operands[0].ndim
@@ -100,5 +108,6 @@ register(names("select_backward"), select_backward, sizes=1)
 register(names("slice_scatter"), slice_scatter)
 register(names("select_scatter"), select_scatter)
 register(names("diagonal diagonal_copy"), diagonal)
+register(names("diagonal_backward"), diagonal_backward, sizes=1)
 register(names("unfold"), unfold)
 register(names("unfold_backward"), unfold_backward, sizes=1)

@@ -46,7 +46,7 @@ def _argument(**value: Any) -> Callable[[Any], None]:
 
 IN_THE_GRAPH = [
     (_first(target="torch.hub.load"), "not an operator that a program may call"),
-    (_first(target="torch.ops.aten.from_file.default"), "is no argument|does not take these arguments"),
+    (_first(target="torch.ops.aten.from_file.default"), "is no argument|cannot have these shapes and arguments"),
     (_first(target="torch.ops.aten.add_.Tensor"), "not an operator that a program may call"),
     (_first(target="torch.ops.aten.save.default"), "not an operator that a program may call"),
     (_first(target="torch.ops.aten.no_such.default"), "not an operator that a program may call"),
@@ -56,11 +56,12 @@ IN_THE_GRAPH = [
     (_argument(as_sym_int={"as_expr": {"expr_str": "__import__('os')"}}), "an argument of a kind"),
     (_argument(as_graph={}), "an argument of a kind"),
     (_argument(as_device={"type": "cuda", "index": 0}), "no device but cpu"),
-    (_argument(as_string="bi,io->bx"), "does not take these arguments"),
+    (_argument(as_string="bi,io->bx"), "cannot have these shapes and arguments"),
     (_graph(lambda g: g["nodes"][1]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is no argument"),
     (_graph(lambda g: g["nodes"].reverse()), "before it is read"),
     (_graph(lambda g: g["tensor_values"]["x"].update(dtype=99)), "99 is no kind"),
     (_graph(lambda g: g["tensor_values"]["einsum_default"].update(sizes=[{"as_int": 9}])), "the file says otherwise"),
+    (_graph(lambda g: g["tensor_values"]["x"].update(sizes=[{"as_int": 2**70}])), "an input cannot have these shapes"),
     (_graph(lambda g: g["outputs"].clear()), "does not have the shapes"),
     (_graph(lambda g: g["inputs"].reverse()), "does not have the program's inputs"),
     (_graph(lambda g: g["outputs"][0]["as_tensor"].update(name="lambda")), "there is no tensor 'lambda'"),

@@ -21,4 +21,5 @@ def test_alike() -> None:
 
 
 def test_one_of_them_differs() -> None:
-    assert [row[:3] for row in _rows(["RS(0)", "RS(0)", "RR", "RS(0)"])] == [["layers.0-1,3.weight", "3", "RS(0)"], ["layers.2.weight", "1", "RR"]]
+    rows = _rows(["RS(0)", "RS(0)", "RR", "RS(0)"])
+    assert [row[:3] for row in rows] == [["layers.0-1,3.weight", "3", "RS(0)"], ["layers.2.weight", "1", "RR"]]

@@ -28,6 +28,8 @@ _MERGE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "max": None, "min": None
 KERNELS: dict[str, Any] = {
     "aten.empty.memory_format": torch.ops.aten.zeros.default,
     "aten.empty_like.default": torch.ops.aten.zeros_like.default,
+    "aten.empty_strided.default": lambda size, _: torch.zeros(size),
+    "aten.new_empty_strided.default": lambda x, size, _: x.new_zeros(size),
     "aten.new_empty.default": torch.ops.aten.new_zeros.default,
 }
 """Stand-ins for operators whose result is undefined, or that have no kernel on the CPU."""

@@ -38,6 +38,11 @@ def test_arange_counts_from_the_offset_of_its_shard(op: str, args: tuple[Any, ..
     check_mesh(f"aten.{op}", args, {"dtype": torch.float32}, mesh=(2, 2))
 
 
+def test_strided_keeps_the_order_in_memory() -> None:
+    check("aten.new_empty_strided.default", real(2), [5, 3], [1, 5])
+    check("aten.empty_strided.default", [5, 3], [3, 1])
+
+
 def test_like_another_tensor() -> None:
     assert "R -> S(0)" in check("aten.new_zeros.default", real(2), [5, 3])
     assert "R -> S(0)" in check("aten.new_full.default", real(2), [5, 3], 1.5)

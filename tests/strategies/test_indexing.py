@@ -72,3 +72,5 @@ def test_index_put_on_a_mesh() -> None:
 def test_bucketize() -> None:
     edges = torch.linspace(-1, 1, 5, dtype=torch.float64)
     assert "S(0), R -> S(0)" in check("aten.bucketize.Tensor", real(5, 3), edges)
+    assert "R, S(0) -> S(0)" in check("aten.searchsorted.Tensor", edges, real(5, 3))
+    assert "S(0), S(0) -> S(0)" in check("aten.searchsorted.Tensor", real(5, 3).sort()[0], real(5, 4))

@@ -69,4 +69,5 @@ def test_scatters() -> None:
 
 def test_diagonal_and_unfold_backward() -> None:
     assert "S(0) -> S(0)" in check("aten.diagonal.default", real(3, 4, 5), 1, 1, 2)
+    assert "S(0) -> S(0)" in check("aten.diagonal_backward.default", real(3, 4), [3, 4, 5], 1, 1, 2)
     assert "S(1) -> S(1)" in check("aten.unfold_backward.default", real(4, 3, 2), [5, 3], 0, 2, 1)

@@ -1,6 +1,7 @@
 """Contractions: the equation is the rule; a sharded contracted dim leaves a pending sum."""
 
 import pytest
+import torch
 
 from tests.strategies.samples import real
 from tests.strategies.shards import check, check_mesh
@@ -64,6 +65,18 @@ def test_linear_with_and_without_bias() -> None:
 def test_baddbmm_and_addmv() -> None:
     assert "P, S(2), S(1) -> P" in check("aten.baddbmm.default", real(2, 3, 5), real(2, 3, 4), real(2, 4, 5))
     assert "P, S(1), S(0) -> P" in check("aten.addmv.default", real(5), real(5, 4), real(4))
+
+
+def test_trilinear() -> None:
+    args = (real(5, 3), real(2, 3, 4), real(5, 4), [1, 3], [0], [1, 2], [2, 3])
+    assert {"S(0), R, S(0) -> S(0)", "S(1), S(1), R -> P"} <= check("aten._trilinear.default", *args)
+
+
+def test_distances() -> None:
+    x, y = real(5, 3), real(4, 3)
+    assert {"S(0), R -> S(0)", "R, S(0) -> S(1)"} <= check("aten._cdist_forward.default", x, y, 2.0, None)
+    d = torch.ops.aten._cdist_forward(x, y, 2.0, None)
+    assert "S(1), R, S(0), S(1) -> P" in check("aten._cdist_backward.default", real(5, 4), x, y, 2.0, d)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 2, 2)])

@@ -66,5 +66,26 @@ def test_average_pool_backward() -> None:
     assert "S(0), S(0), S(0) -> S(0)" in check("aten.adaptive_max_pool2d_backward.default", out, x, indices)
 
 
+def test_pixel_shuffle_cuts_between_pixels() -> None:
+    specs = check("aten.pixel_shuffle.default", real(3, 8, 4, 4), 2)
+    assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> S(2)", "S(3) -> S(3)"} <= specs
+    assert {"S(1) -> S(1)", "S(2) -> S(2)"} <= check("aten.pixel_unshuffle.default", real(2, 8, 8), 2)
+
+
+def test_columns() -> None:
+    assert "S(1) -> S(1)" in check("aten.im2col.default", real(3, 4, 5, 4), [2, 2], [1, 1], [0, 0], [1, 1])
+    args = ([5, 4], [2, 2], [1, 1], [0, 0], [1, 1])
+    assert "S(0) -> S(0)" in check("aten.col2im.default", real(3, 16, 12), *args)
+
+
+def test_grid_sampler() -> None:
+    x, grid = real(3, 5, 4, 4), real(3, 2, 6, 2).tanh()
+    specs = check("aten.grid_sampler_2d.default", x, grid, 0, 0, False)
+    assert {"S(1), R -> S(1)", "R, S(2) -> S(3)"} <= specs
+    args = (0, 0, False, [True, True])
+    specs = check("aten.grid_sampler_2d_backward.default", real(3, 5, 2, 6), x, grid, *args)
+    assert {"S(1), S(1), R -> S(1), P", "S(3), R, S(2) -> P, S(2)"} <= specs
+
+
 def test_unbatched_images() -> None:
     assert {s for s in check("aten.avg_pool2d.default", real(5, 4, 6), [2, 2]) if "S" in s} == {"S(0) -> S(0)"}

@@ -85,9 +85,22 @@ def test_sort_and_topk() -> None:
     check("aten.linalg_vector_norm.default", real(5, 3), 2, [1])
 
 
+def test_fourier_transforms_are_linear_along_their_dims() -> None:
+    assert {"S(0) -> S(0)", "P -> P"} <= check("aten._fft_r2c.default", real(5, 6), [1], 0, True)
+    check("aten._fft_c2c.default", torch.complex(real(5, 6), real(5, 6)), [0], 0, True)
+    check("aten._fft_c2r.default", torch.complex(real(5, 4), real(5, 4)), [1], 0, 6)
+    check("aten.median.default", real(5))
+    check("aten.norm.ScalarOpt_dim", real(5, 3), 2, [1], True)
+
+
 def test_no_tensor_has_two_kinds_of_pending_reductions() -> None:
     for spec in check_mesh("aten.amax.default", (real(5, 3), [0]), mesh=(2, 2)):
         assert str(spec.outputs[0]).count("P") <= str(spec.outputs[0]).count("P(max)")
+
+
+def test_histogram() -> None:
+    assert "S(0) -> P" in check("aten.histc.default", real(7), 4, -1, 1)
+    assert check("aten.histc.default", real(7), 4) == {"R -> R"}
 
 
 def test_booleans_are_counted_as_whole_numbers() -> None:

@@ -1,11 +1,13 @@
-"""A node that a neighbour's state determines is merged into that neighbour."""
+"""Two neighbouring nodes become one whose states are the pairs that their edge allows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from ..infeasible import Exhausted
 from ..model import Model, Pair, Undo, Use, add_edge, drop_nodes
 from ..problem import FloatArray, IntArray
 
@@ -17,64 +19,128 @@ class MergeDetermined:
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
         """The model without the nodes that are a function of another."""
-        work = _Merger(model)
+        work = Merger(model)
         queue = list(model.edges)
         while queue:
-            queue = [pair for key in queue if key in work.edges for pair in work.try_merge(key)]
-        if not work.merged:
-            return model, lambda choices: choices
-        merged = replace(model, costs=work.costs, edges=work.edges, uses=work.uses)
-        smaller, left = drop_nodes(merged, {j for j, _, _ in work.merged})
+            queue = [pair for key in queue if key in work.edges for pair in _merge_determined(work, key)]
+        return work.finish()
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Merge the pairs of neighbours that allow few pairs of states, the least growth of tables first.
+
+    Every merge takes a cycle out of the relaxation and so tightens the bound of message passing; once pruning has
+    forbidden most pairs, it goes on until little is left to search. pairs: most states of a merged node. entries: of all
+    tables together, the size up to which they may grow.
+    """
+
+    pairs: int
+    entries: int
+    name: str = "merge neighbours that allow few pairs"
+
+    def apply(self, model: Model) -> tuple[Model, Undo]:
+        """The model of fewer, larger nodes."""
+        work = Merger(model)
+        total = model.entries
+        heap = [(*work.growth(key), key) for key in work.edges]
+        heapify(heap)
+        while heap:
+            growth, pairs, key = heappop(heap)
+            if key not in work.edges:
+                continue
+            if (growth, pairs) != work.growth(key):
+                heappush(heap, (*work.growth(key), key))
+            elif pairs <= self.pairs and (growth <= 0 or total + growth <= self.entries):
+                total += growth
+                changed = work.merge(*key, *np.nonzero(np.isfinite(work.edges[key])))
+                for pair in changed:
+                    heappush(heap, (*work.growth(pair), pair))
+        return work.finish()
+
+
+class Merger:
+    """The tables while nodes are merged, and the list of (kept node, its old states, merged node, its old states)."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.costs, self.edges, self.uses = list(model.costs), dict(model.edges), list(model.uses)
+        self.adjacent = [set(neighbours) for neighbours in model.neighbours()]
+        self.merged: list[tuple[int, IntArray, int, IntArray]] = []
+        self._allowed: dict[Pair, tuple[FloatArray, int]] = {}
+
+    def merge(self, i: int, j: int, a: IntArray, b: IntArray) -> list[Pair]:
+        """Make node i stand for both: its state s means (a[s], b[s]); the edges that changed by it."""
+        if not len(a):
+            raise Exhausted
+        own = self._take(i, j)
+        self.costs[i] = self.costs[i][a] + self.costs[j][b] + own[a, b]
+        self.uses[i] = _add_uses(_pick(self.uses[i], a), _pick(self.uses[j], b))
+        self.uses[j] = ()
+        if len(a) != len(own) or (a != np.arange(len(a))).any():
+            for other in sorted(self.adjacent[i]):
+                key = (i, other) if i < other else (other, i)
+                self.edges[key] = self.edges[key][a] if i < other else self.edges[key][:, a]
+        for other in sorted(self.adjacent[j]):
+            add_edge(self.edges, i, other, self._take(j, other)[b])
+            self.adjacent[i].add(other)
+            self.adjacent[other].add(i)
+        self.merged.append((i, a, j, b))
+        return [(min(i, other), max(i, other)) for other in sorted(self.adjacent[i])]
+
+    def growth(self, key: Pair) -> tuple[int, int]:
+        """Entries gained by merging the nodes of an edge, and the states that the merged node would have."""
+        i, j = key
+        pairs = self._pairs(key)
+        size = [len(cost) for cost in (self.costs[i], self.costs[j])]
+        around = [sum(len(self.costs[n]) for n in self.adjacent[node]) for node in key]
+        both = sum(len(self.costs[n]) for n in (self.adjacent[i] | self.adjacent[j]) - {i, j})
+        return pairs * both - size[0] * around[0] - size[1] * around[1] + size[0] * size[1], pairs
+
+    def finish(self) -> tuple[Model, Undo]:
+        """The merged model and the way back; the very model if nothing was merged."""
+        if not self.merged:
+            return self.model, lambda choices: choices
+        merged = replace(self.model, costs=self.costs, edges=self.edges, uses=self.uses)
+        smaller, left = drop_nodes(merged, {j for _, _, j, _ in self.merged})
+        count, history = len(self.model), self.merged
 
         def undo(choices: IntArray) -> IntArray:
-            old = np.zeros(len(model), dtype=np.int64)
+            old = np.zeros(count, dtype=np.int64)
             old[left] = choices
-            for j, i, function in reversed(work.merged):
-                old[j] = function[old[i]]
+            for i, a, j, b in reversed(history):
+                old[i], old[j] = a[old[i]], b[old[i]]
             return old
 
         return smaller, undo
 
-
-class _Merger:
-    """The tables while nodes are merged, and the list of (merged node, its keeper, function)."""
-
-    def __init__(self, model: Model) -> None:
-        self.costs, self.edges, self.uses = list(model.costs), dict(model.edges), list(model.uses)
-        self.adjacent = [set(neighbours) for neighbours in model.neighbours()]
-        self.merged: list[tuple[int, int, IntArray]] = []
-
-    def try_merge(self, key: Pair) -> list[Pair]:
-        """Merge the two nodes of an edge if one determines the other; the edges that changed by it."""
-        i, j = key
-        finite = np.isfinite(self.edges[key])
-        if (finite.sum(axis=1) == 1).all():
-            return self._merge(i, j, finite.argmax(axis=1))
-        if (finite.sum(axis=0) == 1).all():
-            return self._merge(j, i, finite.argmax(axis=0))
-        return []
-
-    def _merge(self, i: int, j: int, function: IntArray) -> list[Pair]:
-        """Move node j, in state function[x_i], into node i."""
-        own = self._take(i, j)
-        self.costs[i] = self.costs[i] + self.costs[j][function] + own[np.arange(len(function)), function]
-        self.uses[i] = _add_uses(self.uses[i], tuple(Use(u.lo, u.hi, u.amount[function]) for u in self.uses[j]))
-        self.uses[j] = ()
-        changed = []
-        for other in sorted(self.adjacent[j]):
-            table = self._take(j, other)[function]
-            add_edge(self.edges, i, other, table)
-            self.adjacent[i].add(other)
-            self.adjacent[other].add(i)
-            changed.append((min(i, other), max(i, other)))
-        self.merged.append((j, i, function))
-        return changed
+    def _pairs(self, key: Pair) -> int:
+        table = self.edges[key]
+        known = self._allowed.get(key)
+        if known is None or known[0] is not table:
+            known = self._allowed[key] = (table, int(np.isfinite(table).sum()))
+        return known[1]
 
     def _take(self, i: int, j: int) -> FloatArray:
         """Remove an edge; its table with the states of `i` as rows."""
         self.adjacent[i].discard(j)
         self.adjacent[j].discard(i)
         return self.edges.pop((i, j)) if i < j else self.edges.pop((j, i)).T
+
+
+def _merge_determined(work: Merger, key: Pair) -> list[Pair]:
+    """Merge the nodes of an edge if one determines the other; the edges that changed by it."""
+    i, j = key
+    finite = np.isfinite(work.edges[key])
+    if (finite.sum(axis=1) == 1).all():
+        return work.merge(i, j, np.arange(finite.shape[0]), finite.argmax(axis=1))
+    if (finite.sum(axis=0) == 1).all():
+        return work.merge(j, i, np.arange(finite.shape[1]), finite.argmax(axis=0))
+    return []
+
+
+def _pick(uses: tuple[Use, ...], states: IntArray) -> tuple[Use, ...]:
+    return tuple(Use(use.lo, use.hi, use.amount[states]) for use in uses)
 
 
 def _add_uses(first: tuple[Use, ...], second: tuple[Use, ...]) -> tuple[Use, ...]:

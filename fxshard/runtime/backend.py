@@ -1,0 +1,177 @@
+"""The backend of ``torch.compile``: each graph that Dynamo captures is planned, sharded and compiled.
+
+    torch.compile(model, backend="fxshard", options={"mesh": device_mesh})
+
+Every rank of the mesh runs this with the same model and inputs. Parameters stay as they are: plain ones whole on each
+rank, with whole gradients (the computation is sharded, memory is not saved); DTensors in their layouts, with gradients
+that are DTensors. Plain inputs are global values, the same on each rank, and plain outputs are whole. Where Dynamo
+predicts a DTensor as output, it is one, in a layout that the planner chooses.
+
+A graph is planned when it is first called. Shapes are static in a plan: a graph that Dynamo captured for any size
+(``dynamic=None`` does so at the second size) is planned once for each set of sizes and numbers that it is called with,
+with a log line. ``dynamic=False`` leaves that to Dynamo, with its own limit on recompiles.
+
+What stays Dynamo's affair, before this backend sees a graph:
+
+- With DTensor parameters or inputs, Dynamo runs DTensor's own propagation first. An operator or a combination of layouts that
+  DTensor lacks fails there (scaled_dot_product_attention on the CPU; ``x + torch.arange(...)`` and everything else
+  that mixes plain tensors and DTensors; a batch that the mesh does not divide in cross_entropy). ``fxshard.parallelize``
+  does not have that limit.
+- Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
+- Outputs that are views of inputs or of each other are copies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import mesh_of_one
+from fxshard.errors import OptionError, RunError
+from fxshard.layout import Layout
+from fxshard.passes.pipeline import lower_plan, plan_graph
+from fxshard.planning_graph import PlanningGraph
+from fxshard.program import ShardedProgram
+from fxshard.runtime.bind import BoundProgram, bind, bind_graph
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph, specialised, trace_graph
+from fxshard.runtime.graph_runner import GraphRunner
+from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
+from fxshard.runtime.options import BackendOptions, read_options
+from fxshard.runtime.wishes import Held, check_held, request_of
+from fxshard.sharding_plan import ShardingPlan
+
+log = logging.getLogger("fxshard")
+SAMPLE = 64
+"""Elements of each parameter and buffer that ranks compare."""
+MANY = 8
+"""Programs of one graph from which on the user is warned."""
+
+
+def fxshard(module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any) -> Callable[..., Any]:
+    """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
+
+    What is returned plans at its first call, so that errors reach the user as they are:
+
+    Raises:
+        OptionError: an unknown option, or a bad value. TraceError: a graph that cannot be planned. ConstraintError,
+        LayoutError: pins or layouts that cannot hold. PlanError: a plan for another graph, a DTensor on another mesh.
+        RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
+    """
+    return GraphPrograms(read_graph(module, example_inputs), options, others)
+
+
+class GraphPrograms:
+    """The programs of one Dynamo graph: one, or one for each set of sizes and numbers that it is called with."""
+
+    def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
+        self.graph, self.given, self.others = graph, given, dict(others)
+        self.programs: dict[Any, GraphRunner] = {}
+        self.tensor_places = [i for i, kind in enumerate(graph.kinds) if kind != "scalar"]
+        self.names = [graph.names[i] for i in self.tensor_places]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        key = self._key(args) if self.graph.symbolic else ()
+        runner = self.programs.get(key)
+        if runner is None:
+            runner = self.programs[key] = self._make(args)
+            if len(self.programs) == MANY:
+                log.warning("one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing())
+        return runner([args[i] for i in self.tensor_places])
+
+    @cached_property
+    def options(self) -> BackendOptions:
+        if self.others:
+            raise OptionError(f"the backend fxshard takes no {next(iter(self.others))!r}", remedy="pass options={...} to torch.compile, nothing else")
+        return read_options(self.given)
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        mesh = self.options.mesh
+        return mesh if isinstance(mesh, DeviceMesh) else mesh_of_one(mesh.axis_names)
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What a program is made for: shapes (Dynamo guards the rest) and numbers (a float may come as a tensor)."""
+        ends = zip(self.graph.kinds, args, strict=True)
+        return tuple(x.shape if kind != "scalar" else x.item() if isinstance(x, torch.Tensor) else x for kind, x in ends)
+
+    def _changing(self) -> str:
+        columns = zip(self.graph.names, *self.programs, strict=True)
+        return ", ".join(name for name, *values in columns if len(set(values)) > 1)
+
+    def _make(self, args: Sequence[Any]) -> GraphRunner:
+        """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
+        options = self.options
+        module, tensors, constants = specialised(self.graph, args)
+        kinds = [self.graph.kinds[i] for i in self.tensor_places]
+        graph = trace_graph(module, tensors, self.names, kinds)
+        held = dict(zip(self.names, tensors, strict=True))
+        self._compare(_fields(graph, held, options))
+        plan = self._plan(graph, held, constants)
+        program = lower_plan(graph, plan, options.dump)
+        check_held(program, held, options)
+        self._compare({"plan": plan.hash, "program": program.hash})
+        log.info("%s graph of %d nodes on %s: %d collectives", "training" if graph.train else "inference", len(graph.by_name), program.mesh, len(program.collectives))
+        compiled = compile_program(self._bind(program), options.compiler)
+        return GraphRunner(compiled, self.names, constants, self.graph.distributed)
+
+    def _plan(self, graph: PlanningGraph, held: Held, constants: Sequence[Any]) -> ShardingPlan:
+        options = self.options
+        if options.plan is not None and self._is_for(options.plan, graph):
+            return options.plan
+        if self.programs or options.plan is not None:
+            shapes = ", ".join(f"{i.name} {tuple(held[i.name].shape)}" for i in graph.inputs_of("input"))
+            log.info("planning again for %s: %s", "training" if graph.train else "inference", shapes)
+        distributed = [d for d, constant in zip(self.graph.distributed, constants, strict=True) if constant is None]
+        request = request_of(graph, held, distributed, options, self.graph.part)
+        make = lambda: plan_graph(graph, options.planning_mesh, request, options.dump)  # noqa: E731
+        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
+
+    def _is_for(self, plan: ShardingPlan, graph: PlanningGraph) -> bool:
+        """Whether to take the user's plan: for its own graph, and for one that it ought to fit, which then is an error."""
+        other = self.programs or self.graph.part or plan.train != graph.train
+        return plan.graph_hash == graph.hash or not other
+
+    def _bind(self, program: ShardedProgram) -> BoundProgram:
+        if isinstance(self.options.mesh, DeviceMesh):
+            return bind(program, self.device_mesh)
+        origin = (0,) * program.mesh.ndim
+        module, axes = bind_graph(program.local(origin), {})
+        return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), module, axes, ())
+
+    def _compare(self, fields: Mapping[str, str]) -> None:
+        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout)
+
+
+def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[str, str]:
+    """What all ranks must have in common before the first collective."""
+    fields = {"torch": torch.__version__, "mesh": f"{options.planning_mesh} {options.mesh}", "graph": graph.hash}
+    for end in graph.inputs:
+        value = held.get(end.name)
+        if value is None:
+            continue
+        if value.is_meta:
+            raise RunError(f"{end.kind} {end.name} has no memory: it is on meta", remedy="call model.to_empty(device=...) and initialise the weights")
+        if end.kind == "input":
+            fields[f"shapes: {end.name}"] = _shape(value)
+        if isinstance(value, DTensor) or value.grad_fn is not None:
+            continue
+        if end.kind == "input":
+            fields[f"checksum: {end.name}"] = checksum(value)
+        else:
+            fields[f"weights: {end.name}"] = checksum(value.detach().flatten()[:SAMPLE])
+    if graph.inputs_of("seed"):
+        fields["rng_seed"] = checksum(torch.get_rng_state())
+    return fields
+
+
+def _shape(value: torch.Tensor) -> str:
+    layout = f" {Layout(value.placements)}" if isinstance(value, DTensor) else ""
+    return f"{tuple(value.shape)} {value.dtype}{layout}"

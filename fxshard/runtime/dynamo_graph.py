@@ -1,0 +1,178 @@
+"""A graph as Dynamo hands it to a backend -> a PlanningGraph: ends named after the user's, sizes and scalars made constant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import FakeTensorMode, dynamo_frame_name, dynamo_source, pytree
+from fxshard.errors import TraceError
+from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, readable_errors
+from fxshard.planning_graph import PlanningGraph, source_line
+
+RESUMED = "torch_dynamo_resume_in_"
+LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
+"""What a graph may not say of layouts itself: fxshard decides them."""
+
+
+@dataclass(frozen=True)
+class DynamoGraph:
+    """A Dynamo graph of our own.
+
+    ``names`` and ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) of its placeholders; ``distributed``: for each
+    output whether the user's program sees a DTensor there. ``part``: whether the model broke into several graphs.
+    """
+
+    module: fx.GraphModule
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    distributed: tuple[bool, ...]
+    part: bool
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether it stands for calls of several sizes or numbers."""
+        return "scalar" in self.kinds
+
+
+def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
+    """Reads what Dynamo knows about the graph's ends; ``module`` is copied."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    sources = [dynamo_source(n) for n in placeholders]
+    kinds = [_kind(source, example, scalar) for (source, scalar), example in zip(sources, example_inputs, strict=True)]
+    names: list[str] = []
+    for node, (source, _) in zip(placeholders, sources, strict=True):
+        name = user_name(source) if source else node.name
+        names.append(name if name not in names else source or node.name)
+    outputs = pytree.tree_leaves(module.graph.output_node().args[0])
+    distributed = tuple(isinstance(o, fx.Node) and isinstance(o.meta.get("example_value"), DTensor) for o in outputs)
+    reason = getattr(module, "compile_subgraph_reason", None)
+    part = bool(getattr(reason, "graph_break", False)) or dynamo_frame_name().startswith(RESUMED)
+    return DynamoGraph(_own_copy(module), tuple(names), tuple(kinds), distributed, part)
+
+
+def _kind(source: str, example: Any, scalar: bool) -> str:
+    if scalar or not isinstance(example, torch.Tensor):
+        return "scalar"
+    if isinstance(example, nn.Parameter):
+        return "parameter"
+    return "buffer" if "_buffers[" in source or source.startswith("L['self'].") else "input"
+
+
+def user_name(source: str) -> str:
+    """Dynamo's name of where a value comes from in the user's words.
+
+    ``L['self']._modules['up']._parameters['weight']`` -> ``up.weight``, ``L['batch']['x']`` -> ``batch['x']``.
+    """
+    root = re.match(r"[LG]\['(\w+)'\]", source)
+    if root is None:
+        return source
+    rest = source[root.end() :]
+    of_module = root.group(1) == "self" or re.match(r"\._(modules|parameters|buffers)\['", rest)
+    rest = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", rest)
+    return rest.removeprefix(".") if of_module and rest else root.group(1) + rest
+
+
+def _own_copy(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that keeps source lines but none of the values that Dynamo saw."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
+    return fx.GraphModule(module, graph)
+
+
+def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Any, ...]]:
+    """``graph`` for the scalars of one call: (module of tensors only, its tensor inputs, outputs).
+
+    Of the outputs those that are not tensors are given as they are, tensors as None.
+    """
+    module = _own_copy(graph.module)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for node, kind, value in zip(placeholders, graph.kinds, args, strict=True):
+        if kind == "scalar":
+            _make_constant(node, value)
+    tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
+    module.recompile()
+    constants = _constants(module, tensors, graph.symbolic)
+    output = module.graph.output_node()
+    kept = [o for o, constant in zip(pytree.tree_leaves(output.args[0]), constants, strict=True) if constant is None]
+    output.args = (tuple(kept),)
+    module.recompile()
+    return module, tensors, constants
+
+
+def _make_constant(node: fx.Node, value: Any) -> None:
+    """Replaces a symbolic number (a float comes as a tensor, read by ``item``) by that of this call."""
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    for user in list(node.users):
+        if user.op == "call_method" and user.target == "item":
+            _substitute(user, number)
+        else:
+            _in_place(user, node, number)
+    node.graph.erase_node(node)
+
+
+def _substitute(node: fx.Node, number: Any) -> None:
+    for user in list(node.users):
+        _in_place(user, node, number)
+    node.graph.erase_node(node)
+
+
+def _in_place(user: fx.Node, old: fx.Node, new: Any) -> None:
+    user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: new if n is old else n)
+
+
+def _constants(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbolic: bool) -> tuple[Any, ...]:
+    """The outputs that are no tensors (sizes, mostly), found out on fake tensors; None for those that are."""
+    if not symbolic:
+        return (None,) * len(pytree.tree_leaves(module.graph.output_node().args[0]))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        values = pytree.tree_leaves(module(*[fake_tensor(t, mode) for t in tensors]))
+    return tuple(None if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str]) -> PlanningGraph:
+    """Traces ``module`` anew on plain CPU fakes of the tensors' global shapes, forward and backward where gradients are on.
+
+    Raises TraceError with the user's line where that fails.
+    """
+    train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    _refuse_local_views(module)
+    _to_cpu(module)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    flat = [fake_tensor(t, mode, train) for t in tensors]
+    count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
+    with readable_errors("the graph that torch.compile captured", "run the model without torch.compile first; if that works, please report it"):
+        joint = joint_graph(module, flat, train)
+        spec = pytree.tree_structure(list(range(count)))
+        graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
+    kind = dict(zip(names, kinds, strict=True))
+    ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
+    return replace(graph, inputs=ends)
+
+
+def _refuse_local_views(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LOCAL:
+            raise TraceError(
+                f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned anew",
+                where=source_line(node),
+                remedy="call it outside of the compiled part, for example after torch._dynamo.graph_break(), or leave layouts to fxshard",
+            )
+
+
+def _to_cpu(module: fx.GraphModule) -> None:
+    """Devices that the model names are the CPU's while planning."""
+    cpu = torch.device("cpu")
+    for node in module.graph.nodes:
+        node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: cpu, (node.args, dict(node.kwargs)))
+    module.recompile()

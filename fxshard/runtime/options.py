@@ -1,0 +1,118 @@
+"""The options of ``torch.compile(model, backend="fxshard", options={...})``, read and checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxshard.errors import OptionError
+from fxshard.mesh import Hardware, Mesh, as_mesh
+from fxshard.passes.formulate import OBJECTIVES
+from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.compile import BACKENDS
+from fxshard.sharding_plan import ShardingPlan
+
+MESH_REMEDY = (
+    "pass options={'mesh': device_mesh}, with device_mesh = "
+    "torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
+)
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the user asked the backend for.
+
+    ``mesh``: the DeviceMesh to run on, needed; or, in a process that is alone, a ``fxshard.Mesh`` of one rank.
+    ``hardware``: preset that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
+    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``: as in ``fxshard.plan``; inputs go by the names of
+    forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
+    ``plan``: a ShardingPlan or the path of one, for the graph that it was made for. ``dump``: a folder for one readable
+    file per pass. ``compiler``: "inductor" or "eager". ``timeout``: seconds to wait for other ranks.
+    """
+
+    mesh: DeviceMesh | Mesh
+    hardware: str | Hardware | None = None
+    objective: str = "time"
+    memory_limit: int | None = None
+    time_limit: float | None = None
+    pins: Mapping[str, Any] | None = None
+    input_layouts: Any = None
+    output_layouts: Any = None
+    plan: ShardingPlan | None = None
+    dump: str | Path | None = None
+    compiler: str = "inductor"
+    timeout: float = TIMEOUT
+
+    @cached_property
+    def planning_mesh(self) -> Mesh:
+        """Axes, sizes and hardware, as planning sees them."""
+        return as_mesh(self.mesh, self.hardware)
+
+
+def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
+    """Checks the options of ``torch.compile``; raises OptionError naming what is unknown, missing or ill-typed."""
+    given = dict(given or {})
+    known = [f.name for f in fields(BackendOptions)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise OptionError(f"the backend fxshard has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
+    _check_mesh(given.get("mesh"))
+    _check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
+    _check_choice("compiler", given.get("compiler", BACKENDS[0]), BACKENDS)
+    _check_number("timeout", given.get("timeout", TIMEOUT))
+    _check_number("memory_limit", given.get("memory_limit"))
+    _check_number("time_limit", given.get("time_limit"))
+    if not isinstance(given.get("pins"), Mapping | None):
+        raise OptionError(
+            f"pins are a mapping from names to layouts, not a {type(given['pins']).__name__}",
+            remedy="write pins={'layers.*.wq.weight': 'RS(0)'}; a whole plan goes to the option plan",
+        )
+    options = BackendOptions(**{**given, "plan": _plan(given.get("plan"))})
+    if options.plan is not None:
+        _check_plan(options.plan, options.planning_mesh)
+    return options
+
+
+def _check_mesh(mesh: Any) -> None:
+    if mesh is None:
+        raise OptionError("the backend fxshard needs the option 'mesh'", remedy=MESH_REMEDY)
+    if isinstance(mesh, Mesh) and mesh.size > 1:
+        raise OptionError(
+            f"a fxshard.Mesh ({mesh}) says nothing about which process is which rank; the backend runs, so it needs a DeviceMesh",
+            remedy=f"{MESH_REMEDY}; or plan without processes: fxshard.plan(model, args, mesh)",
+        )
+    if not isinstance(mesh, DeviceMesh | Mesh):
+        raise OptionError(f"the option 'mesh' is a {type(mesh).__name__}, not a DeviceMesh", remedy=MESH_REMEDY)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise OptionError(f"unknown {name} {value!r}{hint}", remedy=f"use one of {', '.join(choices)}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        raise OptionError(f"the option {name!r} is {value!r}, not a positive number", remedy="give bytes (memory_limit) or seconds (timeout, time_limit)")
+
+
+def _plan(value: Any) -> ShardingPlan | None:
+    if isinstance(value, str | Path):
+        return ShardingPlan.load(value)
+    if value is not None and not isinstance(value, ShardingPlan):
+        raise OptionError(f"the option 'plan' is a {type(value).__name__}", remedy="give a ShardingPlan or the path of one")
+    return value
+
+
+def _check_plan(plan: ShardingPlan, mesh: Mesh) -> None:
+    if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
+        raise OptionError(f"the plan is for mesh {plan.mesh}, the option 'mesh' is {mesh}", remedy="plan for this mesh")

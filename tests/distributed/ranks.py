@@ -1,0 +1,81 @@
+"""Real processes over gloo for tests: one start for many scenarios, each reported on its own."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+Scenario = Callable[[], Any]
+"""Runs on every rank, in a process with a default gloo group; what it raises is its failure."""
+
+
+def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, seconds: float = 300.0) -> dict[str, str]:
+    """Runs all ``scenarios``, in order, on ``world`` processes; for each the traceback of the first rank that failed, or "".
+
+    Scenarios are module-level functions. A scenario that fails on some ranks only may take later ones along.
+    """
+    context = mp.get_context("forkserver")  # torch is imported once, in the server, not once a rank
+    context.set_forkserver_preload(["fxshard.runtime.backend", "torch._inductor.compile_fx"])
+    arguments = [(dict(scenarios), rank, world, str(folder)) for rank in range(world)]
+    processes = [context.Process(target=_process, args=a, daemon=True) for a in arguments]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    return {name: _said(name, world, folder) for name in scenarios}
+
+
+def _said(name: str, world: int, folder: Path) -> str:
+    for rank in range(world):
+        path = folder / f"{name}.{rank}"
+        if not path.exists():
+            return f"rank {rank} did not come to the end of {name}"
+        if path.read_text():
+            return f"rank {rank}: {path.read_text()}"
+    return ""
+
+
+def _process(scenarios: dict[str, Scenario], rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = _store(rank, Path(folder))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    for name, scenario in scenarios.items():
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        try:
+            scenario()
+            said = ""
+        except BaseException:
+            said = traceback.format_exc()
+        Path(folder, f"{name}.{rank}").write_text(said)
+    store.add("done", 1)  # rank 0 holds the store: it stays until all have finished
+    until = time.monotonic() + 30
+    while rank == 0 and store.add("done", 0) < world and time.monotonic() < until:
+        time.sleep(0.02)
+    os._exit(0)
+
+
+def _store(rank: int, folder: Path) -> Any:
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        port.with_suffix(".new").write_text(str(store.port))
+        os.replace(port.with_suffix(".new"), port)
+        return store
+    until = time.monotonic() + 60
+    while not port.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return dist.TCPStore("127.0.0.1", int(port.read_text()), None, False, timedelta(seconds=60))
