@@ -2,14 +2,70 @@
 
     mesh = fxshard.Mesh({"dp": 2, "tp": 4}, hardware="h100")
     plan = fxshard.plan(model, example_args, mesh)
+
+Names are imported when they are first asked for, so that ``fxshard --help`` does not wait for torch.
 """
 
-from fxshard.api import plan, program, simulate
-from fxshard.errors import FxshardError
-from fxshard.mesh import Hardware, Link, Mesh
-from fxshard.program import ShardedProgram
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxshard.api import export, load, local_batch, lower, parallelize, plan, simulate
+    from fxshard.errors import FxshardError
+    from fxshard.layout import Layout
+    from fxshard.mesh import Hardware, Link, Mesh
+    from fxshard.program import ShardedProgram
+    from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 __version__ = "0.1.0"
 
-__all__ = ["FxshardError", "Hardware", "Link", "Mesh", "OpSpec", "ShardedProgram", "ShardingPlan", "plan", "program", "simulate"]
+_HOME = {
+    "export": "fxshard.api",
+    "load": "fxshard.api",
+    "local_batch": "fxshard.api",
+    "lower": "fxshard.api",
+    "parallelize": "fxshard.api",
+    "plan": "fxshard.api",
+    "simulate": "fxshard.api",
+    "FxshardError": "fxshard.errors",
+    "Layout": "fxshard.layout",
+    "Hardware": "fxshard.mesh",
+    "Link": "fxshard.mesh",
+    "Mesh": "fxshard.mesh",
+    "ShardedProgram": "fxshard.program",
+    "OpSpec": "fxshard.sharding_plan",
+    "ShardingPlan": "fxshard.sharding_plan",
+}
+_MODULES = ("testing", "inspect", "errors")
+
+__all__ = [
+    "FxshardError",
+    "Hardware",
+    "Layout",
+    "Link",
+    "Mesh",
+    "OpSpec",
+    "ShardedProgram",
+    "ShardingPlan",
+    "export",
+    "load",
+    "local_batch",
+    "lower",
+    "parallelize",
+    "plan",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return import_module(f"fxshard.{name}")
+    raise AttributeError(f"module 'fxshard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_MODULES]

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed._functional_collectives  # fake kernels of torch.ops._c10d_functional
 from torch._C import _nn as c_nn
 from torch._decomp import get_decompositions
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export as capture_dynamo_graph
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -18,13 +21,11 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
-from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
-from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-import torch.distributed._functional_collectives  # noqa: F401  (fake kernels of torch.ops._c10d_functional)
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch import fx
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
     """Inductor on an aten graph with fake example inputs; the result takes one list, which it empties. Changes ``module``."""
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -53,7 +57,9 @@ def inductor_output_strides(compiled: Any) -> list[tuple[int, ...] | None] | Non
     return None if strides is None else [None if s is None else tuple(int(x) for x in s) for s in strides]
 
 
-def values_to_save(graph: fx.Graph, inputs: list[fx.Node], forward: Iterable[fx.Node], closure: Iterable[fx.Node], ends: Iterable[fx.Node]) -> list[fx.Node]:
+def values_to_save(
+    graph: fx.Graph, inputs: list[fx.Node], forward: Iterable[fx.Node], closure: Iterable[fx.Node], ends: Iterable[fx.Node]
+) -> list[fx.Node]:
     """torch's minimum cut: which values of a joint graph to keep for the backward rather than compute again.
 
     ``forward``: the nodes that run in the forward; ``closure``: those that can only run in the backward; ``ends``: what
@@ -136,6 +142,7 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",

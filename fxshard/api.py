@@ -12,9 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.pipeline import PLANNING, Compilation, Request, lower_plan, run
+from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run
 from fxshard.passes.trace import trace
 from fxshard.program import ShardedProgram
+from fxshard.runtime.exported import ExportedProgram
+from fxshard.runtime.inputs import local_batch
+from fxshard.runtime.module import parallelize
 from fxshard.runtime.simulate import Simulation, simulate_program
 from fxshard.runtime.values import program_values
 from fxshard.sharding_plan import ShardingPlan
@@ -60,7 +63,7 @@ def plan(
     return state.plan
 
 
-def program(
+def lower(
     model: nn.Module,
     example_args: Sequence[Any],
     plan: ShardingPlan,
@@ -70,6 +73,53 @@ def program(
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode."""
     graph = trace(model, example_args, example_kwargs, train=plan.train)
     return lower_plan(graph, plan, dump)
+
+
+def export(
+    model: nn.Module,
+    example_args: Sequence[Any],
+    mesh: Mesh | DeviceMesh,
+    plan: ShardingPlan | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    input_layouts: Any = None,
+    output_layouts: Any = None,
+    pins: Mapping[str, Any] | ShardingPlan | None = None,
+    memory_limit: int | None = None,
+    objective: str = "time",
+    dump: str | Path | None = None,
+) -> ExportedProgram:
+    """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
+
+    Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise;
+    shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
+    Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``).
+    """
+    whole = "R" * as_mesh(mesh).ndim
+    request = Request(
+        model,
+        tuple(example_args),
+        dict(example_kwargs or {}),
+        False,
+        whole if input_layouts is None else input_layouts,
+        whole if output_layouts is None else output_layouts,
+        pins,
+        memory_limit,
+        objective,
+    )
+    if plan is not None:
+        if plan.train:
+            raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
+        lowered = lower(model, example_args, plan, example_kwargs, dump)
+    else:
+        state = run((*PLANNING, *LOWERING), Compilation(as_mesh(mesh), request), dump)
+        assert state.program is not None
+        lowered = state.program
+    return ExportedProgram.of(lowered, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+
+
+def load(path: str | Path) -> ExportedProgram:
+    """Reads a program that ``export`` wrote; the file is data, nothing in it is run. Raises FileError with the reason."""
+    return ExportedProgram.load(path)
 
 
 def simulate(
@@ -98,7 +148,12 @@ def simulate(
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
         if plan is None:
             plan = globals()["plan"](model, args, mesh, kwargs)
-        lowered = program(model, args, plan, kwargs)
+        lowered = lower(model, args, plan, kwargs)
     if lowered is None:
         raise OptionError(f"cannot simulate a {type(model_or_program).__name__}", remedy="pass an nn.Module or a ShardedProgram")
+    if weights is None and isinstance(lowered, ExportedProgram):
+        weights = lowered.weights
     return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights))
+
+
+__all__ = ["export", "load", "local_batch", "lower", "parallelize", "plan", "simulate"]

@@ -25,7 +25,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT}
-    plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "plan_json", "planning_graph"}
+    plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "plan_json", "planning_graph", "call", "files"}
     program = plan | {"program", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver"}
@@ -40,6 +40,9 @@ def _rooms() -> dict[str, frozenset[str]]:
         "mesh": base,
         "redistribution": base | {"layout", "mesh"},
         "planning_graph": base,
+        "call": base | {"planning_graph"},
+        "files": {"errors"},
+        "factory": {"errors"},
         "sharding_plan": plan - {"sharding_plan"},
         "plan_json": plan - {"plan_json"},
         "program": plan,
@@ -53,7 +56,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "inspect": program,
         "api": api,
         "testing": testing | {PACKAGE},
-        "cli": public | {PACKAGE},
+        "cli": public | {PACKAGE, "factory"},
         "__init__": public,
         "__main__": {"cli"},
     }

@@ -6,6 +6,6 @@ pickled. ``load`` treats the file as data: it checks the manifest, refuses entri
 the graphs with its own strict reader, operator by operator.
 """
 
-from fxshard.archive.store import load, load_weights, save
+from fxshard.archive.store import has_weights, load, load_weights, save
 
-__all__ = ["load", "load_weights", "save"]
+__all__ = ["has_weights", "load", "load_weights", "save"]

@@ -59,3 +59,9 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
         if not container.has(WEIGHTS):
             raise FileError("the program holds no weights", where=str(path), remedy="pass them when it is bound, or export with weights")
         return read_weights(container)
+
+
+def has_weights(path: str | Path) -> bool:
+    """Whether the program's file carries weights. Raises FileError as ``load``."""
+    with opened(path) as container:
+        return bool(container.has(WEIGHTS))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fxshard.call import Call
 from fxshard.layout import ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.call import Call
 
 Shape = tuple[int, ...]
 FREE = {

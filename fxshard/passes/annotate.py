@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from torch import fx
 
+from fxshard.call import Call
 from fxshard.layout import Layout, all_layouts, extent
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import PlanningGraph, planned_nodes
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import call_of, op_strategy
-from fxshard.strategies.call import Call
 from fxshard.strategies.engine import created_reductions
 
 

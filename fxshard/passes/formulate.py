@@ -21,6 +21,7 @@ import numpy as np
 from torch import fx
 from torch.distributed.tensor import Partial
 
+from fxshard.call import Call
 from fxshard.cost import compute_time, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout, ceil_shape
@@ -31,7 +32,6 @@ from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, produ
 from fxshard.redistribution import Price, Table, bytes_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import PlacementProblem
-from fxshard.strategies.call import Call
 
 OBJECTIVES = ("time", "communication")
 MANY_READERS = 4

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import pytree
+from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout
 from fxshard.passes.emit import emit_step
@@ -25,7 +26,6 @@ from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.redistribution import sent_bytes, walk
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
-from fxshard.strategies.call import Call
 
 aten = torch.ops.aten
 
@@ -229,6 +229,8 @@ def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
     if op == "product":
         return 1
     low = op == "max"
+    if dtype == torch.bool:
+        return not low
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")
     info = torch.iinfo(dtype)

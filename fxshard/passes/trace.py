@@ -49,7 +49,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     with readable_errors(type(model).__name__), _grad(train):
         with mode:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
-        out_spec = captured.graph._codegen.pytree_info.out_spec  # noqa: SLF001
+        out_spec = captured.graph._codegen.pytree_info.out_spec
         captured.graph.set_codegen(fx.graph.CodeGen())
         captured.recompile()
         names = _parameter_names(model, fake_model, captured)
@@ -156,8 +156,10 @@ def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.Graph
 
 
 def _tidy(joint: fx.GraphModule) -> None:
-    """Drops detaches and aliases, which move nothing, and what nobody reads."""
+    """Drops detaches and aliases, which move nothing, devices of what follows its operands, and what nobody reads."""
     for node in list(joint.graph.nodes):
+        if node.op == "call_function" and node.all_input_nodes and "device" in node.kwargs:
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("device", "pin_memory", "non_blocking")}
         if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default) and node.args[0].op != "get_attr":
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)

@@ -18,7 +18,7 @@ What stays Dynamo's affair, before this backend sees a graph:
   that mixes plain tensors and DTensors; a batch that the mesh does not divide in cross_entropy). ``fxshard.parallelize``
   does not have that limit.
 - Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
-- Outputs that are views of inputs or of each other are copies.
+- An output that is a view of an input, or of another output, is a copy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph
 from fxshard.runtime.compile import compile_program
-from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph, specialised, trace_graph
+from fxshard.runtime.dynamo_graph import DynamoGraph, Output, read_graph, specialised, trace_graph
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
@@ -109,27 +109,27 @@ class GraphPrograms:
     def _make(self, args: Sequence[Any]) -> GraphRunner:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
         options = self.options
-        module, tensors, constants = specialised(self.graph, args)
+        module, tensors, outputs = specialised(self.graph, args)
         kinds = [self.graph.kinds[i] for i in self.tensor_places]
         graph = trace_graph(module, tensors, self.names, kinds)
         held = dict(zip(self.names, tensors, strict=True))
         self._compare(_fields(graph, held, options))
-        plan = self._plan(graph, held, constants)
+        plan = self._plan(graph, held, outputs)
         program = lower_plan(graph, plan, options.dump)
         check_held(program, held, options)
         self._compare({"plan": plan.hash, "program": program.hash})
         log.info("%s graph of %d nodes on %s: %d collectives", "training" if graph.train else "inference", len(graph.by_name), program.mesh, len(program.collectives))
         compiled = compile_program(self._bind(program), options.compiler)
-        return GraphRunner(compiled, self.names, constants, self.graph.distributed)
+        return GraphRunner(compiled, self.names, outputs, self.graph.distributed)
 
-    def _plan(self, graph: PlanningGraph, held: Held, constants: Sequence[Any]) -> ShardingPlan:
+    def _plan(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
         if self.programs or options.plan is not None:
             shapes = ", ".join(f"{i.name} {tuple(held[i.name].shape)}" for i in graph.inputs_of("input"))
             log.info("planning again for %s: %s", "training" if graph.train else "inference", shapes)
-        distributed = [d for d, constant in zip(self.graph.distributed, constants, strict=True) if constant is None]
+        distributed = [d for d, output in zip(self.graph.distributed, outputs, strict=True) if output.computed]
         request = request_of(graph, held, distributed, options, self.graph.part)
         make = lambda: plan_graph(graph, options.planning_mesh, request, options.dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)

@@ -22,6 +22,7 @@ from fxshard.program import ShardedProgram, SizeClass
 
 AXIS_INPUT = "axis_index_"
 NAMESPACE = "_c10d_functional"
+ALIAS = "fxshard_"
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,13 @@ def group_name(device_mesh: DeviceMesh, axis: int) -> str:
     """
     group = device_mesh.get_group(axis)
     if group not in _NAMES:
-        kind = f"fxshard_{as_mesh(device_mesh).axis_names[axis]}"
+        kind = ALIAS + as_mesh(device_mesh).axis_names[axis]
         _TAKEN[kind] = _TAKEN.get(kind, -1) + 1
         _NAMES[group] = f"{kind}_{_TAKEN[kind]}"
         register_group_alias(_NAMES[group], group)
     return _NAMES[group]
+
+
+def axis_of_group(name: str) -> str:
+    """The mesh axis of a group that ``group_name`` named; other names as they are."""
+    return name.removeprefix(ALIAS).rpartition("_")[0] if name.startswith(ALIAS) else name

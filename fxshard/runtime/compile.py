@@ -59,6 +59,10 @@ class CompiledProgram:
         return self.bound.program
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        kind = self.bound.device.type
+        if torch.is_autocast_enabled(kind):  # its casts are in the graph already
+            with torch.autocast(kind, enabled=False):
+                return self(inputs)
         everything = [*inputs, *self.bound.axis_values]
         if self.artefact.backward is not None and torch.is_grad_enabled():
             return _Step.apply(self.artefact, *everything)

@@ -11,12 +11,13 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import FakeTensorMode, dynamo_frame_name, dynamo_source, pytree
+from fxshard._torch_compat import FakeTensorMode, dynamo_frame_name, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
 
 RESUMED = "torch_dynamo_resume_in_"
+GRAPH, REMEDY = "the graph that torch.compile captured", "run the model without torch.compile; if that works, please report it"
 LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
 """What a graph may not say of layouts itself: fxshard decides them."""
 
@@ -88,11 +89,17 @@ def _own_copy(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Any, ...]]:
-    """``graph`` for the scalars of one call: (module of tensors only, its tensor inputs, outputs).
+@dataclass(frozen=True)
+class Output:
+    """One output of a graph: computed, or else the input at place ``of_input``, or else the Python value ``value``."""
 
-    Of the outputs those that are not tensors are given as they are, tensors as None.
-    """
+    computed: bool = False
+    of_input: int | None = None
+    value: Any = None
+
+
+def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
+    """``graph`` for the scalars of one call: (module of tensors only, which returns what is computed; its inputs; outputs)."""
     module = _own_copy(graph.module)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for node, kind, value in zip(placeholders, graph.kinds, args, strict=True):
@@ -100,12 +107,27 @@ def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule
             _make_constant(node, value)
     tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
     module.recompile()
-    constants = _constants(module, tensors, graph.symbolic)
-    output = module.graph.output_node()
-    kept = [o for o, constant in zip(pytree.tree_leaves(output.args[0]), constants, strict=True) if constant is None]
-    output.args = (tuple(kept),)
+    with readable_errors(GRAPH, REMEDY):
+        outputs = _outputs(module, tensors)
+    end = module.graph.output_node()
+    end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
     module.recompile()
-    return module, tensors, constants
+    return module, tensors, outputs
+
+
+def _outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[Output, ...]:
+    """Found out on fake tensors: which outputs are numbers, or inputs as they are (perhaps changed in place)."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    probes = [fake_tensor(t, mode, train=False) for t in tensors]
+    with torch.no_grad():
+        values = pytree.tree_leaves(module(*probes))
+    places = {_geometry(t): i for i, t in enumerate(probes)}
+    found = [Output(value=v) if not isinstance(v, torch.Tensor) else Output(of_input=places.get(_geometry(v))) for v in values]
+    return tuple(Output(computed=True) if isinstance(v, torch.Tensor) and o.of_input is None else o for o, v in zip(found, values, strict=True))
+
+
+def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
+    return storage_key(value), value.shape, value.stride(), value.storage_offset(), value.dtype
 
 
 def _make_constant(node: fx.Node, value: Any) -> None:
@@ -129,16 +151,6 @@ def _in_place(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: new if n is old else n)
 
 
-def _constants(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbolic: bool) -> tuple[Any, ...]:
-    """The outputs that are no tensors (sizes, mostly), found out on fake tensors; None for those that are."""
-    if not symbolic:
-        return (None,) * len(pytree.tree_leaves(module.graph.output_node().args[0]))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad():
-        values = pytree.tree_leaves(module(*[fake_tensor(t, mode) for t in tensors]))
-    return tuple(None if isinstance(v, torch.Tensor) else v for v in values)
-
-
 def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str]) -> PlanningGraph:
     """Traces ``module`` anew on plain CPU fakes of the tensors' global shapes, forward and backward where gradients are on.
 
@@ -150,7 +162,7 @@ def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     flat = [fake_tensor(t, mode, train) for t in tensors]
     count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
-    with readable_errors("the graph that torch.compile captured", "run the model without torch.compile first; if that works, please report it"):
+    with readable_errors(GRAPH, REMEDY):
         joint = joint_graph(module, flat, train)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.dynamo_graph import Output
 from fxshard.runtime.inputs import global_result, local_input, write_back
 
 
 class GraphRunner:
-    """``names``: of the graph's tensors, in order; ``constants``: the outputs that are no tensors, None for the others;
-    ``distributed``: for each output whether the user gets a DTensor."""
+    """``names``: of the graph's tensors, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor."""
 
-    def __init__(self, compiled: CompiledProgram, names: Sequence[str], constants: Sequence[Any], distributed: Sequence[bool]) -> None:
+    def __init__(self, compiled: CompiledProgram, names: Sequence[str], outputs: Sequence[Output], distributed: Sequence[bool]) -> None:
         self.compiled, self.bound, program = compiled, compiled.bound, compiled.program
-        self.constants, self.distributed = tuple(constants), tuple(distributed)
+        self.outputs, self.distributed = tuple(outputs), tuple(distributed)
         self.place = {name: i for i, name in enumerate(names)}
         ends = zip(program.inputs, program.input_layouts, strict=True)
         self.reads = [(end.name, self.place.get(end.name), layout) for end, layout in ends if end.kind != "tangent"]
-        outputs = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
-        self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
+        returned = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
+        self.results = [(end, layout, shape) for end, layout, shape in returned if end.kind != "gradient"]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         inputs = [
@@ -35,13 +35,13 @@ class GraphRunner:
         return self._outputs(tensors, values)
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
-        positions = iter([i for i, constant in enumerate(self.constants) if constant is None])
-        outputs = list(self.constants)
+        outputs = [o.value if o.of_input is None else tensors[o.of_input] for o in self.outputs]
+        computed = iter([i for i, output in enumerate(self.outputs) if output.computed])
         for (end, layout, shape), value in zip(self.results, values, strict=True):
             if end.kind == "mutation":
                 write_back(tensors[self.place[end.name]], value, layout, shape, self.bound)
             else:
-                i = next(positions)
+                i = next(computed)
                 outputs[i] = global_result(value, layout, shape, self.bound, self.distributed[i])
         return outputs
 

@@ -215,6 +215,11 @@ class ShardedForward:
         others = [*(i.name for i in graph.inputs if i.kind != "parameter"), *(n.name for n in graph.nodes if n.op == "call_function")]
         return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
 
+    @property
+    def programs(self) -> tuple[ShardedProgram, ...]:
+        """The programs made so far, those of one way of calling together."""
+        return tuple(runner.program for found in self.runners.values() for _, runner in found)
+
     def _differentiable(self, leaves: Sequence[Any]) -> bool:
         return any(getattr(owner, key).requires_grad for owner, key in self.places) or any(
             isinstance(x, torch.Tensor) and x.requires_grad for x in leaves
@@ -242,7 +247,7 @@ class ShardedForward:
         raise RunError("a parallelized module cannot be copied", remedy="copy the model before parallelize, or move weights by state_dict")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict, for example with torch.distributed.checkpoint")
+        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict, as torch.distributed.checkpoint does")
 
 
 def _autocast(device_type: str) -> Any:

@@ -164,7 +164,8 @@ def _needed(wanted: Iterable[fx.Node], stops: set[fx.Node]) -> set[fx.Node]:
 
 
 def _forward_graph(graph: fx.Graph, primals: list[fx.Node], first: set[fx.Node], results: Sequence[Any]) -> fx.Graph:
-    new, env = fx.Graph(), {}  # type: ignore[var-annotated]
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in primals:
         env[node] = new.node_copy(node)
     for node in graph.nodes:
@@ -176,7 +177,8 @@ def _forward_graph(graph: fx.Graph, primals: list[fx.Node], first: set[fx.Node],
 
 def _backward_graph(graph: fx.Graph, inputs: list[fx.Node], late: set[fx.Node], results: Sequence[Any]) -> fx.Graph:
     """Late nodes in their order; what is computed again stands right before its first reader."""
-    new, env = fx.Graph(), {}  # type: ignore[var-annotated]
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         env[node] = new.placeholder(node.name)
         env[node].meta = dict(node.meta)

@@ -23,7 +23,10 @@ Offer = Callable[[IntArray, float], float]
 MAX_PAIRS = 120
 SECANT_STEPS = 12
 SUBGRADIENT_STEPS = 150
-STALL = 0.002
+DECODE_EVERY = 4
+"""Pairs of sweeps between two attempts to read off a plan."""
+
+STALL = 0.015
 """Sweeps end when four pairs together raise the bound by less than this part of the gap."""
 
 
@@ -66,13 +69,14 @@ class Ascent:
         for _ in range(pairs):
             for direction in (0, 1):
                 bound = self._sweep(direction)
-                if (plan := self.sweeper.decode(1 - direction)) is not None:
-                    priced = self._priced(plan)
-                    if priced < cost:
-                        best, cost = plan, priced
-                        self._try(plan)
             history.append(bound)
-            if self.done or self._stalled(history, cost):
+            last = self.done or len(history) == pairs or self._stalled(history, cost)
+            if last or len(history) % DECODE_EVERY == 1:
+                plan = self.sweeper.decode(0)
+                if plan is not None and (priced := self._priced(plan)) < cost:
+                    best, cost = plan, priced
+                    self._try(plan)
+            if last or self.done:
                 break
         return best
 

@@ -4,6 +4,7 @@
 >>> register("mylib.matmul.default", rule("b m k, b k n -> b m n"))
 """
 
+from fxshard.call import Call, Operand, TensorMeta, call_of
 from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     attention,
     convolution,
@@ -24,7 +25,6 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     softmax,
     views,
 )
-from fxshard.strategies.call import Call, Operand, TensorMeta, call_of
 from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_info, created_reductions, op_strategy
 from fxshard.strategies.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.local import LocalContext, LocalForm

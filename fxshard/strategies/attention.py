@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups
 from fxshard.strategies.registry import register
 

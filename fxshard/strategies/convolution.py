@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register, replaced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, replicate_all
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names, overloads

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, factors, replicate_all
 from fxshard.strategies.local import LocalContext, LocalForm

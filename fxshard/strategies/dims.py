@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.factors import MOVEMENT, Factors, Name, factors, is_one, linear_groups, same
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register

@@ -16,10 +16,10 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.call import Call, TensorMeta
 from fxshard.strategies.factors import SUMS, Factors, replicate_all, resolve, same
 from fxshard.strategies.registry import lookup, on_change
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fxshard.call import Call, Operand, TensorMeta
 from fxshard.errors import RuleError
 from fxshard.layout import REDUCE_OPS
-from fxshard.strategies.call import Call, Operand, TensorMeta
 
 Dim = tuple[str, ...]
 Dims = tuple[Dim, ...]

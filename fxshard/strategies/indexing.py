@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.call import Call, Operand
+from fxshard.call import Call, Operand
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, factors, linear_groups, replicate_all, same
 from fxshard.strategies.notation import rule

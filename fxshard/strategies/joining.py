@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxshard.strategies.call import Call, TensorMeta
+from fxshard.call import Call, TensorMeta
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import MOVEMENT, Factors, factors, linear_groups
 from fxshard.strategies.pointwise import names

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from fxshard.call import Call
 from fxshard.layout import Layout
-from fxshard.strategies.call import Call
 
 
 class LocalContext(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext, LocalForm

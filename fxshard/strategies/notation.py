@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fxshard.call import Call, Operand
 from fxshard.errors import RuleError
-from fxshard.strategies.call import Call, Operand
 from fxshard.strategies.factors import SUMS, Factors, Name, Rule, factors, linear_groups, shapes_str
 
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z][A-Za-z0-9_]*!?|[_1()])")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxshard.strategies.call import Call, TensorMeta
+from fxshard.call import Call, TensorMeta
 from fxshard.strategies.factors import MOVEMENT, Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxshard.strategies.call import Call, Operand
+from fxshard.call import Call, Operand
 from fxshard.strategies.factors import MOVEMENT, Factors
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.registry import register

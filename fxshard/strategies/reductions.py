@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.dims import named, normal_dims
 from fxshard.strategies.factors import SUMS, Factors, Rule, factors, linear_groups
 from fxshard.strategies.pointwise import names

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard.call import Call
 from fxshard.errors import RuleError
-from fxshard.strategies.call import Call
 from fxshard.strategies.factors import Rule
 from fxshard.strategies.local import LocalContext, LocalForm
 

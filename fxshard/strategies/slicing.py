@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxshard.strategies.call import Call
+from fxshard.call import Call
 from fxshard.strategies.dims import moved, named
 from fxshard.strategies.factors import MOVEMENT, Factors, factors, linear_groups, same
 from fxshard.strategies.pointwise import names

@@ -25,7 +25,7 @@ def test_small_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: boo
     tokens = torch.randint(0, 256, (5, 8))
     args = (tokens, tokens) if train else (tokens,)
     plan = fxshard.plan(model, args, MESH, train=train, **LAYOUTS)
-    program = fxshard.program(model, args, plan)
+    program = fxshard.lower(model, args, plan)
     archive.save(program, tmp_path / "m.pt2", model.state_dict())
     loaded, weights = archive.load(tmp_path / "m.pt2"), archive.load_weights(tmp_path / "m.pt2")
 

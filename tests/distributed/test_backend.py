@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from examples.llama import Llama
-from fxshard.errors import ConstraintError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.inputs import local_batch
 from tests.distributed.ranks import Scenario, run_scenarios
 

@@ -1,0 +1,125 @@
+"""ExportedProgram: a program with its weights, as ``fxshard.export`` makes it and ``fxshard.load`` reads it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard import archive
+from fxshard._torch_compat import pytree
+from fxshard.errors import RunError
+from fxshard.layout import Layout
+from fxshard.program import ShardedProgram
+from fxshard.runtime.bind import bind, mesh_device
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.inputs import leaf_names
+from fxshard.runtime.launch import compare, mesh_ranks
+from fxshard.runtime.parameters import planned_layouts, shard_parameters
+from fxshard.runtime.runner import Runner
+from fxshard.runtime.values import argument_values, check_value
+
+
+@dataclass(frozen=True)
+class ExportedProgram(ShardedProgram):
+    """``weights``: whole parameters and buffers by the model's names, empty where the program carries none."""
+
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+        return cls(**{f.name: getattr(program, f.name) for f in fields(ShardedProgram)}, weights=weights)
+
+    def save(self, path: str | Path) -> None:
+        """Writes one file for all ranks (``.pt2``), atomically; weights on meta are left out. Raises FileError."""
+        stored = bool(self.weights) and not any(w.is_meta for w in self.weights.values())
+        archive.save(self, path, self.weights if stored else None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExportedProgram:
+        """Reads a program and its weights, if it has any; needs no process group. Raises FileError."""
+        program = archive.load(path)
+        weights = archive.load_weights(path) if archive.has_weights(path) else {}
+        return cls.of(program, weights)
+
+    def bind(
+        self,
+        device_mesh: DeviceMesh,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        *,
+        backend: str = "inductor",
+        device: torch.device | str | None = None,
+    ) -> BoundModule:
+        """The program as a module for this rank, compiled; every rank of the mesh calls this.
+
+        Args:
+            weights: whole tensors by the model's names; the program's own by default.
+            backend: ``"inductor"`` or ``"eager"``.
+
+        Raises PlanError for another mesh, RunError for a missing weight or ranks that hold different programs.
+        """
+        values = dict(weights or self.weights)
+        fields_ = {"mesh": str(self.mesh), "torch": torch.__version__, "plan": self.plan.hash, "program": self.hash}
+        bound = bind(self, device_mesh, device)
+        compare(fields_, ranks=mesh_ranks(device_mesh))
+        return BoundModule(self, values, bound, device_mesh, backend)
+
+
+class BoundModule(nn.Module):
+    """A program on this rank: called like the model; its parameters are DTensors under the model's names."""
+
+    def __init__(self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, backend: str) -> None:
+        super().__init__()
+        _hold(self, program, weights)
+        shard_parameters(self, planned_layouts(program), device_mesh, mesh_device(device_mesh, bound.device))
+        shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
+        self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
+        self._compiled = compile_program(bound, backend)
+        self._runners: dict[tuple[str, ...], Runner] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program; plain tensors are global values. Raises RunError for arguments unlike the traced ones."""
+        self._check(args, kwargs)
+        names = tuple(leaf_names(args, kwargs))
+        if names not in self._runners:
+            self._runners[names] = Runner(self, self._compiled, names)
+        return self._runners[names](pytree.tree_leaves((args, kwargs)))
+
+    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = argument_values(args, kwargs)
+        missing = [name for name in self._takes if name not in given]
+        if missing:
+            raise RunError(f"the program takes {', '.join(self._takes)}; {missing[0]} is missing", remedy="call it as it was exported")
+        for name, (shape, dtype) in self._takes.items():
+            check_value(name, given[name], shape, dtype)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Layout of each parameter on the mesh."""
+        return {name: Layout(p.placements) for name, p in self.named_parameters() if isinstance(p, DTensor)}
+
+
+def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> None:
+    """Gives ``root`` the program's parameters and buffers under their names, submodules made as needed."""
+    for end, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
+        if end.kind not in ("parameter", "buffer"):
+            continue
+        if end.name not in weights:
+            raise RunError(f"no weight {end.name!r}", remedy="pass weights=, whole tensors by the model's names")
+        value = weights[end.name].detach()
+        check_value(end.name, value, shape, dtype)
+        *path, key = end.name.split(".")
+        owner = root
+        for part in path:
+            if not hasattr(owner, part):
+                owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        if end.kind == "parameter":
+            owner.register_parameter(key, nn.Parameter(value, requires_grad=False))
+        else:
+            owner.register_buffer(key, value.clone())

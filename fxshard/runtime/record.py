@@ -1,0 +1,60 @@
+"""What was really issued: collectives as they pass torch's dispatcher, compiled or not, to hold against what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import TorchDispatchMode
+from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.runtime.bind import NAMESPACE, axis_of_group
+from fxshard.runtime.partition import forward_collectives
+from fxshard.runtime.simulate import Recorded
+
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+@contextmanager
+def record_collectives() -> Iterator[list[Recorded]]:
+    """Collects this rank's functional collectives in order: ``with record_collectives() as issued: ...``.
+
+    ``axis`` is the mesh axis for groups that a program was bound to, else torch's name of the group.
+    """
+    issued: list[Recorded] = []
+    with _Recorder(issued):
+        yield issued
+
+
+def in_order_of_issue(program: ShardedProgram) -> tuple[ProgramCollective, ...]:
+    """``program.collectives`` as a rank issues them: those of the forward, then those of the backward."""
+    early = forward_collectives(program)
+    pairs = list(zip(program.collectives, early, strict=True))
+    return (*(c for c, first in pairs if first), *(c for c, first in pairs if not first))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, issued: list[Recorded]) -> None:
+        super().__init__()
+        self.issued = issued
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", None) == NAMESPACE:
+            name = func.overloadpacket.__name__.removesuffix("_out").removesuffix("_")
+            if name in KINDS:
+                self.issued.append(_recorded(KINDS[name], func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def _recorded(kind: str, func: Any, args: Any) -> Recorded:
+    names = [a.name for a in func._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    buffer: torch.Tensor = given.get("input", args[0])
+    return Recorded(kind, axis_of_group(given["group_name"]), tuple(buffer.shape), str(buffer.dtype), func.overloadpacket.__name__)
