@@ -113,14 +113,15 @@ def dynamo_source(placeholder: fx.Node) -> tuple[str, bool]:
     return (source.name if source is not None else ""), bool(getattr(argument, "pass_arg_as_tensor", False))
 
 
-def dynamo_frame_name() -> str:
-    """The name of the function that Dynamo is compiling, empty outside of it."""
+def dynamo_frame() -> tuple[str, tuple[str, ...]]:
+    """The name of the function that Dynamo is compiling and its variables, arguments first; nothing outside of it."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        return InstructionTranslator.current_tx().f_code.co_name
+        code = InstructionTranslator.current_tx().f_code
     except AttributeError:
-        return ""
+        return "", ()
+    return code.co_name, code.co_varnames
 
 
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
@@ -146,7 +147,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
-    "dynamo_frame_name",
+    "dynamo_frame",
     "dynamo_source",
     "export_dtypes",
     "export_memory_formats",

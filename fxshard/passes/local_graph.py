@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode, lazy_graph_module, pytree
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh

@@ -156,14 +156,26 @@ def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.Graph
 
 
 def _tidy(joint: fx.GraphModule) -> None:
-    """Drops detaches and aliases, which move nothing, devices of what follows its operands, and what nobody reads."""
+    """Drops detaches and aliases, which move nothing, and what nobody reads."""
     for node in list(joint.graph.nodes):
-        if node.op == "call_function" and node.all_input_nodes and "device" in node.kwargs:
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("device", "pin_memory", "non_blocking")}
         if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default) and node.args[0].op != "get_attr":
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)
     joint.graph.eliminate_dead_code()
+    _loosen_views(joint)
+
+
+def _loosen_views(joint: fx.GraphModule) -> None:
+    """Shards come in contiguous: views of what was computed from an input with other strides become reshapes."""
+    strided: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and not value.is_contiguous():
+            strided.add(node)
+        elif any(n in strided for n in node.all_input_nodes):
+            strided.add(node)
+            if node.target is aten.view.default:
+                node.target = aten.reshape.default
 
 
 def _join_seeds(joint: fx.GraphModule) -> None:

@@ -13,10 +13,13 @@ with a log line. ``dynamic=False`` leaves that to Dynamo, with its own limit on 
 
 What stays Dynamo's affair, before this backend sees a graph:
 
-- With DTensor parameters or inputs, Dynamo runs DTensor's own propagation first. An operator or a combination of layouts that
-  DTensor lacks fails there (scaled_dot_product_attention on the CPU; ``x + torch.arange(...)`` and everything else
-  that mixes plain tensors and DTensors; a batch that the mesh does not divide in cross_entropy). ``fxshard.parallelize``
-  does not have that limit.
+- With DTensor parameters or inputs, Dynamo runs DTensor's own propagation first, and what DTensor lacks fails there.
+  Plain tensors beside DTensors (rotary tables from ``torch.arange``, plain inputs and buffers) need
+  ``torch.distributed.tensor.experimental.implicit_replication()``; scaled_dot_product_attention on the CPU needs
+  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call, which only concerns that propagation: what runs is
+  fxshard's plan. Within both a Llama with DTensor parameters is one graph. Batch norm in training with plain buffers,
+  cross_entropy on a batch that the mesh does not divide, and other operators without a DTensor strategy do not get
+  through; ``fxshard.parallelize`` does not have that limit.
 - Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
 - An output that is a view of an input, or of another output, is a copy.
 """
@@ -24,8 +27,10 @@ What stays Dynamo's affair, before this backend sees a graph:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +46,8 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph
 from fxshard.runtime.compile import compile_program
-from fxshard.runtime.dynamo_graph import DynamoGraph, Output, read_graph, specialised, trace_graph
+from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph, specialised, trace_graph
+from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
@@ -55,7 +61,9 @@ MANY = 8
 """Programs of one graph from which on the user is warned."""
 
 
-def fxshard(module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any) -> Callable[..., Any]:
+def fxshard(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
+) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
 
     What is returned plans at its first call, so that errors reach the user as they are:
@@ -74,8 +82,7 @@ class GraphPrograms:
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, given, dict(others)
         self.programs: dict[Any, GraphRunner] = {}
-        self.tensor_places = [i for i, kind in enumerate(graph.kinds) if kind != "scalar"]
-        self.names = [graph.names[i] for i in self.tensor_places]
+        self.places = graph.tensor_places
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = self._key(args) if self.graph.symbolic else ()
@@ -84,12 +91,13 @@ class GraphPrograms:
             runner = self.programs[key] = self._make(args)
             if len(self.programs) == MANY:
                 log.warning("one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing())
-        return runner([args[i] for i in self.tensor_places])
+        return runner([args[i] for i in self.places])
 
     @cached_property
     def options(self) -> BackendOptions:
         if self.others:
-            raise OptionError(f"the backend fxshard takes no {next(iter(self.others))!r}", remedy="pass options={...} to torch.compile, nothing else")
+            what = f"the backend fxshard takes no {next(iter(self.others))!r}"
+            raise OptionError(what, remedy="pass options={...} to torch.compile, nothing else")
         return read_options(self.given)
 
     @cached_property
@@ -110,28 +118,37 @@ class GraphPrograms:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
         options = self.options
         module, tensors, outputs = specialised(self.graph, args)
-        kinds = [self.graph.kinds[i] for i in self.tensor_places]
-        graph = trace_graph(module, tensors, self.names, kinds)
-        held = dict(zip(self.names, tensors, strict=True))
+        graph, names = self._trace(module, tensors)
+        held = dict(zip(names, tensors, strict=True))
         self._compare(_fields(graph, held, options))
-        plan = self._plan(graph, held, outputs)
-        program = lower_plan(graph, plan, options.dump)
+        dump = _dump(graph, options)
+        plan = self._plan(graph, held, [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed], dump)
+        program = lower_plan(graph, plan, dump)
         check_held(program, held, options)
         self._compare({"plan": plan.hash, "program": program.hash})
-        log.info("%s graph of %d nodes on %s: %d collectives", "training" if graph.train else "inference", len(graph.by_name), program.mesh, len(program.collectives))
+        kind = "training" if graph.train else "inference"
+        log.info("%s graph of %d nodes on %s: %d collectives", kind, len(graph.by_name), program.mesh, len(program.collectives))
         compiled = compile_program(self._bind(program), options.compiler)
-        return GraphRunner(compiled, self.names, outputs, self.graph.distributed)
+        return GraphRunner(compiled, names, outputs, self.graph.distributed)
 
-    def _plan(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> ShardingPlan:
+    def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
+        """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""
+        if self.options.plan is not None:
+            found = traced_for(self.options.plan, self.graph, module, tensors)
+            if found is not None:
+                return found
+        names = [self.graph.names[i] for i in self.places]
+        return trace_graph(module, tensors, names, [self.graph.kinds[i] for i in self.places]), names
+
+    def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Path | None) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
         if self.programs or options.plan is not None:
             shapes = ", ".join(f"{i.name} {tuple(held[i.name].shape)}" for i in graph.inputs_of("input"))
             log.info("planning again for %s: %s", "training" if graph.train else "inference", shapes)
-        distributed = [d for d, output in zip(self.graph.distributed, outputs, strict=True) if output.computed]
         request = request_of(graph, held, distributed, options, self.graph.part)
-        make = lambda: plan_graph(graph, options.planning_mesh, request, options.dump)  # noqa: E731
+        make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 
     def _is_for(self, plan: ShardingPlan, graph: PlanningGraph) -> bool:
@@ -158,7 +175,8 @@ def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[s
         if value is None:
             continue
         if value.is_meta:
-            raise RunError(f"{end.kind} {end.name} has no memory: it is on meta", remedy="call model.to_empty(device=...) and initialise the weights")
+            what = f"{end.kind} {end.name} has no memory: it is on meta"
+            raise RunError(what, remedy="call model.to_empty(device=...) and initialise the weights")
         if end.kind == "input":
             fields[f"shapes: {end.name}"] = _shape(value)
         if isinstance(value, DTensor) or value.grad_fn is not None:
@@ -175,3 +193,14 @@ def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[s
 def _shape(value: torch.Tensor) -> str:
     layout = f" {Layout(value.placements)}" if isinstance(value, DTensor) else ""
     return f"{tuple(value.shape)} {value.dtype}{layout}"
+
+
+def _dump(graph: PlanningGraph, options: BackendOptions) -> Path | None:
+    """A folder for this graph among others, the graph written to it."""
+    chosen = options.dump or os.environ.get("FXSHARD_DUMP")
+    if not chosen:
+        return None
+    folder = Path(chosen) / f"graph_{graph.hash[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
+    return folder

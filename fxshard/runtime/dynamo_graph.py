@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import FakeTensorMode, dynamo_frame_name, dynamo_source, pytree, storage_key
+from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
@@ -26,13 +26,15 @@ LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
 class DynamoGraph:
     """A Dynamo graph of our own.
 
-    ``names`` and ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) of its placeholders; ``distributed``: for each
-    output whether the user's program sees a DTensor there. ``part``: whether the model broke into several graphs.
+    Of its placeholders ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the place
+    among the function's arguments. ``distributed``: for each output whether the user's program sees a DTensor there.
+    ``part``: whether the model broke into several graphs.
     """
 
     module: fx.GraphModule
     names: tuple[str, ...]
     kinds: tuple[str, ...]
+    arguments: tuple[int, ...]
     distributed: tuple[bool, ...]
     part: bool
 
@@ -40,6 +42,10 @@ class DynamoGraph:
     def symbolic(self) -> bool:
         """Whether it stands for calls of several sizes or numbers."""
         return "scalar" in self.kinds
+
+    @property
+    def tensor_places(self) -> list[int]:
+        return [i for i, kind in enumerate(self.kinds) if kind != "scalar"]
 
 
 def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
@@ -54,8 +60,15 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     outputs = pytree.tree_leaves(module.graph.output_node().args[0])
     distributed = tuple(isinstance(o, fx.Node) and isinstance(o.meta.get("example_value"), DTensor) for o in outputs)
     reason = getattr(module, "compile_subgraph_reason", None)
-    part = bool(getattr(reason, "graph_break", False)) or dynamo_frame_name().startswith(RESUMED)
-    return DynamoGraph(_own_copy(module), tuple(names), tuple(kinds), distributed, part)
+    frame, variables = dynamo_frame()
+    part = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUMED)
+    arguments = tuple(_place(source, variables) for source, _ in sources)
+    return DynamoGraph(_own_copy(module), tuple(names), tuple(kinds), arguments, distributed, part)
+
+
+def _place(source: str, variables: Sequence[str]) -> int:
+    root = re.match(r"L\['(\w+)'\]", source)
+    return variables.index(root.group(1)) if root is not None and root.group(1) in variables else len(variables)
 
 
 def _kind(source: str, example: Any, scalar: bool) -> str:
@@ -122,8 +135,14 @@ def _outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[O
     with torch.no_grad():
         values = pytree.tree_leaves(module(*probes))
     places = {_geometry(t): i for i, t in enumerate(probes)}
-    found = [Output(value=v) if not isinstance(v, torch.Tensor) else Output(of_input=places.get(_geometry(v))) for v in values]
-    return tuple(Output(computed=True) if isinstance(v, torch.Tensor) and o.of_input is None else o for o, v in zip(found, values, strict=True))
+    return tuple(_output(v, places) for v in values)
+
+
+def _output(value: Any, places: Mapping[Any, int]) -> Output:
+    if not isinstance(value, torch.Tensor):
+        return Output(value=value)
+    place = places.get(_geometry(value))
+    return Output(computed=place is None, of_input=place)
 
 
 def _geometry(value: torch.Tensor) -> tuple[Any, ...]:

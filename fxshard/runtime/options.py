@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError
@@ -32,8 +33,9 @@ class BackendOptions:
     ``hardware``: preset that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
     ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``: as in ``fxshard.plan``; inputs go by the names of
     forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
-    ``plan``: a ShardingPlan or the path of one, for the graph that it was made for. ``dump``: a folder for one readable
-    file per pass. ``compiler``: "inductor" or "eager". ``timeout``: seconds to wait for other ranks.
+    ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
+    tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
+    ``timeout``: seconds to wait for other ranks.
     """
 
     mesh: DeviceMesh | Mesh
@@ -89,6 +91,8 @@ def _check_mesh(mesh: Any) -> None:
             f"a fxshard.Mesh ({mesh}) says nothing about which process is which rank; the backend runs, so it needs a DeviceMesh",
             remedy=f"{MESH_REMEDY}; or plan without processes: fxshard.plan(model, args, mesh)",
         )
+    if isinstance(mesh, Mesh) and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise OptionError("a fxshard.Mesh of one rank is for a process that is alone", remedy=MESH_REMEDY)
     if not isinstance(mesh, DeviceMesh | Mesh):
         raise OptionError(f"the option 'mesh' is a {type(mesh).__name__}, not a DeviceMesh", remedy=MESH_REMEDY)
 
@@ -102,7 +106,8 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 def _check_number(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-        raise OptionError(f"the option {name!r} is {value!r}, not a positive number", remedy="give bytes (memory_limit) or seconds (timeout, time_limit)")
+        what = f"the option {name!r} is {value!r}, not a positive number"
+        raise OptionError(what, remedy="give bytes (memory_limit) or seconds (timeout, time_limit)")
 
 
 def _plan(value: Any) -> ShardingPlan | None:

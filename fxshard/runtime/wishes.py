@@ -119,7 +119,8 @@ def _known(name: str, names: Sequence[str], what: str, part: bool) -> bool:
     if not part or any(_means(name, n) for n in names):
         return True
     close = difflib.get_close_matches(name, names, 1)
-    log.warning("%s: %r matches nothing in this graph, one of several of the model%s", what, name, f"; closest: {close[0]!r}" if close else "")
+    hint = f"; closest: {close[0]!r}" if close else ""
+    log.warning("%s: %r matches nothing in this graph, one of several of the model%s", what, name, hint)
     return False
 
 

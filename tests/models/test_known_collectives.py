@@ -3,23 +3,25 @@
 from collections import Counter
 from fnmatch import fnmatch
 
+import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from zoo import MLP
 
 import fxshard
 from examples.llama import Llama
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.planning_graph import PlanningGraph, operands
 
 MESH = fxshard.Mesh({"tp": 4}, hardware="h100")
 
 
 def residual_pins(graph: PlanningGraph, shape: tuple[int, ...]) -> dict[str, str]:
-    """The residual stream: every sum of its shape in the forward is whole."""
-    forward = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_forward"]
-    adds = [n for n in forward if str(n.target) == "aten.add.Tensor" and tuple(n.meta["val"].shape) == shape]
-    return {n.name: "R" for n in adds}
+    """The residual stream: every sum of two tensors of its shape in the forward is whole (the sum with a bias is not one)."""
+    forward = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_forward" and str(n.target) == "aten.add.Tensor"]
+    return {n.name: "R" for n in forward if all(tuple(o.meta["val"].shape) == shape for o in operands(n))}
 
 
 def megatron(graph: PlanningGraph, columns: tuple[str, ...], rows: tuple[str, ...]) -> dict[str, str]:
@@ -50,6 +52,58 @@ def test_mlp_needs_2l_minus_1_all_reduces() -> None:
     assert plan.gap == 0
     assert kinds(plan) == {"all_reduce": 2 * pairs - 1}
     assert all(c.buffer == (64, 1024) for c in plan.collectives)
+
+
+class Block(nn.Module):
+    """GPT-2's block with q, k and v apart, as Megatron has them."""
+
+    def __init__(self, dim: int, heads: int, affine: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = (nn.LayerNorm(dim, elementwise_affine=affine) for _ in range(2))
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm1(x)
+        q, k, v = (f(h).unflatten(2, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Tied embedding and head; without ``embed`` it takes embedded tokens, its norms learn nothing, and it returns hidden states."""
+
+    def __init__(self, layers: int, dim: int, embed: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, dim) if embed else None
+        self.layers = nn.ModuleList(Block(dim, 8, embed) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        return x if self.embedding is None else F.linear(x, self.embedding.weight)
+
+
+@pytest.mark.parametrize(("embed", "expected"), [(True, 4), (False, 3)])
+def test_gpt_needs_4l_all_reduces_or_one_less(embed: bool, expected: int) -> None:
+    """4L with a trained embedding; where nothing asks for the gradient of the first block's input: 4L - 1."""
+    layers, dim = 2, 1024
+    with torch.device("meta"):
+        model = GPT(layers, dim, embed)
+        x = torch.empty(2, 32, dtype=torch.int64) if embed else torch.empty(2, 32, dim)
+    graph = trace(model, (x,))
+    columns = ("layers.*.q.*", "layers.*.k.*", "layers.*.v.*", "layers.*.up.*")
+    pins = megatron(graph, columns, ("layers.*.out.*", "layers.*.down.*")) | residual_pins(graph, (2, 32, dim))
+    plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
+    assert plan.gap == 0
+    assert kinds(plan) == {"all_reduce": 4 * (layers - 1) + expected}
+    assert all(c.buffer == (2, 32, dim) for c in plan.collectives)
 
 
 def test_llama_needs_4l_all_reduces_with_a_trained_embedding() -> None:

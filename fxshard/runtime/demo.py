@@ -1,0 +1,198 @@
+"""The demo: a small Llama on real text, trained by two real processes, compiled, with the plan that the solver found."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from tqdm import tqdm
+
+from fxshard.errors import RunError
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.module import ShardedForward, parallelize
+from fxshard.runtime.record import record_collectives
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+
+RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
+SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "layers": 2}
+SECONDS = 240
+"""After this long the ranks are ended and the demo fails."""
+
+
+def main() -> None:
+    """Runs the demo; raises RunError when a rank fails."""
+    text = corpus()
+    print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
+    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, beside one device ==", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        _run_ranks(Path(folder))
+    print("\n== one step on a simulated 2x2 mesh ==")
+    simulated(text)
+
+
+def corpus(limit: int = 2_000_000) -> torch.Tensor:
+    """Python's own standard-library sources as bytes, in the order of their names."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = b"".join(f.read_bytes() for f in files)[:limit]
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
+
+
+def batches(text: torch.Tensor, steps: int) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """(tokens, targets), both [BATCH, LENGTH], the same on every rank."""
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        starts = torch.randint(0, len(text) - LENGTH - 1, (BATCH,), generator=draw)
+        rows = torch.stack([text[int(s) : int(s) + LENGTH + 1] for s in starts])
+        yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def llama(**changes: Any) -> nn.Module:
+    """The model of ``examples/llama.py``, with the same weights wherever it is made."""
+    torch.manual_seed(0)
+    return _example("llama").Llama.small(**{**SIZES, **changes})
+
+
+def _example(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    if not path.exists():
+        raise RunError(f"the demo's model is not there: {path}", remedy="run the demo from a clone of fxshard, for example with make demo")
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _run_ranks(folder: Path) -> None:
+    """Starts the ranks as processes of their own; each is this file with its rank in the environment."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "FXSHARD_DEMO_STORE": str(folder / "store")}
+    ranks = [
+        subprocess.Popen([sys.executable, "-m", "fxshard.runtime.demo"], env={**environment, "RANK": str(r)}) for r in range(RANKS)
+    ]
+    until = time.monotonic() + SECONDS
+    try:
+        while any(r.poll() is None for r in ranks):
+            failed = [i for i, r in enumerate(ranks) if r.poll()]
+            if failed or time.monotonic() > until:
+                what = f"rank {failed[0]} failed" if failed else f"the ranks were not done after {SECONDS} seconds"
+                raise RunError(what, remedy="its message is above; run the demo again with FXSHARD_DUMP=some/folder to see every stage")
+            time.sleep(0.1)
+    finally:
+        for r in ranks:
+            r.kill()
+
+
+def rank_main() -> None:
+    """One rank of the demo."""
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(os.environ["FXSHARD_DEMO_STORE"], RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
+    text = corpus()
+    tokens, targets = next(iter(batches(text, 1)))
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    start = time.perf_counter()
+    model = parallelize(llama(), (tokens, targets), mesh)
+    if rank == 0:
+        print(_program(model).plan)
+        print(f"planned and compiled in {time.perf_counter() - start:.1f} s", flush=True)
+    losses, issued = _train(model, text, rank)
+    if rank == 0:
+        _report(losses, _alone(text), issued, model)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _program(model: nn.Module) -> Any:
+    forward = model.forward
+    assert isinstance(forward, ShardedForward)
+    return next(iter(forward.runners.values()))[0][1].program
+
+
+def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float], list[Any]]:
+    """Losses of all steps, and the collectives that the last one issued."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+    issued: list[Any] = []
+    for tokens, targets in tqdm(batches(text, STEPS), total=STEPS, disable=rank != 0, desc="steps"):
+        with record_collectives() as issued:
+            loss = model(tokens, targets)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, issued
+
+
+def _alone(text: torch.Tensor) -> list[float]:
+    """The same training on one device, eager."""
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for tokens, targets in batches(text, STEPS):
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _report(losses: list[float], alone: list[float], issued: list[Any], model: nn.Module) -> None:
+    program = _program(model)
+    predicted = Counter((c.kind, c.axis) for c in program.plan.collectives)
+    sent = Counter[tuple[str, str]]()
+    for c in program.plan.collectives:
+        sent[c.kind, c.axis] += c.bytes
+    ran = Counter((c.kind, c.axis) for c in issued)
+    rows = [(kind, axis, predicted[kind, axis], ran[kind, axis], sent[kind, axis]) for kind, axis in sorted({*predicted, *ran})]
+    print("\n" + tabulate(rows, headers=("collective", "axis", "predicted", "issued", "bytes sent per rank")))
+    steps = [i for i in range(STEPS) if i % 5 == 0 or i == STEPS - 1]
+    print("\n" + tabulate([(i, losses[i], alone[i]) for i in steps], headers=("step", "loss, sharded", "loss, one device"), floatfmt=".6f"))
+    print(f"\ngreatest difference of the losses: {max(abs(a - b) for a, b in zip(losses, alone, strict=True)):.2e}", flush=True)
+
+
+def simulated(text: torch.Tensor) -> None:
+    """One training step on a 2x2 mesh in this process, in float64."""
+    model = llama().double()
+    tokens, targets = next(iter(batches(text, 1)))
+    graph = trace(model, (tokens, targets))
+    mesh = Mesh({"dp": 2, "tp": 2}, hardware="cpu")
+    plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR"))
+    program = lower_plan(graph, plan)
+    result = simulate_program(program, program_values(program, model, (tokens, targets)))
+    loss = model(tokens, targets)
+    loss.backward()
+    counted = Counter((c.kind, c.axis) for c in result.collectives)
+    wanted = Counter((c.kind, c.axis) for c in plan.collectives)
+    rows = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
+    print(tabulate(rows, headers=("collective", "axis", "predicted", "issued")))
+    worst = max(float((result.grads[n] - p.grad).norm() / p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None)
+    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}")
+    print(f"loss {result.outputs.item():.12f} sharded, {loss.item():.12f} on one device; greatest relative difference of a gradient {worst:.1e}")
+
+
+if __name__ == "__main__":
+    rank_main()

@@ -1,0 +1,58 @@
+"""Sharding told once more, by torch.chunk alone: what the tests hold layouts, steps and simulated ranks against."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+
+from fxshard.layout import Layout
+
+Coordinate = tuple[int, ...]
+REDUCE = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
+
+
+def coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
+    return list(itertools.product(*map(range, mesh_shape)))
+
+
+def shard(whole: torch.Tensor, layout: Layout, mesh_shape: Sequence[int], coordinate: Coordinate) -> torch.Tensor:
+    """What the rank at ``coordinate`` holds: axis by axis, its chunk, or nothing where torch.chunk gives fewer chunks."""
+    for placement, parts, index in zip(layout, mesh_shape, coordinate, strict=True):
+        if isinstance(placement, Shard):
+            chunks = torch.chunk(whole, parts, placement.dim)
+            whole = chunks[index] if index < len(chunks) else whole.narrow(placement.dim, 0, 0)
+    return whole
+
+
+def partial_axes(layout: Layout) -> list[int]:
+    return [axis for axis, p in enumerate(layout) if isinstance(p, Partial)]
+
+
+def draw_shards(
+    shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, dict[Coordinate, torch.Tensor]]:
+    """(whole tensor, its shards): small whole numbers, drawn anew for each rank of a pending axis, so that sums are exact."""
+    draw = torch.Generator().manual_seed(seed)
+    pending = partial_axes(layout)
+    terms = torch.randint(-3, 4, [*(mesh_shape[a] for a in pending), *shape], generator=draw).to(dtype)
+    whole = terms
+    for axis in pending:
+        whole = REDUCE[layout[axis].reduce_op](whole, 0)
+    return whole, {c: shard(terms[tuple(c[a] for a in pending)], layout, mesh_shape, c) for c in coordinates(mesh_shape)}
+
+
+def assert_is_sharded(whole: torch.Tensor, shards: Mapping[Coordinate, torch.Tensor], layout: Layout, mesh_shape: Sequence[int], what: str = "") -> None:
+    """Each rank holds its shard of ``whole``; ranks of a pending axis hold terms that reduce to it."""
+    pending = partial_axes(layout)
+    for c in coordinates(mesh_shape):
+        if any(c[a] for a in pending):
+            continue
+        group = [tuple(dict(zip(pending, i, strict=True)).get(a, c[a]) for a in range(len(c))) for i in coordinates([mesh_shape[a] for a in pending])]
+        terms = torch.stack([shards[g] for g in group]).reshape(*(mesh_shape[a] for a in pending), *shards[c].shape)
+        for axis in pending:
+            terms = REDUCE[layout[axis].reduce_op](terms, 0)
+        expected = shard(whole, layout, mesh_shape, c)
+        torch.testing.assert_close(terms, expected, rtol=1e-12, atol=1e-12, msg=lambda m, c=c: f"{what} rank {c} in {layout}: {m}")

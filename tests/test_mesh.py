@@ -1,0 +1,90 @@
+"""Meshes against torch's DeviceMesh; links; errors that name the closest thing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fxshard.errors import FxshardError, LayoutError, OptionError
+from fxshard.mesh import HARDWARE, Mesh, as_mesh, find_hardware, parse_mesh
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 3)])
+def test_ranks_coordinates_and_groups_are_those_of_a_row_major_array(shape: tuple[int, ...]) -> None:
+    mesh = Mesh({f"a{i}": n for i, n in enumerate(shape)})
+    ranks = torch.arange(mesh.size).reshape(shape)
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        assert ranks[coordinate] == rank == mesh.rank(coordinate)
+        assert mesh.coordinate(rank) == coordinate
+        for axis in range(mesh.ndim):
+            index = tuple(slice(None) if a == axis else c for a, c in enumerate(coordinate))
+            assert mesh.group(axis, coordinate) == tuple(ranks[index].tolist())
+
+
+def test_links_by_the_span_of_an_axis() -> None:
+    """On nodes of 8 the ranks of tp=4 stand side by side; those of dp stand 4 or 8 apart."""
+    inside, between = HARDWARE["h100"].inside, HARDWARE["h100"].between
+    assert [Mesh({"dp": 2, "tp": 4}, "h100").link(a) for a in (0, 1)] == [inside, inside]
+    assert [Mesh({"dp": 4, "tp": 4}, "h100").link(a) for a in (0, 1)] == [between, inside]
+    assert [Mesh({"pp": 2, "dp": 2, "tp": 8}, "h100").link(a) for a in (0, 1, 2)] == [between, between, inside]
+    assert Mesh({"tp": 16}, "h100").link(0) == between
+
+
+def test_presets() -> None:
+    assert set(HARDWARE) == {"h100", "h200", "a100", "b200", "cpu"}
+    assert HARDWARE["h100"].flops[2] == 989e12 and HARDWARE["a100"].flops[2] == 312e12
+    assert HARDWARE["h200"].memory_bandwidth == 4.8e12
+    for h in HARDWARE.values():
+        assert h.inside.bandwidth >= h.between.bandwidth and h.inside.latency <= h.between.latency
+        assert find_hardware(h) is find_hardware(h.name) is h
+
+
+def test_text_and_equality() -> None:
+    mesh = parse_mesh("dp=2, tp=4", "h100")
+    assert mesh == Mesh({"dp": 2, "tp": 4}, "h100") and hash(mesh) == hash(Mesh({"dp": 2, "tp": 4}, "h100"))
+    assert mesh != Mesh({"tp": 4, "dp": 2}, "h100") and mesh != Mesh({"dp": 2, "tp": 4}, "a100")
+    assert str(mesh) == "dp=2,tp=4" and mesh.size == 8
+
+
+def test_a_device_mesh_is_taken_with_its_names() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert as_mesh(init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))) == Mesh({"dp": 1, "tp": 1}, "cpu")
+        assert as_mesh(DeviceMesh("cpu", [[0]])) == Mesh({"axis0": 1, "axis1": 1}, "cpu")
+        assert as_mesh(DeviceMesh("cpu", [0]), "h100").hardware.name == "h100"
+    finally:
+        dist.destroy_process_group()
+    assert as_mesh(Mesh({"a": 2}), "h200") == Mesh({"a": 2}, "h200")
+
+
+def test_an_unknown_axis_names_the_closest() -> None:
+    with pytest.raises(LayoutError) as error:
+        Mesh({"data": 2, "tensor": 4}).axis("tensr")
+    assert error.value.what == "the mesh has no axis 'tensr'; did you mean 'tensor'?"
+    assert error.value.remedy == "its axes are data, tensor"
+
+
+def test_unknown_hardware_names_the_closest() -> None:
+    with pytest.raises(OptionError, match=r"unknown hardware 'h1000'; did you mean 'h100'\?[\s\S]*presets are h100, h200"):
+        Mesh({"a": 2}, "h1000")
+
+
+@pytest.mark.parametrize("axes", [{}, {"a": 0}, {"a": -1}, {"a": True}, {"a": 2.0}, {"a b": 2}, {"": 2}, {3: 2}])
+def test_bad_axes(axes: dict) -> None:
+    with pytest.raises(OptionError) as error:
+        Mesh(axes)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("text", ["", "dp", "dp=x", "dp=2,", "dp=2,dp=2", "dp=0", "dp=-2", "2=dp"])
+def test_bad_mesh_texts(text: str) -> None:
+    with pytest.raises(FxshardError) as error:
+        parse_mesh(text)
+    assert error.value.remedy
+
+
+def test_what_is_no_mesh_is_named() -> None:
+    with pytest.raises(OptionError, match=r"got tuple[\s\S]*fxshard.Mesh"):
+        as_mesh((2, 2))  # type: ignore[arg-type]
