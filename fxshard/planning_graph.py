@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,6 +72,29 @@ class PlanningGraph:
             sort_keys=True,
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """In the structure of outputs: a value that is no tensor (None, a number), the same at each call."""
+
+    value: Any
+
+
+pytree.register_pytree_node(Fixed, lambda x: ([], x.value), lambda _, value: value)
+
+
+def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any]) -> pytree.TreeSpec:
+    """``spec`` whose leaves at the places in ``fixed`` are no leaves any more: unflattening puts their values there."""
+    count = itertools.count()
+
+    def walk(part: pytree.TreeSpec) -> pytree.TreeSpec:
+        if not part.is_leaf():
+            return pytree.TreeSpec(part.type, part.context, [walk(child) for child in part.children()])
+        place = next(count)
+        return pytree.TreeSpec(Fixed, fixed[place], []) if place in fixed else part
+
+    return walk(spec) if fixed else spec
 
 
 def _describe(node: fx.Node) -> list[Any]:

@@ -44,14 +44,17 @@ def draw_shards(
     return whole, {c: shard(terms[tuple(c[a] for a in pending)], layout, mesh_shape, c) for c in coordinates(mesh_shape)}
 
 
-def assert_is_sharded(whole: torch.Tensor, shards: Mapping[Coordinate, torch.Tensor], layout: Layout, mesh_shape: Sequence[int], what: str = "") -> None:
+def assert_is_sharded(
+    whole: torch.Tensor, shards: Mapping[Coordinate, torch.Tensor], layout: Layout, mesh_shape: Sequence[int], what: str = ""
+) -> None:
     """Each rank holds its shard of ``whole``; ranks of a pending axis hold terms that reduce to it."""
     pending = partial_axes(layout)
     for c in coordinates(mesh_shape):
         if any(c[a] for a in pending):
             continue
-        group = [tuple(dict(zip(pending, i, strict=True)).get(a, c[a]) for a in range(len(c))) for i in coordinates([mesh_shape[a] for a in pending])]
-        terms = torch.stack([shards[g] for g in group]).reshape(*(mesh_shape[a] for a in pending), *shards[c].shape)
+        places = [dict(zip(pending, i, strict=True)) for i in coordinates([mesh_shape[a] for a in pending])]
+        group = [tuple(place.get(a, index) for a, index in enumerate(c)) for place in places]
+        terms = torch.stack([shards[g] for g in group]).reshape([*(mesh_shape[a] for a in pending), *shards[c].shape])
         for axis in pending:
             terms = REDUCE[layout[axis].reduce_op](terms, 0)
         expected = shard(whole, layout, mesh_shape, c)

@@ -12,7 +12,18 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as dtensor_extent
 
 from fxshard.errors import LayoutError
-from fxshard.layout import Layout, all_layouts, ceil_shape, check, chunk, chunk_lengths, is_even, local_offset, local_shape, normal_placement
+from fxshard.layout import (
+    Layout,
+    all_layouts,
+    ceil_shape,
+    check,
+    chunk,
+    chunk_lengths,
+    is_even,
+    local_offset,
+    local_shape,
+    normal_placement,
+)
 from tests.reference_shards import coordinates, shard
 
 L = Layout.parse
@@ -90,7 +101,15 @@ def test_notation_means_torchs_placements() -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("", "''"), ("R S(0)", "position 1"), ("S0", "'S0'"), ("RX", "position 1"), ("S()", "'S()'"), ("P(mean)", "'mean'"), ("R,R", "position 1")],
+    [
+        ("", "''"),
+        ("R S(0)", "position 1"),
+        ("S0", "'S0'"),
+        ("RX", "position 1"),
+        ("S()", "'S()'"),
+        ("P(mean)", "'mean'"),
+        ("R,R", "position 1"),
+    ],
 )
 def test_what_is_not_a_layout_is_named(text: str, named: str) -> None:
     with pytest.raises(LayoutError) as error:

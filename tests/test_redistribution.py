@@ -180,8 +180,8 @@ def test_predicted_bytes_are_those_of_the_buffers_issued(axes: str, shape: tuple
         assert [(c.kind, c.axis) for c in planned] == [(c.kind, c.axis) for c in issued]
         for plan, real in zip(planned, issued, strict=True):
             n, held = mesh.shape[mesh.axis(real.axis)], math.prod(real.shape) * 8
-            factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1, "reduce_scatter": (n - 1) / n, "all_to_all": (n - 1) / n}[real.kind]
-            assert plan.bytes == pytest.approx(factor * held)
+            factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1}.get(real.kind, (n - 1) / n)
+            assert plan.bytes == math.ceil(factor * held - 1e-9)
             assert math.prod(plan.buffer) * 8 == held
 
 
@@ -206,7 +206,9 @@ def brute_force(source: Layout, target: Layout, shape: tuple[int, ...], mesh: Me
 
 
 @pytest.mark.parametrize("kind", ["bytes", "time"])
-@pytest.mark.parametrize(("axes", "shape"), [("a=4", (8, 4)), ("a=4", (6, 3)), ("a=2,b=3", (12, 6)), ("a=2,b=3", (7, 5)), ("a=2,b=2,c=2", (16, 8))])
+@pytest.mark.parametrize(
+    ("axes", "shape"), [("a=4", (8, 4)), ("a=4", (6, 3)), ("a=2,b=3", (12, 6)), ("a=2,b=3", (7, 5)), ("a=2,b=2,c=2", (16, 8))]
+)
 def test_no_path_of_up_to_four_steps_is_cheaper(axes: str, shape: tuple[int, ...], kind: str) -> None:
     mesh = parse_mesh(axes, "h100")
     price = bytes_price if kind == "bytes" else time_price(mesh)

@@ -2,16 +2,19 @@
 
 ``{"tuple": [0, {"dict": [["mask", 1]]}]}`` is ``(x, {"mask": m})``. A file cannot hold the user's classes: outputs of
 another class (a Hugging Face ModelOutput) are stored as the dict or tuple of what is in them, and that is logged.
+``{"value": 3}`` is a number, text or None that the model returns at each call.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
+from fxshard.planning_graph import Fixed
 
 log = logging.getLogger("fxshard")
 _KEYS = (str, int)
@@ -27,6 +30,10 @@ def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
     if spec.is_leaf():
         return next(leaves)
     kind, keys, children = spec.type, spec.context, spec.children()
+    if kind is Fixed:
+        if not _storable(keys):
+            raise FileError(f"the {what} hold {keys!r:.60}, which a file cannot hold", remedy="return tensors, finite numbers and texts")
+        return {"value": keys}
     if kind not in (tuple, list, dict) and not replace:
         remedy = "give tensors in tuples, lists and dicts"
         raise FileError(f"the {what} hold a {getattr(kind, '__name__', kind)}, which a file cannot hold", remedy=remedy)
@@ -53,7 +60,11 @@ def _read(field: Field, found: list[int]) -> Any:
     if isinstance(field.value, int):
         found.append(field.whole())
         return 0
-    entries = field.known(("tuple", "list", "dict"))
+    entries = field.known(("tuple", "list", "dict", "value"))
+    if "value" in entries and len(entries) == 1:
+        if not _storable(entries["value"].value):
+            raise field.fail("a value in a structure is a number, a text or null")
+        return Fixed(entries["value"].value)
     if len(entries) != 1:
         raise field.fail("a part of a structure is a tuple, a list or a dict")
     ((kind, value),) = entries.items()
@@ -62,6 +73,10 @@ def _read(field: Field, found: list[int]) -> Any:
         return {_key(key): _read(part, found) for key, part in pairs}
     parts = [_read(part, found) for part in value.items()]
     return tuple(parts) if kind == "tuple" else parts
+
+
+def _storable(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def _key(field: Field) -> str | int:

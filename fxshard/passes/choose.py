@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx
 
@@ -12,7 +13,7 @@ from fxshard.cost import compute_time
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
-from fxshard.passes.constrain import Constraints
+from fxshard.passes.constrain import Constraints, Pin
 from fxshard.passes.formulate import Formulation, formulate, parameter_bytes
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
@@ -25,7 +26,7 @@ Specs = Mapping[str, OpSpec]
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
     try:
-        solution = solve(formulation.problem, time_limit=time_limit)
+        solution = solve(formulation.problem, time_limit=time_limit, start=formulation.start)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints) from error
     specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
@@ -138,8 +139,8 @@ def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constr
 
 def contradiction(annotated: Annotated, constraints: Constraints) -> list[str]:
     """A smallest set of the user's pins that cannot hold together, by leaving out one after another."""
-    kept = [("value", name, pin) for name, pins in constraints.values.items() for pin in pins]
-    kept += [("result", index, pin) for index, pins in constraints.results.items() for pin in pins]  # type: ignore[misc]
+    kept: list[Kept] = [("value", name, pin) for name, pins in constraints.values.items() for pin in pins]
+    kept += [("result", index, pin) for index, pins in constraints.results.items() for pin in pins]
     for item in list(kept):
         fewer = [k for k in kept if k is not item]
         if not _holds(annotated, _rebuilt(constraints, fewer)):
@@ -147,11 +148,15 @@ def contradiction(annotated: Annotated, constraints: Constraints) -> list[str]:
     return list(dict.fromkeys(pin.said for _, _, pin in kept))
 
 
-def _rebuilt(constraints: Constraints, kept: list) -> Constraints:  # type: ignore[type-arg]
-    values: dict[str, tuple] = {}  # type: ignore[type-arg]
-    results: dict[int, tuple] = {}  # type: ignore[type-arg]
+Kept = tuple[str, Any, Pin]
+"""("value" or "result", node or index, pin)."""
+
+
+def _rebuilt(constraints: Constraints, kept: list[Kept]) -> Constraints:
+    values: dict[str, tuple[Pin, ...]] = {}
+    results: dict[int, tuple[Pin, ...]] = {}
     for kind, key, pin in kept:
-        target: dict = values if kind == "value" else results  # type: ignore[type-arg]
+        target: dict[Any, tuple[Pin, ...]] = values if kind == "value" else results
         target[key] = (*target.get(key, ()), pin)
     return Constraints(values, results, constraints.specs, None)
 

@@ -29,6 +29,8 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
     key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
     if key not in _RESULTS:
         values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        if reads_tensors and keywords.get("device") is not None:
+            keywords = {**keywords, "device": torch.device("meta")}
         with torch.no_grad():
             _RESULTS[key] = target(*values, **keywords) if reads_tensors else _created(target, values, keywords)
         _bound(_RESULTS)

@@ -1,10 +1,16 @@
-"""While tracing: calls that devices or layouts would split are replaced by fxshard's own operators, one node each."""
+"""While tracing: calls that devices or layouts would split are replaced by fxshard's own operators, one node each.
+
+torch's functions that are written in Python (``F.multi_head_attention_forward``) are looked into, so that what they call
+is replaced too.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,16 +19,22 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
+from fxshard.passes.draws import DRAWS, dropout
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""By these torch's Python functions ask whether to hand themselves to a mode."""
+
+
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention and dropout to ``torch.ops.fxshard``; everything else passes."""
+    """Routes matmuls, attention and random operators to ``torch.ops.fxshard``; everything else passes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: Iterator[int] = itertools.count()
+        self._inside: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -31,7 +43,33 @@ class Neutralise(TorchFunctionMode):
             result = replacement(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*args, **kwargs)
+        body = _body(func) if isinstance(func, FunctionType) and func not in self._inside else None
+        return func(*args, **kwargs) if body is None else self._look_into(func, body, args, kwargs)
+
+    def _look_into(self, func: Any, body: Any, args: Any, kwargs: Any) -> Any:
+        """What ``func`` calls comes to this mode; ``func`` itself, should it call its built-in namesake, does not again."""
+        self._inside.append(func)
+        try:
+            with self:
+                return body(*args, **kwargs)
+        finally:
+            self._inside.pop()
+
+
+@lru_cache(maxsize=None)
+def _body(func: FunctionType) -> FunctionType | None:
+    """``func`` without its first question, which hands it to the mode: its body runs with the mode on. None for other functions."""
+    asked = [name for name in CHECKS if name in func.__code__.co_names and name in func.__globals__]
+    if not asked:
+        return None
+    names = {**func.__globals__, **dict.fromkeys(asked, _no)}
+    body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def _no(*_: Any) -> bool:
+    return False
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -100,13 +138,6 @@ def _einsum(_: Neutralise, equation: Any, *operands: Any) -> Any:
     return _contract(a, b, equation) if once_each and twice and sizes_agree else NotImplemented
 
 
-def _dropout(mode: Neutralise, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None) -> Any:
-    active = training if train is None else train
-    if not active or p == 0 or inplace:
-        return input if not active or p == 0 else NotImplemented
-    return torch.ops.fxshard.dropout(input, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws))[0]
-
-
 def _sdpa(
     mode: Neutralise,
     query: torch.Tensor,
@@ -138,10 +169,10 @@ def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return _matmul(mode, _dropout(mode, scores.softmax(-1), p), v)
+    return _matmul(mode, dropout(mode, scores.softmax(-1), p, True), v)
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = DRAWS | {
     F.linear: _linear,
     c_nn.linear: _linear,
     torch.matmul: _matmul,
@@ -155,8 +186,6 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.addmm: _addmm,
     torch.baddbmm: _addmm,
     torch.einsum: _einsum,
-    torch.dropout: _dropout,
-    F.dropout: _dropout,
     F.scaled_dot_product_attention: _sdpa,
     c_nn.scaled_dot_product_attention: _sdpa,
 }

@@ -27,9 +27,11 @@ from fxshard._torch_compat import (
     storage_key,
 )
 from fxshard.errors import FxshardError, TraceError
+from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
+from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
-from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, with_fixed
 
 aten = torch.ops.aten
 
@@ -47,12 +49,13 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     flat = [fake_tensor(a, mode, train) for a in flat]
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
     with readable_errors(type(model).__name__), _grad(train):
-        with mode:
+        with mode, _written_out():
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         out_spec = captured.graph._codegen.pytree_info.out_spec
         captured.graph.set_codegen(fx.graph.CodeGen())
         captured.recompile()
         names = _parameter_names(model, fake_model, captured)
+        spell_attributes(captured, model, fake_model, names, flat)
         joint = joint_graph(captured, flat, train)
     return planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
 
@@ -97,20 +100,23 @@ def planning_graph(
     aliases: dict[str, str],
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    spell_constants(joint)
     _tidy(joint)
-    outputs = _name_outputs(joint, names, paths)
+    check_draws(joint)
+    outputs, fixed = _name_outputs(joint, names, paths)
     _join_seeds(joint)
+    number_draws(joint)
     inputs = _name_inputs(joint, names, paths)
     joint.graph.lint()
     joint.recompile()
-    return PlanningGraph(joint, inputs, outputs, in_spec, out_spec, train, aliases)
+    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed), train, aliases)
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
     """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for value in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+        for value in (*module._parameters.values(), *module._buffers.values(), *plain_tensors(module).values()):
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
     try:
@@ -158,7 +164,7 @@ def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.Graph
 def _tidy(joint: fx.GraphModule) -> None:
     """Drops detaches and aliases, which move nothing, and what nobody reads."""
     for node in list(joint.graph.nodes):
-        if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default) and node.args[0].op != "get_attr":
+        if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)
     joint.graph.eliminate_dead_code()
@@ -225,11 +231,14 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
     raise TraceError(f"the traced graph has an input of a kind that is not supported: {desc}", remedy="pass plain tensors")
 
 
-def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[GraphOutput, ...]:
-    """Names the outputs and drops the None entries of inputs without gradient; constant outputs stay as they are."""
+def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[tuple[GraphOutput, ...], dict[int, Any]]:
+    """Names the outputs and drops the None entries of inputs without gradient; (outputs, those that are no tensors by their place)."""
     node = joint.graph.output_node()
-    kept, outputs = [], []
+    kept, outputs, fixed = [], [], {}
     for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
+        if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
+            fixed[desc.idx] = value
+            continue
         if isinstance(desc, PlainAOTOutput):
             outputs.append(GraphOutput("output", f"outputs[{desc.idx}]"))
         elif isinstance(desc, GradAOTOutput) and value is not None:
@@ -242,7 +251,7 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
             raise TraceError(f"the traced graph has an output of a kind that is not supported: {desc}", remedy="return plain tensors from the model")
         kept.append(value)
     node.args = (tuple(kept),)
-    return tuple(outputs)
+    return tuple(outputs), fixed
 
 
 def _rename(joint: fx.GraphModule, node: fx.Node, name: str) -> None:
@@ -266,6 +275,17 @@ def _path_name(path: tuple[Any, ...]) -> str:
 
 def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
     return torch.enable_grad() if train else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _written_out() -> Iterator[None]:
+    """Without the fused inference kernels that nn.MultiheadAttention and nn.TransformerEncoderLayer call instead of their operators."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 GRAPH_BREAKS = "remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces"

@@ -16,10 +16,9 @@ What stays Dynamo's affair, before this backend sees a graph:
 - With DTensor parameters or inputs, Dynamo runs DTensor's own propagation first, and what DTensor lacks fails there.
   Plain tensors beside DTensors (rotary tables from ``torch.arange``, plain inputs and buffers) need
   ``torch.distributed.tensor.experimental.implicit_replication()``; scaled_dot_product_attention on the CPU needs
-  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call, which only concerns that propagation: what runs is
-  fxshard's plan. Within both a Llama with DTensor parameters is one graph. Batch norm in training with plain buffers,
-  cross_entropy on a batch that the mesh does not divide, and other operators without a DTensor strategy do not get
-  through; ``fxshard.parallelize`` does not have that limit.
+  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Both concern that propagation only, what runs is fxshard's plan:
+  within both a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
+  flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
 - Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
 - An output that is a view of an input, or of another output, is a copy.
 """
@@ -44,11 +43,11 @@ from fxshard.layout import Layout
 from fxshard.passes.pipeline import lower_plan, plan_graph
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
-from fxshard.runtime.bind import BoundProgram, bind, bind_graph
-from fxshard.runtime.compile import compile_program
-from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph, specialised, trace_graph
+from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
+from fxshard.runtime.compile import CompiledProgram, compile_program
+from fxshard.runtime.dynamo_graph import DynamoGraph, Output, read_graph, specialised, trace_graph
 from fxshard.runtime.foreign_plan import traced_for
-from fxshard.runtime.graph_runner import GraphRunner
+from fxshard.runtime.graph_runner import GraphRunner, plain_arithmetic
 from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -116,20 +115,22 @@ class GraphPrograms:
 
     def _make(self, args: Sequence[Any]) -> GraphRunner:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
-        options = self.options
         module, tensors, outputs = specialised(self.graph, args)
         graph, names = self._trace(module, tensors)
-        held = dict(zip(names, tensors, strict=True))
+        with plain_arithmetic(mesh_device(self.device_mesh).type):
+            compiled = self._compile(graph, dict(zip(names, tensors, strict=True)), outputs)
+        return GraphRunner(compiled, names, outputs, self.graph.distributed)
+
+    def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
+        options, dump = self.options, _dump(graph, self.options)
         self._compare(_fields(graph, held, options))
-        dump = _dump(graph, options)
         plan = self._plan(graph, held, [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed], dump)
         program = lower_plan(graph, plan, dump)
         check_held(program, held, options)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"
         log.info("%s graph of %d nodes on %s: %d collectives", kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler)
-        return GraphRunner(compiled, names, outputs, self.graph.distributed)
+        return compile_program(self._bind(program), options.compiler)
 
     def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
         """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""

@@ -119,7 +119,7 @@ def is_wait(node: fx.Node) -> bool:
     return node.target is torch.ops._c10d_functional.wait_tensor.default
 
 
-_NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 _TAKEN: dict[str, int] = {}
 
 
@@ -128,13 +128,13 @@ def group_name(device_mesh: DeviceMesh, axis: int) -> str:
 
     Graphs that name their groups alike are one artefact in Inductor's cache.
     """
-    group = device_mesh.get_group(axis)
-    if group not in _NAMES:
-        kind = ALIAS + as_mesh(device_mesh).axis_names[axis]
+    group, kind = device_mesh.get_group(axis), ALIAS + as_mesh(device_mesh).axis_names[axis]
+    names = _NAMES.setdefault(group, {})
+    if kind not in names:
         _TAKEN[kind] = _TAKEN.get(kind, -1) + 1
-        _NAMES[group] = f"{kind}_{_TAKEN[kind]}"
-        register_group_alias(_NAMES[group], group)
-    return _NAMES[group]
+        names[kind] = f"{kind}_{_TAKEN[kind]}"
+        register_group_alias(names[kind], group)
+    return names[kind]
 
 
 def axis_of_group(name: str) -> str:

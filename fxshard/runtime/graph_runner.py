@@ -30,7 +30,7 @@ class GraphRunner:
             local_input(tensors[i], layout, self.bound, name) if i is not None else torch.randint(0, 2**62, (), dtype=torch.int64)
             for name, i, layout in self.reads
         ]
-        with _plain_arithmetic(self.bound.device.type):
+        with plain_arithmetic(self.bound.device.type):
             values = self.compiled(inputs)
         return self._outputs(tensors, values)
 
@@ -47,7 +47,7 @@ class GraphRunner:
 
 
 @contextlib.contextmanager
-def _plain_arithmetic(device: str) -> Iterator[None]:
+def plain_arithmetic(device: str) -> Iterator[None]:
     """Without autocast: its casts are in the graph already."""
     if not torch.is_autocast_enabled(device):
         yield

@@ -116,7 +116,7 @@ def run_lockstep(program: ShardedProgram, inputs: Mapping[tuple[int, ...], Seque
             if coordinate in results:
                 continue
             try:
-                issued[coordinate] = rank.send(reply[coordinate])  # type: ignore[arg-type]
+                issued[coordinate] = rank.send(reply[coordinate])
             except StopIteration as stop:
                 results[coordinate] = stop.value
         if not issued:
@@ -144,7 +144,7 @@ def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued]) -> Non
 def communicate(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued]) -> dict[tuple[int, ...], torch.Tensor]:
     """The result of one collective on each rank, group by group."""
     axis = mesh.axis(next(iter(issued.values())).axis)
-    results = {}
+    results: dict[tuple[int, ...], torch.Tensor] = {}
     for coordinate in mesh.coordinates():
         if coordinate[axis] == 0:
             group = [mesh.coordinate(r) for r in mesh.group(axis, coordinate)]

@@ -1,7 +1,7 @@
 """Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
 
-Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that fits
-and one that does not. With several rows the multipliers follow subgradients with Polyak's step.
+Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that
+fits and one that does not. With several rows the multipliers follow subgradients with Polyak's step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUBGRADIENT_STEPS = 150
 DECODE_EVERY = 4
 """Pairs of sweeps between two attempts to read off a plan."""
 
-STALL = 0.015
+STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap."""
 
 
@@ -165,9 +165,7 @@ class Ascent:
                 self._set_prices(self._best_multipliers)
 
 
-def _next_price(
-    over: tuple[float, float] | None, under: tuple[float, float] | None, price: float
-) -> float | None:
+def _next_price(over: tuple[float, float] | None, under: tuple[float, float] | None, price: float) -> float | None:
     """Where the lines cost + price * excess of two plans meet; None where there is nothing to balance."""
     if over is None:
         return None if price == 0.0 else price / 4

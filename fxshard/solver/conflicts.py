@@ -31,8 +31,8 @@ def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
         names = ", ".join(problem.name(node) for node in nodes)
         return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
     least, bound = _least_usage(problem, model, minimise)
-    limit = problem.usage_limit
-    message = f"no allowed choice fits in {limit:.17g} bytes: the least peak found is {least:.17g}, and none is below {bound:.17g}"
+    have = f"no allowed choice fits in {problem.usage_limit:.17g} bytes"
+    message = f"{have}: the least peak found is {least:.17g}, and none is below {bound:.17g}"
     return InfeasibleError(message, (), least, bound)
 
 

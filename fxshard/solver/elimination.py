@@ -1,7 +1,7 @@
 """Exact variable elimination: minimise nodes out one by one, in the order that keeps the tables small.
 
-Bertele and Brioschi, "Nonserial dynamic programming" (1972). Exponential in the width of the graph only; aten graphs have
-widths of 5 to 10.
+Bertele and Brioschi, "Nonserial dynamic programming" (1972). Exponential in the width of the graph only; aten graphs
+have widths of 5 to 10.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Factor = tuple[tuple[int, ...], FloatArray]
 
 
 def elimination_order(model: Model, max_table: float = MAX_TABLE, max_work: float = MAX_WORK) -> list[int] | None:
-    """Nodes in the order of their table sizes at the time, ties by index; None where a table or the sum grows too large."""
+    """Nodes by their table sizes at the time, ties by index; None where a table or the sum of all grows too large."""
     sizes = [len(cost) for cost in model.costs]
     adjacent = [set(neighbours) for neighbours in model.neighbours()]
     heap = [(_table_size(sizes, adjacent, node), node) for node in range(len(sizes))]
@@ -59,7 +59,7 @@ def eliminate(model: Model, order: list[int], budget: Budget) -> IntArray | None
     position = {node: index for index, node in enumerate(order)}
     for node, cost in enumerate(model.costs):
         factors[node].append(((node,), cost))
-    for (i, j), table in model.edges.items():
+    for i, j in model.edges:
         first = (i, j) if position[i] < position[j] else (j, i)
         factors[first[0]].append((first, model.table(*first)))
     decisions: list[tuple[int, tuple[int, ...], npt.NDArray[np.uint16]]] = []

@@ -8,6 +8,7 @@ tolerances (1e-9 asked for); the plan itself is priced exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import highspy
 import numpy as np
@@ -45,10 +46,13 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     """Solve the model to optimality below its cutoff, or as far as the budget goes."""
     columns = _columns(model)
     room = model.cutoff - model.constant
-    spread = room if np.isfinite(room) else max(float(columns.cost.max(initial=0.0)), 1.0)
+    largest = columns.cost[np.isfinite(columns.cost)].max(initial=1.0)
+    spread = room if np.isfinite(room) else float(largest)
     scale = min(1.0, OBJECTIVE_RANGE / max(spread, 1.0))
-    quantum = 2.0 ** np.floor(np.log2(model.grain * scale / (8 * (len(model) + len(model.edges)))))  # in total < grain / 16
-    highs = _load(columns, np.rint(columns.cost * (scale / quantum)) * quantum)
+    tables = len(model) + len(model.edges)
+    # rounds by less than a sixteenth of the grain in all
+    quantum = float(2.0 ** np.floor(np.log2(model.grain * scale / (8 * tables))))
+    highs = _load(columns, columns.cost * scale, quantum)
     highs.setOptionValue("mip_abs_gap", 0.5 * model.grain * scale)
     highs.setOptionValue("mip_rel_gap", 0.0)
     if budget.seconds_left is not None:
@@ -71,19 +75,20 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
 
 def _choices(model: Model, values: FloatArray) -> IntArray:
     offset = np.concatenate([[0], np.cumsum([len(cost) for cost in model.costs])])
-    return np.asarray([int(values[a:b].argmax()) for a, b in zip(offset, offset[1:], strict=False)], dtype=np.int64)
+    return np.asarray([int(values[a:b].argmax()) for a, b in pairwise(offset)], dtype=np.int64)
 
 
-def _load(columns: _Columns, cost: FloatArray) -> highspy.Highs:
+def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
     lp = highspy.HighsLp()
     count, rows = len(columns.cost), len(columns.lower)
     lp.num_col_, lp.num_row_ = count, rows
-    lp.col_cost_ = cost
-    lp.col_lower_, lp.col_upper_ = np.zeros(count), np.ones(count)
+    allowed = np.isfinite(cost)  # HiGHS crashes on an infinite cost
+    lp.col_cost_ = np.rint(np.where(allowed, cost, 0.0) / quantum) * quantum
+    lp.col_lower_, lp.col_upper_ = np.zeros(count), allowed.astype(np.float64)
     lp.row_lower_, lp.row_upper_ = columns.lower, columns.upper
     key = columns.column * rows + columns.row
     cells, where = np.unique(key, return_inverse=True)  # a node may have several uses in one memory row
-    value = np.bincount(where, columns.value, minlength=len(cells))
+    value: FloatArray = np.bincount(where, weights=columns.value, minlength=len(cells)).astype(np.float64)
     starts = np.searchsorted(cells, np.arange(count + 1) * rows)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = starts.astype(np.int32)
@@ -91,7 +96,7 @@ def _load(columns: _Columns, cost: FloatArray) -> highspy.Highs:
     lp.a_matrix_.value_ = value
     kinds = [highspy.HighsVarType.kInteger] * columns.binaries
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
-    highs = highspy.Highs()
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("random_seed", 0)
@@ -115,7 +120,8 @@ def _columns(model: Model) -> _Columns:
         pairs = next_column + np.arange(len(a))
         ends = next_row + np.arange(sizes[i] + sizes[j])
         row += [next_row + a, next_row + sizes[i] + b, ends]
-        column += [pairs, pairs, np.concatenate([np.arange(offset[i], offset[i + 1]), np.arange(offset[j], offset[j + 1])])]
+        states_of = [np.arange(offset[n], offset[n + 1]) for n in (i, j)]
+        column += [pairs, pairs, np.concatenate(states_of)]
         value += [np.ones(2 * len(a)), -np.ones(len(ends))]
         costs.append(table[a, b])
         next_row, next_column = next_row + len(ends), next_column + len(a)

@@ -81,8 +81,8 @@ class Polish:
         for node, terms in enumerate(self.model.uses):
             for use in terms:
                 if use.lo <= row < use.hi:
-                    self_states = slice(int(self.offset[node]), int(self.offset[node + 1]))
-                    saved[self_states] += use.amount[self.choices[node]] - use.amount
+                    states = slice(int(self.offset[node]), int(self.offset[node + 1]))
+                    saved[states] += use.amount[self.choices[node]] - use.amount
         useful = np.flatnonzero(saved > 0)
         rate = self._change()[useful] / np.minimum(saved[useful], -self.room[row])
         if not len(rate) or np.isinf(rate.min()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -165,7 +166,7 @@ def components(model: Model) -> list[IntArray]:
         return node
 
     memory = [node for node, uses in enumerate(model.uses) if uses]
-    links = [*model.edges, *zip(memory, memory[1:], strict=False)]
+    links = [*model.edges, *pairwise(memory)]
     for i, j in links:
         a, b = find(i), find(j)
         root[max(a, b)] = min(a, b)
@@ -182,4 +183,3 @@ def restrict(model: Model, nodes: IntArray, grain: float) -> Model:
     costs, uses = [model.costs[n] for n in nodes], [model.uses[n] for n in nodes]
     rows = len(model.limits) if any(uses) else 0
     return Model(costs, edges, uses, model.limits[:rows], prices=model.prices[:rows], grain=grain)
-

@@ -29,15 +29,16 @@ class MemoryPrices:
         total = float(multipliers.sum())
         if total <= 0.0:
             return np.zeros_like(multipliers)
-        step = 2.0 ** (np.ceil(np.log2(total)) - 48)
-        return np.asarray(np.floor(np.maximum(multipliers, 0.0) / step) * step, dtype=np.float64)
+        step = float(2.0 ** (np.ceil(np.log2(total)) - 48))
+        rounded: FloatArray = np.floor(np.maximum(multipliers, 0.0) / step) * step
+        return rounded
 
     def prices(self, multipliers: FloatArray) -> FloatArray:
         """lambda u_i per state (states,), integers rounded down; multipliers as given by `round`."""
         cumulated = np.concatenate([[0.0], np.cumsum(multipliers)])
         terms = self._amount * (cumulated[self._hi] - cumulated[self._lo])
         terms = np.floor(terms * (1 - 2.0**-50))  # the product may have been rounded up
-        return np.bincount(self._position, terms, minlength=self._states)
+        return np.bincount(self._position, weights=terms, minlength=self._states).astype(np.float64)
 
     def allowance(self, multipliers: FloatArray) -> float:
         """lambda . limits, an integer rounded up: what the prices of a plan that fits cannot exceed."""

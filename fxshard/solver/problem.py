@@ -8,8 +8,8 @@ where `inf` marks what is forbidden, and where at every time t (`PlacementProble
 
     sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
 
-The solver works on an exact integer form of it (`model.from_problem`, `scaling.quantise`), and bounds it from below by its
-Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times:
+The solver works on an exact integer form of it (`model.from_problem`, `scaling.quantise`), and bounds it from below by
+its Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times:
 
     L(x, lambda) = E(x) + sum_t lambda_t (usage_t(x) - usage_limit) <= E(x)      for every x that fits.
 
@@ -21,8 +21,8 @@ and with integer shares s_i ~ S_i / n_i given to the d_i edges that leave i in t
 
     min L >= sum_i min(S_i - d_i s_i) + sum_ij min(s_i + e'_ij).
 
-The form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read` and
-`write` speak.
+The form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read`
+and `write` speak.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def _from_json(data: dict[str, Any]) -> PlacementProblem:
     intervals = [(int(v[0]), int(v[1])) if v else None for v in nodes["intervals"]]
     usages = [np.asarray(u, dtype=np.float64) if u else None for u in nodes["usages"]]
     pairs = [(int(p[0]), int(p[1])) for p in edges["nodes"]]
-    tables = [_read_costs(c).reshape(len(costs[i]), len(costs[j])) for (i, j), c in zip(pairs, edges["costs"], strict=True)]
+    shapes = [(len(costs[i]), len(costs[j])) for i, j in pairs]
+    tables = [_read_costs(c).reshape(shape) for shape, c in zip(shapes, edges["costs"], strict=True)]
     limit = data.get("usage_limit")
     return PlacementProblem(
         tuple(costs), tuple(pairs), tuple(tables), tuple(usages), tuple(intervals),

@@ -1,7 +1,7 @@
 """Reduced-cost fixing: states and pairs that the bound proves to be in no better plan are forbidden.
 
-After a sweep the model is a sum of nonnegative slacks on top of the bound. A second pass in the other direction collects
-along the chains what each state costs at least (its *excess*); what reaches the cutoff goes.
+After a sweep the model is a sum of nonnegative slacks on top of the bound. A second pass in the other direction
+collects along the chains what each state costs at least (its *excess*); what reaches the cutoff goes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .problem import FloatArray
 
 
 def prune(ascent: Ascent) -> Model:
-    """The model rewritten as bound + slacks (cost without memory prices), with `inf` for what cannot be in a better plan.
+    """The model rewritten as bound + slacks, memory prices taken out again, with `inf` for what is in no better plan.
 
     The choices and their costs stay what they were.
     """
@@ -58,7 +58,7 @@ def _prune_pairs(
     chains: FloatArray,
     room: float,
 ) -> FloatArray:
-    """`inf` where a pair's own slack with the excess of its first state, or of all else at its second, fills the room."""
+    """`inf` where a pair's slack with the excess of its first state, or of all else at its second, fills the room."""
     i, j = pair
     part = np.floor(excess[i] / chains[i])
     with np.errstate(invalid="ignore"):

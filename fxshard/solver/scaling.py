@@ -1,7 +1,7 @@
 """Costs as integers, so that sums and bounds are exact.
 
-float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (nothing is lost where
-they are integers); what rounding can change in total is kept as a margin that the final bound gives back.
+float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (nothing is lost
+where they are integers); what rounding can change in total is kept as a margin that the final bound gives back.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     floor = sum(lows) + model.constant
     room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
     if np.isfinite(room):
-        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in zip(tables, least, strict=True)]
+        pairs = zip(tables, least, strict=True)
+        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in pairs]
     span = sum(_spread(t) for t in tables)
     exact = all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
     integers = [np.rint(t * factor) for t in tables]
-    margin = 0.0 if exact and factor >= 1 else sum(map(lambda t, n: _error(t * factor, n), tables, integers)) / factor
+    margin = 0.0 if exact and factor >= 1 else _error(tables, integers, factor) / factor
     constant = float(np.rint(model.constant * factor))
     margin += abs(constant / factor - model.constant)
     grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
@@ -91,6 +92,10 @@ def _largest(table: FloatArray) -> float:
     return float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
 
 
-def _error(scaled: FloatArray, rounded: FloatArray) -> float:
-    finite = np.isfinite(rounded)
-    return float(np.abs(rounded[finite] - scaled[finite]).max(initial=0.0))
+def _error(tables: list[FloatArray], integers: list[FloatArray], factor: float) -> float:
+    """What rounding changes at most: the largest error of each table, in integer units."""
+    total = 0.0
+    for table, rounded in zip(tables, integers, strict=True):
+        finite = np.isfinite(rounded)
+        total += float(np.abs(rounded[finite] - table[finite] * factor).max(initial=0.0))
+    return total

@@ -1,8 +1,8 @@
 """Solve one connected part: bound, plan and pruning, then ever larger targets for the cost until one is met.
 
 A *target* is a cutoff below the best plan known. Under a low target most states and pairs are pruned, neighbours can be
-merged, and merging tightens the bound: either a plan below the target turns up, or it is proven that there is none, which
-is a better bound.
+merged, and merging tightens the bound: either a plan below the target turns up, or it is proven that there is none,
+which is a better bound.
 """
 
 from __future__ import annotations

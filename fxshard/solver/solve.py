@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .budget import Budget
@@ -9,46 +11,71 @@ from .conflicts import explain
 from .infeasible import Exhausted, NoPlanError
 from .local_search import greedy
 from .model import Model, components, from_problem, restrict
-from .problem import PlacementProblem
+from .problem import IntArray, PlacementProblem
 from .reductions import reduce
 from .scaling import quantise
 from .search import PartSearch
 from .solution import Solution, certify
 
 
-def solve(problem: PlacementProblem, time_limit: float | None = None, work_limit: float | None = None) -> Solution:
+def solve(
+    problem: PlacementProblem,
+    time_limit: float | None = None,
+    work_limit: float | None = None,
+    start: Sequence[int] | None = None,
+) -> Solution:
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
-    time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table entries
-    touched (10^9 take a second or two), which gives the same plan on every machine. Raises `InfeasibleError` where there is
-    no plan, `NoPlanError` where a limit ended the search before it found one.
+    start: choices that are known to be good; what costs more is not looked at, and they are returned if nothing is better.
+
+    time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
+    entries touched (10^9 take a second or two), which gives the same plan on every machine. Raises `InfeasibleError`
+    where there is no plan, `NoPlanError` where a limit ended the search before it found one.
     """
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
-    first = greedy(raw)
-    cost = raw.evaluate(first) if first is not None and raw.fits(first) else np.inf
-    model, scale = quantise(raw, cost)
+    first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
+    model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
+    known = np.inf if first is None else model.evaluate(first)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     try:
         model, undo, history = reduce(model)
     except Exhausted:
+        if first is not None:
+            return _certified(problem, raw, first, known / scale.factor - scale.margin, budget, steps)
         raise explain(problem, solve) from None
     steps += history
-    parts = components(model)
+    parts = sorted(components(model), key=len)
     choices = np.zeros(len(model), dtype=np.int64)
     bound = model.constant
     for nodes in parts:
         part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget)
+        if nodes is parts[-1]:
+            part.value = known - bound
         part.run()
+        if part.choices is None and first is not None and nodes is parts[-1]:
+            return _certified(problem, raw, first, (bound + part.bound) / scale.factor - scale.margin, budget, [*steps, *part.history])
         if part.choices is None:
             raise explain(problem, solve) if part.proven else NoPlanError(_unfinished(budget))
         choices[nodes] = part.choices
         bound += part.bound
         steps += part.history
-    final = tuple(int(x) for x in undo(choices))
+    return _certified(problem, raw, undo(choices), bound / scale.factor - scale.margin, budget, steps)
+
+
+def _certified(
+    problem: PlacementProblem, raw: Model, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]
+) -> Solution:
+    """Choices priced on the problem's own arrays, with the better of the bound and the trivial one."""
+    final = tuple(int(x) for x in choices)
     objective = problem.evaluate(final)
-    lower = min(max(bound / scale.factor - scale.margin, _trivial_bound(raw)), objective)
-    return certify(final, objective, lower, budget.spent, tuple(steps))
+    return certify(final, objective, min(max(bound, _trivial_bound(raw)), objective), budget.spent, tuple(steps))
+
+
+def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
+    """The cheapest of some plans that is allowed and fits, None where none is."""
+    fitting = [p for p in plans if p is not None and np.isfinite(model.evaluate(p)) and model.fits(p)]
+    return min(fitting, key=model.evaluate, default=None)
 
 
 def _trivial_bound(model: Model) -> float:

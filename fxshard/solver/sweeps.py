@@ -1,9 +1,9 @@
 """Sequential tree-reweighted message passing (TRW-S), many edges at a time.
 
-Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). A sweep visits nodes in order;
-nodes of the same *level* have no edge between them, so all their outgoing edges are updated by a few numpy calls on padded
-arrays. Everything is an integer in float64 and messages are capped so that sums stay below 2^53: the bound is exact, and it
-is valid for any messages whatever.
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). A sweep visits nodes in
+order; nodes of the same *level* have no edge between them, so all their outgoing edges are updated by a few numpy calls
+on padded arrays. Everything is an integer in float64 and messages are capped so that sums stay below 2^53: the bound is
+exact, and it is valid for any messages whatever.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sweeper:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        sizes = [len(cost) for cost in model.costs]
+        self._sizes = sizes = [len(cost) for cost in model.costs]
         self.offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.pairs = list(model.edges)
         self.theta = np.append(np.concatenate(model.costs) if sizes else np.zeros(0), np.inf)
@@ -161,10 +161,10 @@ class Sweeper:
         return [self._level(members[level], leaving.get(level, []), direction) for level in sorted(members)]
 
     def _level(self, nodes: list[int], edges: list[int], direction: int) -> Level:
-        shape = {e: (len(self.model.costs[self.pairs[e][direction]]), len(self.model.costs[self.pairs[e][1 - direction]]))
-                 for e in edges}  # fmt: skip
+        size = self._sizes
+        shape = {e: (size[self.pairs[e][direction]], size[self.pairs[e][1 - direction]]) for e in edges}
         groups = [self._group(part, direction) for part in _similar(sorted(edges, key=lambda e: (shape[e], e)), shape)]
-        width = max(len(self.model.costs[node]) for node in nodes)
+        width = max(size[node] for node in nodes)
         return Level(np.asarray(nodes), self._positions(self.offset, nodes, width), groups)
 
     def _group(self, edges: list[int], direction: int) -> Group:

@@ -107,9 +107,9 @@ def _skip(left: _Side, right: _Side) -> bool:
 
 
 def local_view(ctx: LocalContext) -> Any:
-    """A view whose arguments do not name all sizes, as one that does."""
+    """A reshape to the local shape: a redistributed operand may lie in memory in another order than the whole one did."""
     return ctx.emit(torch.ops.aten.reshape.default, ctx.args[0], list(ctx.output_shape()))
 
 
-register(["aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"], view, sizes=1)
+register(["aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"], view, local=local_view)
 register(["aten._reshape_alias.default", "aten.flatten.using_ints", "aten.unflatten.int"], view, local=local_view)

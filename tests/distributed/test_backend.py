@@ -12,8 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fxshard
+import fxshard.runtime.backend as backend
 from examples.llama import Llama
+from fxshard.errors import ConstraintError, FxshardError, PlanError, RunError, TraceError
 from fxshard.runtime.inputs import local_batch
 from tests.distributed.ranks import Scenario, run_scenarios
 
@@ -41,7 +46,9 @@ def close(have: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(whole(have.detach()), want.detach(), rtol=TOLERANCE, atol=TOLERANCE * float(want.detach().abs().max() or 1))
 
 
-def train_both(model: nn.Module, compiled: Any, reference: nn.Module, step: Callable[[Any], Tensor], same: Callable[[Any], Tensor] | None = None) -> None:
+def train_both(
+    model: nn.Module, compiled: Any, reference: nn.Module, step: Callable[[Any], Tensor], same: Callable[[Any], Tensor] | None = None
+) -> None:
     """Three steps of SGD each; losses, gradients, parameters and buffers agree. ``same`` is ``step`` on one device."""
     ours, theirs = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(reference.parameters(), 0.1)
     for _ in range(3):
@@ -115,20 +122,23 @@ def llama_loss_outside() -> None:
 
 
 def work_is_shared() -> None:
-    """Big matmuls are cut, though parameters are whole; and they are cut where a pin says so."""
-    import fxshard.runtime.backend as backend
-
+    """The computation is cut though parameters are whole; a plan made without processes gives the same program."""
     made: list[Any] = []
     compile_program = backend.compile_program
     backend.compile_program = lambda bound, how: made.append(bound.program) or compile_program(bound, how)
+    x = torch.randn(8, 16)
+    pins = {"*.weight": "R", "*.bias": "R", "einsum": "S(0)"}
+    plan = fxshard.plan(MLP(), (x,), mesh_of_two(), input_layouts="R", output_layouts="R", pins=pins)
     try:
-        for pins in (None, {"einsum": "S(0)"}):
-            model, x = MLP(), torch.randn(8, 16)
-            train_both(model, sharded(model, pins=pins, objective="communication" if pins else "time"), copy.deepcopy(model), lambda m, x=x: m(x).sum())
+        for others in ({"pins": {"einsum": "S(0)"}}, {"plan": plan}):
+            model = MLP()
+            train_both(model, sharded(model, **others), copy.deepcopy(model), lambda m: m(x).pow(2).mean())
     finally:
         backend.compile_program = compile_program
-    assert {str(p) for p in made[1].input_layouts[:4]} == {"R"}
-    assert any("S(" in str(layout) for spec in made[1].plan.specs.values() for layout in spec.outputs)
+    for program in made:
+        assert {str(layout) for layout in program.input_layouts[:4]} == {"R"}
+        assert str(program.plan.specs["einsum"].outputs[0]) == "S(0)" and program.collectives
+    assert made[1].plan.hash == plan.hash
 
 
 def rich_model() -> None:
@@ -169,7 +179,7 @@ def evaluate_and_train_again() -> None:
     assert not have.requires_grad
     close(have, want)
     with torch.inference_mode():
-        close(compiled({"x": x})["hidden"], want)
+        close(compiled({"x": x})["hidden"], reference({"x": x})["hidden"])
     for m in (compiled, reference):
         m.train()
     train_both(model, compiled, reference, step)
@@ -215,17 +225,33 @@ def megatron(name: str) -> list[Any]:
     return [Shard(1)] if name == "down.weight" else [Replicate()]
 
 
+def on_mesh(value: Tensor, placement: Any) -> DTensor:
+    return distribute_tensor(value, mesh_of_two(), [placement])
+
+
 def mlp_dtensor() -> None:
     for compiler in ("eager", "inductor"):
-        model = MLP()
+        model, values = MLP(), torch.randn(8, 16)
         reference = copy.deepcopy(model)
         distributed_parameters(model, megatron)
-        values = torch.randn(8, 16)
-        x = distribute_tensor(values, mesh_of_two(), [Replicate()])
+        x = on_mesh(values, Replicate())
         compiled = sharded(model, compiler=compiler)
         assert isinstance(compiled(x), DTensor)
         train_both(model, compiled, reference, lambda m, x=x: m(x).pow(2).mean(), lambda m, v=values: m(v).pow(2).mean())
         assert model.up.weight.placements == (Shard(0),) and model.up.weight.grad.placements == (Shard(0),)
+        with torch.no_grad():
+            close(compiled(x), reference(values))
+
+
+def mlp_dtensor_uneven() -> None:
+    """All sharded on dim 0, a batch of 5 too; then other sizes."""
+    model = MLP()
+    reference, compiled = copy.deepcopy(model), sharded(model)
+    distributed_parameters(model, lambda name: [Shard(0)])
+    for batch in (5, 8, 3):
+        values = torch.randn(batch, 16)
+        x = on_mesh(values, Shard(0))
+        train_both(model, compiled, reference, lambda m, x=x: m(x).pow(2).mean(), lambda m, v=values: m(v).pow(2).mean())
 
 
 def mlp_own_batches() -> None:
@@ -238,10 +264,86 @@ def mlp_own_batches() -> None:
     train_both(model, sharded(model), reference, lambda m: m(x).pow(2).mean(), lambda m: m(values).pow(2).mean())
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (
-    mlp_inductor, llama_inductor, llama_loss_outside, work_is_shared, rich_model, graph_break, evaluate_and_train_again, other_shapes,
-    input_gradients, mlp_dtensor, mlp_own_batches,
-)}
+def graph_break_dtensor() -> None:
+    model, values = Broken(), torch.randn(8, 16)
+    reference = copy.deepcopy(model)
+    distributed_parameters(model, lambda name: [Shard(0)])
+    x = on_mesh(values, Replicate())
+
+    def step(m: Any, value: Tensor) -> Tensor:
+        out, hidden = m(value)
+        return out.pow(2).sum() + hidden.pow(2).sum()
+
+    train_both(model, sharded(model), reference, lambda m: step(m, x), lambda m: step(m, values))
+
+
+def llama_dtensor() -> None:
+    """Megatron's layouts; Dynamo's DTensor propagation needs implicit replication and an attention that DTensor knows."""
+    model, tokens = Llama.small(), torch.randint(0, 256, (4, 16))
+    reference = copy.deepcopy(model)
+    rows, columns = ("wq", "wk", "wv", "w1", "w3"), ("wo", "w2")
+    layout = lambda name: Shard(0) if name.split(".")[-2] in rows else Shard(1) if name.split(".")[-2] in columns else Replicate()  # noqa: E731
+    distributed_parameters(model, lambda name: [layout(name)])
+    x = on_mesh(tokens, Replicate())
+    with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+        train_both(model, sharded(model), reference, lambda m: m(x, x), lambda m: m(tokens, tokens))
+
+
+def error_of(kind: type[FxshardError], call: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+def errors() -> None:
+    """Bad input is an error on both ranks, at once, as it was raised."""
+    rank, x = mesh_of_two().get_local_rank(), torch.randn(8, 16)
+    said = error_of(RunError, lambda: sharded(MLP())(x + rank))
+    assert "checksum: x" in said and "local_batch" in said
+    said = error_of(RunError, lambda: sharded(MLP())(x[: 8 - rank]))
+    assert "shapes: x" in said and "local_batch" in said
+    torch.manual_seed(rank)
+    assert "weights: up" in error_of(RunError, lambda: sharded(MLP())(x))
+    assert "rng_seed" in error_of(RunError, lambda: sharded(nn.Dropout())(x))
+    torch.manual_seed(0)
+    said = error_of(ConstraintError, lambda: sharded(MLP(), pins={"up.weight": "S(0)"})(x))
+    assert "up.weight" in said and "plain tensor" in said and "parallelize" in said
+    said = error_of(FxshardError, lambda: sharded(MLP(), pins={"up.wight": "R"})(x))
+    assert "up.weight" in said
+    said = error_of(FxshardError, lambda: sharded(MLP(), input_layouts={"y": "R"})(x))
+    assert "'y'" in said
+    assert "dim 3" in error_of(FxshardError, lambda: sharded(MLP(), input_layouts="S(3)")(x))
+    other = fxshard.plan(MLP(), (torch.randn(4, 16),), mesh_of_two())
+    assert "another graph" in error_of(PlanError, lambda: sharded(MLP(), plan=other)(x))
+    model = distributed_parameters(MLP(), megatron)
+    d = on_mesh(x, Replicate())
+    said = error_of(ConstraintError, lambda: sharded(model, pins={"up.weight": "S(1)"})(d))
+    assert "DTensor in S(0)" in said
+    compiled = torch.compile(lambda a: (a * 2).to_local(), backend="fxshard", options=options())
+    assert "to_local" in error_of(TraceError, lambda: compiled(d))
+    pair = DeviceMesh("cpu", [1, 0], mesh_dim_names=("tp",))
+    compiled = torch.compile(model, backend="fxshard", options={"mesh": pair, "compiler": "eager", "timeout": 60.0})
+    assert "one mesh for all" in error_of(PlanError, lambda: compiled(d))
+
+
+ALL = (
+    mlp_inductor,
+    llama_inductor,
+    llama_loss_outside,
+    work_is_shared,
+    rich_model,
+    graph_break,
+    evaluate_and_train_again,
+    other_shapes,
+    input_gradients,
+    mlp_dtensor,
+    mlp_dtensor_uneven,
+    mlp_own_batches,
+    graph_break_dtensor,
+    llama_dtensor,
+    errors,
+)
+SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in ALL}
 
 
 @pytest.fixture(scope="module")

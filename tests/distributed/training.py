@@ -114,7 +114,7 @@ def _train(model: nn.Module, call: Callable[[], Any]) -> Trained:
     for _ in range(STEPS):
         outputs = [o for o in torch.utils._pytree.tree_leaves(call()) if isinstance(o, Tensor) and o.requires_grad]
         loss = torch.stack([o.sum() for o in outputs]).sum()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

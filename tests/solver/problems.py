@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-def shared(*parts: str) -> Path:
-    """A benchmark file outside the repository; skips the test where it is absent."""
-    path = DATA.joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    return path
+from fxshard.solver.model import Model, from_problem
+from fxshard.solver.scaling import quantise
 
 
 def brute_force(problem: PlacementProblem) -> float:
@@ -60,7 +50,7 @@ def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float =
     """
     change = rng.integers(1, 50, (layouts, layouts)).astype(float)
     np.fill_diagonal(change, 0.0)
-    reads = [(p, r) for r in range(1, ops) for p in sorted({r - 1} | {int(q) for q in range(r) if rng.random() < extra / r})]
+    reads = [(p, r) for r in range(1, ops) for p in range(r) if p == r - 1 or rng.random() < extra / r]
     width = max(1, layouts)
     sizes = rng.integers(2, width + 2, ops)
     gives = [rng.integers(0, layouts, k) for k in sizes]
@@ -79,3 +69,20 @@ def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float =
                 pairs.append((copy, reader))
                 tables.append(np.stack([np.where(need == layout, np.inf, 0.0), np.zeros(sizes[reader])]))
     return PlacementProblem(tuple(nodes), tuple(pairs), tuple(tables))
+
+
+def integer_model(problem: PlacementProblem) -> Model:
+    """The solver's own form of a problem with integer costs, before any reduction."""
+    return quantise(from_problem(problem))[0]
+
+
+def plans(model: Model) -> list[np.ndarray]:
+    """All choices of a model that are allowed and fit."""
+    ranges = [range(len(cost)) for cost in model.costs]
+    every = (np.asarray(plan, dtype=np.int64) for plan in itertools.product(*ranges))
+    return [plan for plan in every if np.isfinite(model.evaluate(plan)) and model.fits(plan)]
+
+
+def optimum(model: Model) -> float:
+    """The least cost of any plan of a model, inf without one."""
+    return min((model.evaluate(plan) for plan in plans(model)), default=float("inf"))

@@ -53,7 +53,8 @@ def _beaten(cost: FloatArray, tables: list[FloatArray], amounts: list[FloatArray
     dominates = np.zeros((len(cost), len(cost)), dtype=bool)
     dominates[a, b] = total <= 0
     first = np.arange(len(cost))
-    return (dominates & (~dominates.T | (first[:, None] < first))).any(axis=0)
+    superfluous = dominates & (~dominates.T | (first[:, None] < first))
+    return np.asarray(superfluous.any(axis=0))
 
 
 def _largest_difference(table: FloatArray, a: IntArray, b: IntArray) -> FloatArray:

@@ -31,8 +31,8 @@ class Contract:
     """Merge the pairs of neighbours that allow few pairs of states, the least growth of tables first.
 
     Every merge takes a cycle out of the relaxation and so tightens the bound of message passing; once pruning has
-    forbidden most pairs, it goes on until little is left to search. pairs: most states of a merged node. entries: of all
-    tables together, the size up to which they may grow.
+    forbidden most pairs, it goes on until little is left to search. pairs: most states of a merged node. entries: of
+    all tables together, the size up to which they may grow.
     """
 
     pairs: int

@@ -1,0 +1,7 @@
+"""``python -m fxshard``."""
+
+import sys
+
+from fxshard.cli import main
+
+sys.exit(main())

@@ -1,0 +1,193 @@
+"""Small real aten graphs, and the least cost of any plan for them by enumeration.
+
+The enumeration walks all choices of all nodes, reader by reader, and adds up what is not paid yet: a node's compute, and
+each distinct (value, target layout) once. A branch is left only when what it has paid, and the least that its remaining
+nodes compute, exceeds the bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard
+from torch.utils import _pytree as pytree
+
+import fxshard.ops  # noqa: F401
+from fxshard.cost import compute_time, time_price
+from fxshard.layout import Layout, all_layouts
+from fxshard.mesh import Hardware, Link, Mesh
+from fxshard.passes.annotate import Annotated
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
+from fxshard.redistribution import bytes_price, path_price
+from fxshard.sharding_plan import OpSpec, ShardingPlan
+
+aten, ops = torch.ops.aten, torch.ops.fxshard
+TOY = Hardware("toy", {4: 1e8}, 1e8, 0.5, 64, Link(3e8, 0.1), Link(3e8, 0.1))
+"""Communication and compute of tensors of a few dozen elements cost about the same."""
+FAST = Hardware("fast", {4: 1e8}, 1e8, 0.0, 64, Link(3e9, 0.0), Link(3e9, 0.0))
+"""Communication costs a fraction of that, so that layouts change often."""
+
+
+def build(
+    shapes: Sequence[tuple[int, ...]], calls: Sequence[tuple[Any, ...]], outputs: Sequence[int], parameters: int = 0
+) -> PlanningGraph:
+    """Values are numbered: the inputs by ``shapes`` (the last ``parameters`` of them are parameters), then one a call.
+
+    A call is (operator, numbers of its operands..., further arguments as ``Const``).
+    """
+    graph, mode = fx.Graph(), FakeTensorMode()
+    values: list[fx.Node] = []
+    ends = []
+    for i, shape in enumerate(shapes):
+        kind = "parameter" if i >= len(shapes) - parameters else "input"
+        node = graph.placeholder(f"{kind}_{i}")
+        with mode:
+            node.meta["val"] = torch.empty(shape)
+        values.append(node)
+        ends.append(GraphInput(node.name, kind, f"w{i}" if kind == "parameter" else f"args[{i}]"))
+    for target, *args in calls:
+        args = [a.value if isinstance(a, Const) else values[a] for a in args]
+        node = graph.call_function(target, tuple(args))
+        with mode:
+            node.meta["val"] = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
+        values.append(node)
+    node = graph.output(tuple(values[o] for o in outputs))
+    results = tuple(GraphOutput("output", f"outputs[{k}]") for k in range(len(outputs)))
+    spec_in = pytree.tree_structure((tuple(range(len(shapes) - parameters)), {}))
+    return PlanningGraph(fx.GraphModule({}, graph), tuple(ends), results, spec_in, pytree.tree_structure(tuple(outputs)), train=False)
+
+
+@dataclass(frozen=True)
+class Const:
+    """An argument that is no tensor."""
+
+    value: Any
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 6, parameters: int = 0) -> PlanningGraph:
+    """Up to ``most`` calls on square matrices, so that any value fits anywhere; sums end in vectors that are only added.
+
+    Sizes that four ranks cut without an empty shard: layouts with one are taken only when asked for.
+    """
+    size = draw(st.sampled_from([4, 7, 8]))
+    count = draw(st.integers(max(1, parameters), 3))
+    vectors: list[int] = []
+    matrices = list(range(count))
+    calls: list[tuple[Any, ...]] = []
+    for number in range(count, count + draw(st.integers(1, most))):
+        kind = draw(st.sampled_from(["einsum", "add", "relu", "sum", "vector"]))
+        one, two = draw(st.sampled_from(matrices)), draw(st.sampled_from(matrices))
+        if kind == "einsum":
+            calls.append((ops.einsum.default, one, two, Const(draw(st.sampled_from(["mk,kn->mn", "mk,nk->mn", "km,kn->mn"])))))
+        elif kind == "add":
+            calls.append((aten.add.Tensor, one, two))
+        elif kind == "relu":
+            calls.append((aten.relu.default, one))
+        elif kind == "sum" or not vectors:
+            calls.append((aten.sum.dim_IntList, one, Const([draw(st.integers(0, 1))])))
+            vectors.append(number)
+            continue
+        else:
+            calls.append((aten.add.Tensor, one, draw(st.sampled_from(vectors))))
+        matrices.append(number)
+    last = count + len(calls) - 1
+    more = draw(st.lists(st.integers(count, last), max_size=1))
+    return build([(size, size)] * count, calls, list(dict.fromkeys([last, *more])), parameters)
+
+
+@dataclass
+class Enumeration:
+    """The choices of an annotated graph; ``keep`` says which (node name, spec) the constraints admit."""
+
+    annotated: Annotated
+    objective: str = "time"
+    keep: Callable[[str, OpSpec], bool] = lambda name, spec: True
+    keep_result: Callable[[int, Layout], bool] = lambda index, layout: True
+    memory_limit: int | None = None
+    nodes: list[fx.Node] = field(init=False)
+    twins: list[str | None] = field(init=False)
+    """For each result the input that lies as it does: a gradient's parameter, an output's tangent."""
+
+    def __post_init__(self) -> None:
+        graph, mesh = self.annotated.graph, self.annotated.mesh
+        self.price = time_price(mesh) if self.objective == "time" else bytes_price
+        self.nodes = [n for n in graph.nodes if n.op != "output"]
+        self.returned = operands(graph.module.graph.output_node())
+        self.parameters = {i.node for i in graph.inputs if i.kind == "parameter"}
+        self.options: list[list[tuple[OpSpec, float]]] = []
+        for node in self.nodes:
+            call = self.annotated.calls.get(node.name)
+            timed = call is not None and self.objective == "time"
+            specs = [s for s in self.annotated.specs[node.name] if self.keep(node.name, s)]
+            self.options.append(sorted(((s, compute_time(call, s, mesh) if timed else 0.0) for s in specs), key=lambda o: o[1]))
+        for k, node in enumerate(self.returned):
+            legal = all_layouts(node.meta["val"].dim(), mesh.ndim, reduce_ops=())
+            self.options.append([(OpSpec((layout,), ()), 0.0) for layout in legal if self.keep_result(k, layout)])
+        named = {end.name: end.node for end in graph.inputs if end.kind != "tangent"} | {
+            end.name.replace("tangents", "outputs"): end.node for end in graph.inputs_of("tangent")
+        }
+        self.twins = [named.get(end.name) for end in graph.outputs]
+        least = [min((c for _, c in o), default=0.0) for o in self.options]
+        self.remaining = list(itertools.accumulate(reversed(least), initial=0.0))[::-1]
+
+    def least(self, bound: float) -> float:
+        """The least cost below ``bound``, or ``bound`` where there is none."""
+        self.best, self.specs, self.paid = bound, {}, set()
+        self._descend(0, 0.0, 0)
+        return self.best
+
+    def _descend(self, i: int, cost: float, memory: int) -> None:
+        if cost + self.remaining[i] >= self.best:
+            return
+        if i == len(self.options):
+            self.best = cost
+            return
+        node = self.nodes[i] if i < len(self.nodes) else None
+        reads = operands(node) if node is not None else (self.returned[i - len(self.nodes)],)
+        twin = None if node is not None else self.twins[i - len(self.nodes)]
+        for spec, compute in self.options[i]:
+            held = memory
+            if twin is not None and self.specs[twin].outputs[0] != spec.inputs[0]:
+                continue
+            if node is not None:
+                self.specs[node.name] = spec
+                held += self._bytes(node, spec) if node.name in self.parameters else 0
+            if self.memory_limit is not None and held > self.memory_limit:
+                continue
+            new = {(o.name, want): self._price(o, want) for o, want in zip(reads, spec.inputs, strict=True)}
+            new = {key: price for key, price in new.items() if key not in self.paid}
+            self.paid |= new.keys()
+            self._descend(i + 1, cost + compute + sum(new.values()), held)
+            self.paid -= new.keys()
+
+    def _price(self, operand: fx.Node, want: Layout) -> float:
+        source, index = producer(operand)
+        have, value = self.specs[source.name].outputs[index], operand.meta["val"]
+        return path_price(have, want, tuple(value.shape), value.dtype.itemsize, self.annotated.mesh, self.price) if have != want else 0.0
+
+    def _bytes(self, node: fx.Node, spec: OpSpec) -> int:
+        """Of the first rank's shard, the largest; twice with a gradient."""
+        value = node.meta["val"].shape
+        held = list(value)
+        for placement, n in zip(spec.outputs[0], self.annotated.mesh.shape, strict=True):
+            if isinstance(placement, Shard):
+                held[placement.dim] = -(-held[placement.dim] // n)
+        return 4 * torch.Size(held).numel() * (2 if self.annotated.graph.train else 1)
+
+    def cost_of(self, plan: ShardingPlan) -> float:
+        """What the plan's specs cost, by the same count."""
+        results = plan.specs["output"].inputs
+        chosen = Enumeration(self.annotated, self.objective, lambda n, s: s == plan.specs[n], lambda k, x: x == results[k])
+        return chosen.least(float("inf"))
+
+
+MESHES = (Mesh({"a": 2}, TOY), Mesh({"a": 4}, TOY), Mesh({"a": 2}, FAST), Mesh({"a": 4}, FAST), Mesh({"a": 2}, "h100"))
+SQUARE = Mesh({"a": 2, "b": 2}, FAST)

@@ -1,0 +1,85 @@
+"""Bounds are bounds: at any moment of the sweeps, at any price of memory, after any pruning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem
+from fxshard.solver.bounds import Ascent
+from fxshard.solver.budget import Budget
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.model import Model
+from fxshard.solver.multipliers import MemoryPrices
+from fxshard.solver.pruning import prune
+from fxshard.solver.reductions import reduce
+from fxshard.solver.sweeps import Sweeper
+from tests.solver.problems import integer_model, optimum, plans, problems
+
+
+def reduced(problem: PlacementProblem) -> Model | None:
+    try:
+        model = reduce(integer_model(problem), rounds=1)[0]
+    except Exhausted:
+        return None
+    return model if len(model) else None
+
+
+@settings(max_examples=80)
+@given(problems(most=6))
+def test_every_sweep_bounds(problem: PlacementProblem) -> None:
+    model = reduced(problem)
+    if model is None:
+        return
+    best, sweeper = optimum(model), Sweeper(model)
+    for sweep in range(6):
+        assert sweeper.sweep(sweep % 2) <= best
+        plan = sweeper.decode(1 - sweep % 2)
+        assert plan is None or model.evaluate(plan) >= best
+
+
+@settings(max_examples=60)
+@given(problems(most=5), st.integers(0, 2**32))
+def test_any_messages_bound(problem: PlacementProblem, seed: int) -> None:
+    model = reduced(problem)
+    if model is None:
+        return
+    sweeper, rng = Sweeper(model), np.random.default_rng(seed)
+    for direction in (0, 1):
+        noise = np.append(rng.integers(-50, 50, len(sweeper.messages[direction]) - 1).astype(float), 0.0)
+        np.add.at(sweeper.weights, sweeper._arrivals(direction), noise[:-1])
+        sweeper.messages[direction] += noise
+    assert sweeper.sweep(0) <= optimum(model)
+
+
+@settings(max_examples=80)
+@given(problems(memory=True, most=5), st.floats(0, 100))
+def test_prices_never_promise_too_much(problem: PlacementProblem, price: float) -> None:
+    model = integer_model(problem)
+    memory = MemoryPrices(model)
+    multipliers = memory.round(np.full(len(model.limits), price))
+    paid, start = memory.prices(multipliers), np.concatenate([[0], np.cumsum([len(c) for c in model.costs])])
+    for plan in plans(model):
+        assert paid[start[:-1] + plan].sum() <= memory.allowance(multipliers)
+
+
+@settings(max_examples=80)
+@given(problems(memory=True, most=5))
+def test_pruning_keeps_all_cheaper_plans(problem: PlacementProblem) -> None:
+    model = reduced(problem)
+    if model is None:
+        return
+    costs = sorted({model.evaluate(plan) for plan in plans(model)})
+    if not costs:
+        return
+    model = replace(model, cutoff=costs[len(costs) // 2] + 1)
+    ascent = Ascent(model, Budget(), lambda choices, cost: np.inf)
+    ascent.run()
+    assert ascent.bound <= costs[0]
+    pruned = prune(ascent)
+    for plan in plans(model):
+        if model.evaluate(plan) < model.cutoff:
+            assert pruned.evaluate(plan) == model.evaluate(plan)

@@ -1,0 +1,56 @@
+"""The two exact searches on their own: variable elimination and HiGHS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from fxshard.solver import PlacementProblem
+from fxshard.solver.budget import Budget
+from fxshard.solver.elimination import eliminate, elimination_order
+from fxshard.solver.highs import solve_mip
+from tests.solver.problems import integer_model, optimum, problems
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_elimination(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    order = elimination_order(model)
+    assert order is not None and sorted(order) == list(range(len(model)))
+    choices = eliminate(model, order, Budget())
+    best = optimum(model)
+    assert np.isinf(best) if choices is None else model.evaluate(choices) == best
+
+
+@settings(max_examples=60)
+@given(problems(memory=True, most=5))
+def test_highs(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    answer, best = solve_mip(model, Budget()), optimum(model)
+    if np.isinf(best):
+        assert answer.choices is None and answer.bound == np.inf
+    else:
+        assert answer.choices is not None
+        assert model.evaluate(answer.choices) == answer.bound == best
+
+
+def test_several_uses_of_one_node_in_one_row_add_up() -> None:
+    """Found on IOPDDL B: merged nodes have overlapping uses, and HiGHS hangs on duplicate entries."""
+    usage = np.array([0.0, 2.0])
+    problem = PlacementProblem((np.array([5.0, 0.0]),), usages=(usage,), intervals=((0, 2),), usage_limit=3)
+    model = integer_model(problem)
+    model = replace(model, uses=[model.uses[0] * 2])
+    answer = solve_mip(model, Budget())
+    assert answer.choices is not None and answer.choices.tolist() == [0]
+
+
+@pytest.mark.parametrize(("table", "work"), [(7, 100), (100, 7)])
+def test_elimination_declines_what_is_too_large(table: int, work: int) -> None:
+    clique = [(i, j) for i in range(3) for j in range(i)]
+    problem = PlacementProblem((np.zeros(2),) * 3, tuple(clique), (np.eye(2),) * 3)
+    assert elimination_order(integer_model(problem), table, work) is None
+    assert elimination_order(integer_model(problem), 8, 14) is not None

@@ -1,0 +1,70 @@
+"""Every reduction keeps the optimum, and its way back leads to a plan of the same cost that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from fxshard.solver import PlacementProblem
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.model import Model
+from fxshard.solver.reductions import REDUCTIONS, Step, reduce
+from fxshard.solver.reductions.merging import Contract
+from tests.solver.problems import integer_model, optimum, plans, problems
+
+STEPS = [*REDUCTIONS, Contract(pairs=12, entries=10_000)]
+
+
+def check(step: Step, model: Model) -> None:
+    best = optimum(model)
+    try:
+        smaller, undo = step.apply(model)
+    except Exhausted:
+        assert np.isinf(best)
+        return
+    assert optimum(smaller) == best
+    for plan in plans(smaller):
+        old = undo(plan)
+        assert model.evaluate(old) == smaller.evaluate(plan)
+        assert model.fits(old)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@settings(max_examples=60)
+@given(problem=problems(memory=True, most=4))
+def test_alone(step: Step, problem: PlacementProblem) -> None:
+    check(step, integer_model(problem))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@settings(max_examples=40)
+@given(problem=problems(memory=True, most=5))
+def test_after_all_others(step: Step, problem: PlacementProblem) -> None:
+    try:
+        model = reduce(integer_model(problem), rounds=1)[0]
+    except Exhausted:
+        return
+    check(step, model)
+
+
+@settings(max_examples=60)
+@given(problem=problems(memory=True, most=5))
+def test_together_with_a_cutoff_what_is_cheaper_stays(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    costs = sorted({model.evaluate(plan) for plan in plans(model)})
+    for cutoff in costs[:3]:
+        try:
+            smaller, undo, _ = reduce(replace(model, cutoff=cutoff + 1))
+        except Exhausted:
+            pytest.fail("the plan below the cutoff was lost")
+        best = min(plans(smaller), key=smaller.evaluate)
+        assert model.evaluate(undo(best)) == costs[0]
+
+
+def test_nothing_to_do_gives_the_model_itself() -> None:
+    model = integer_model(PlacementProblem(()))
+    for step in STEPS[1:]:
+        assert step.apply(model)[0] is model

@@ -1,0 +1,88 @@
+"""What a solve promises besides the optimum: the same plan again, honest limits, scale and ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fxshard.solver import NoPlanError, PlacementProblem, solve
+from tests.solver.problems import with_copies
+
+
+def grid(side: int, states: int, seed: int) -> PlacementProblem:
+    """A grid with random edges: no bound is tight, so all of the search is used."""
+    rng = np.random.default_rng(seed)
+    cells = [(r, c) for r in range(side) for c in range(side)]
+    pairs = [(r * side + c, r * side + c + 1) for r, c in cells if c + 1 < side]
+    pairs += [(r * side + c, (r + 1) * side + c) for r, c in cells if r + 1 < side]
+    edges = tuple(rng.random((states, states)) for _ in pairs)
+    return PlacementProblem(tuple(rng.random(states) for _ in cells), tuple(pairs), edges)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_same_input_same_solution(seed: int) -> None:
+    problem = with_copies(np.random.default_rng(seed), ops=12, layouts=4)
+    assert solve(problem) == solve(problem)
+
+
+def test_ties_are_broken_the_same_way() -> None:
+    problem = PlacementProblem((np.zeros(4),) * 9, tuple((i, i + 1) for i in range(8)), (np.zeros((4, 4)),) * 8)
+    assert solve(problem).choices == (0,) * 9
+
+
+def test_copies_are_paid_once() -> None:
+    """One producer in layout 0, two readers that need layout 1: one copy, one payment."""
+    needs = np.array([[np.inf], [0.0]])
+    paid = np.array([[0.0, 7.0]])
+    problem = PlacementProblem(
+        (np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(1)), ((0, 1), (1, 2), (1, 3)), (paid, needs, needs)
+    )
+    assert (solve(problem).objective, solve(problem).choices) == (7.0, (0, 1, 0, 0))
+
+
+def test_a_work_limit_cuts_with_a_true_bound_and_the_same_plan() -> None:
+    problem = grid(9, 8, 0)
+    cut, full = solve(problem, work_limit=3e5), solve(problem)
+    assert cut.cut and not cut.proven and problem.feasible(cut.choices)
+    assert cut.lower_bound <= full.objective <= cut.objective
+    assert cut.gap == (cut.objective - cut.lower_bound) / cut.objective
+    assert cut == solve(problem, work_limit=3e5)
+
+
+def test_a_time_limit_gives_the_best_plan_so_far() -> None:
+    problem = grid(16, 12, 1)
+    solution = solve(problem, time_limit=0.0)
+    assert solution.cut and problem.feasible(solution.choices)
+    assert solution.lower_bound <= solution.objective
+
+
+def test_a_limit_before_any_plan_is_an_error_that_says_so() -> None:
+    rng = np.random.default_rng(0)
+    differ = np.where(np.eye(3) > 0, np.inf, 0.0)
+    pairs = [(i, j) for i in range(60) for j in range(i) if rng.random() < 0.07]
+    problem = PlacementProblem((np.zeros(3),) * 60, tuple(pairs), (differ,) * len(pairs))
+    try:
+        assert problem.feasible(solve(problem, time_limit=0.0).choices)
+    except NoPlanError as error:
+        assert "limit ended the search" in str(error)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+def test_any_unit_will_do(scale: float) -> None:
+    problem = grid(5, 4, 2)
+    scaled = PlacementProblem(
+        tuple(c * scale for c in problem.node_costs), problem.edges, tuple(c * scale for c in problem.edge_costs)
+    )
+    assert solve(scaled).proven
+    assert solve(scaled).objective == pytest.approx(solve(problem).objective * scale, rel=1e-9)
+
+
+def test_nothing_to_decide() -> None:
+    assert solve(PlacementProblem(())).objective == 0.0
+    assert solve(PlacementProblem((np.array([4.0]),))).choices == (0,)
+
+
+def test_steps_say_what_was_done_without_timings() -> None:
+    solution = solve(grid(6, 5, 3))
+    assert solution.steps[0][0] == "integer costs"
+    assert all(isinstance(name, str) and isinstance(what, str) for name, what in solution.steps)
