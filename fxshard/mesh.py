@@ -127,7 +127,7 @@ def find_hardware(hardware: str | Hardware) -> Hardware:
     if hardware not in HARDWARE:
         close = difflib.get_close_matches(str(hardware), list(HARDWARE), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"unknown hardware {hardware!r}{hint}", remedy=f"presets are {', '.join(HARDWARE)}")
+        raise OptionError(f"unknown hardware {hardware!r}{hint}", where="hardware", remedy=f"presets are {', '.join(HARDWARE)}")
     return HARDWARE[hardware]
 
 

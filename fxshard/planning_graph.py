@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +17,8 @@ from torch import fx
 
 from fxshard._torch_compat import pytree
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
 OUTPUT_KINDS = ("output", "gradient", "mutation")
 
@@ -149,13 +153,18 @@ def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
     return [n for n in graph.nodes if not is_getitem(n)]
 
 
+def of_user(path: str) -> bool:
+    """Whether a file is a model's own: neither torch's nor Python's."""
+    return not path.startswith((_TORCH, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)
+
+
 def source_line(node: fx.Node) -> str | None:
     """``file:line, code`` of the user's line behind ``node``, None where tracing kept none."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]
-    places = [i for i, line in enumerate(lines) if line.startswith('File "') and "/torch/" not in line.split('"')[1]]
+    places = [i for i, line in enumerate(lines) if line.startswith('File "') and of_user(line.split('"')[1])]
     if not places:
         return None
     parts = lines[places[-1]].split('"')

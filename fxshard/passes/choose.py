@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,11 +14,11 @@ from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints, Pin
-from fxshard.passes.formulate import Formulation, formulate, parameter_bytes
+from fxshard.passes.formulate import Formulation, contradictory, formulate, parameter_bytes, place, planned_spec
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
-from fxshard.solver import InfeasibleError, solve
+from fxshard.solver import InfeasibleError, NoPlanError, solve
 
 Specs = Mapping[str, OpSpec]
 
@@ -29,6 +29,9 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
         solution = solve(formulation.problem, time_limit=time_limit, start=formulation.start)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints) from error
+    except NoPlanError as error:
+        remedy = "give more seconds, or loosen memory_limit and the pins"
+        raise ConstraintError(f"no plan was found in time: {error}", where=f"time_limit={time_limit}", remedy=remedy) from error
     specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
@@ -128,37 +131,57 @@ def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constr
     if least is not None:
         return ConstraintError(
             f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
+            where=f"{len(annotated.graph.inputs_of('parameter'))} parameters on mesh {annotated.mesh}",
             remedy=f"the least found is {int(least)} bytes of parameters and gradients; raise the limit or use a larger mesh",
         )
-    names = contradiction(annotated, constraints)
-    return ConstraintError(
-        f"these constraints cannot hold together: {'; '.join(names)}" if names else f"no plan exists: {error}",
-        remedy="remove or change one of them",
-    )
+    wishes = contradiction(annotated, constraints)
+    if not wishes:
+        where = f"mesh {annotated.mesh}"
+        return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
+    nodes = [annotated.graph.by_name[w.node] for w in wishes]
+    return contradictory([w.said for w in wishes], "; ".join(dict.fromkeys(place(n, annotated.graph) for n in nodes)))
 
 
-def contradiction(annotated: Annotated, constraints: Constraints) -> list[str]:
-    """A smallest set of the user's pins that cannot hold together, by leaving out one after another."""
-    kept: list[Kept] = [("value", name, pin) for name, pins in constraints.values.items() for pin in pins]
-    kept += [("result", index, pin) for index, pins in constraints.results.items() for pin in pins]
-    for item in list(kept):
-        fewer = [k for k in kept if k is not item]
-        if not _holds(annotated, _rebuilt(constraints, fewer)):
-            kept = fewer
-    return list(dict.fromkeys(pin.said for _, _, pin in kept))
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """One constraint of the user's: on a value or a result (by ``key``), or a node's spec; ``node`` is where it applies."""
+
+    kind: str
+    key: Any
+    wanted: Any
+    said: str
+    node: str
 
 
-Kept = tuple[str, Any, Pin]
-"""("value" or "result", node or index, pin)."""
+def contradiction(annotated: Annotated, constraints: Constraints) -> list[Wish]:
+    """A smallest set of the user's constraints that cannot hold together, by leaving out ever smaller blocks of them."""
+    returned = operands(annotated.graph.module.graph.output_node())
+    kept = [Wish("value", name, pin, pin.said, name) for name, pins in constraints.values.items() for pin in pins]
+    kept += [Wish("result", k, pin, pin.said, returned[k].name) for k, pins in constraints.results.items() for pin in pins]
+    kept += [Wish("spec", name, spec, planned_spec(name, spec), name) for name, spec in constraints.specs.items()]
+    if _holds(annotated, _rebuilt(kept)):
+        return []
+    size = len(kept)
+    while size:
+        start = 0
+        while start < len(kept):
+            fewer = kept[:start] + kept[start + size :]
+            if _holds(annotated, _rebuilt(fewer)):
+                start += size
+            else:
+                kept = fewer
+        size //= 2
+    return kept
 
 
-def _rebuilt(constraints: Constraints, kept: list[Kept]) -> Constraints:
+def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
     values: dict[str, tuple[Pin, ...]] = {}
     results: dict[int, tuple[Pin, ...]] = {}
-    for kind, key, pin in kept:
-        target: dict[Any, tuple[Pin, ...]] = values if kind == "value" else results
-        target[key] = (*target.get(key, ()), pin)
-    return Constraints(values, results, constraints.specs, None)
+    for wish in wishes:
+        if wish.kind != "spec":
+            target: dict[Any, tuple[Pin, ...]] = values if wish.kind == "value" else results
+            target[wish.key] = (*target.get(wish.key, ()), wish.wanted)
+    return Constraints(values, results, {w.key: w.wanted for w in wishes if w.kind == "spec"}, None)
 
 
 def _holds(annotated: Annotated, constraints: Constraints) -> bool:

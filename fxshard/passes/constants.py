@@ -69,7 +69,7 @@ def _refuse_changed(captured: fx.GraphModule, plain: Mapping[str, torch.Tensor],
     before = {name: value._version for name, value in plain.items()}
     probes = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in flat_args]
     with torch.no_grad():
-        captured(*probes)
+        fx.Interpreter(captured).run(*probes)
     for name, value in plain.items():
         if value._version != before[name]:
             path, _ = origin.get(id(value), (name, None))

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import ConstraintError, LayoutError
+from fxshard.errors import ConstraintError, LayoutError, OptionError
 from fxshard.layout import Layout, normal_placement, placement_str
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of
+from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 Pattern = tuple[Placement | None, ...]
@@ -60,21 +60,34 @@ def constraints_of(
     inputs = [(i.name, graph.by_name[i.node]) for i in graph.inputs_of("input")]
     for name, layout in _by_name(input_layouts, [n for n, _ in inputs], "input_layouts"):
         node = dict(inputs)[name]
-        _add(values, node.name, Pin(pattern(layout, mesh, _ndim(node), f"input {name}"), f"input_layouts[{name}]={_show(layout)}"))
+        _add(values, node.name, _pin(layout, mesh, node, f"input {name}", f"input_layouts[{name}]"))
     results: dict[int, tuple[Pin, ...]] = {}
     ends = {o.name: i for i, o in enumerate(graph.outputs) if o.kind == "output"}
     returned = operands(graph.module.graph.output_node())
     for name, layout in _by_name(output_layouts, list(ends), "output_layouts"):
         index = ends[name]
-        results[index] = (Pin(pattern(layout, mesh, _ndim(returned[index]), f"output {name}"), f"output_layouts[{name}]={_show(layout)}"),)
+        results[index] = (_pin(layout, mesh, returned[index], f"output {name}", f"output_layouts[{name}]"),)
     specs: Mapping[str, OpSpec] = {}
     if isinstance(pins, ShardingPlan):
         specs = _plan_pins(graph, mesh, pins)
+        for name, pin in _follow_inputs(graph, specs):
+            _add(values, name, pin)
     else:
         for name, layout in (pins or {}).items():
             for node in _matches(graph, name):
-                _add(values, node.name, Pin(pattern(layout, mesh, _ndim(node), f"{name!r} ({node.name})"), f"pins[{name!r}]={_show(layout)}"))
+                _add(values, node.name, _pin(layout, mesh, node, f"{name!r} ({node.name})", f"pins[{name!r}]"))
+    if memory_limit is not None and (not isinstance(memory_limit, (int, float)) or isinstance(memory_limit, bool) or memory_limit < 0):
+        raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
     return Constraints(values, results, specs, memory_limit)
+
+
+def _pin(layout: Any, mesh: Mesh, node: fx.Node, what: str, said: str) -> Pin:
+    """The pin that the user wrote as ``said``; a LayoutError about it says so."""
+    try:
+        found = pattern(layout, mesh, int(node.meta["val"].dim()), what)
+    except LayoutError as error:
+        raise LayoutError(error.what, where=error.where or said, remedy=error.remedy) from error
+    return Pin(found, f"{said}={_show(layout)}")
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
@@ -102,29 +115,35 @@ def _show(layout: Any) -> str:
     return "".join("*" if p is None else placement_str(p) for p in layout)
 
 
-def _ndim(node: fx.Node) -> int:
-    return int(node.meta["val"].dim())
-
-
 def _add(values: dict[str, tuple[Pin, ...]], name: str, pin: Pin) -> None:
     values[name] = (*values.get(name, ()), pin)
 
 
 def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
-    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all."""
+    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
     if given is None:
         return []
-    if isinstance(given, str) or (isinstance(given, Sequence) and given and all(isinstance(p, Placement) for p in given)):
+    if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and all(isinstance(p, Placement) for p in _values(given))):
         return [(name, given) for name in names]
+    known = ", ".join(names) or "no tensors"
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                raise ConstraintError(f"{what} names {name!r}, which is none of {', '.join(names) or 'no tensors'}", remedy=_closest(name, names))
+                raise ConstraintError(f"{what} names {name!r}, which is none of {known}", where=what, remedy=_closest(str(name), names))
         return list(given.items())
-    given = list(given)
+    if not isinstance(given, Sequence):
+        raise ConstraintError(
+            f"{what} is a {type(given).__name__}", where=what, remedy="give one layout, a sequence of layouts, or a mapping of names to layouts"
+        )
     if len(given) != len(names):
-        raise ConstraintError(f"{what} has {len(given)} layouts for {len(names)} tensors", remedy=f"give one for each of {', '.join(names)}, None where free")
+        raise ConstraintError(
+            f"{what} has {len(given)} layouts for {len(names)} tensors", where=what, remedy=f"give one for each of {known}, None where free"
+        )
     return [(name, layout) for name, layout in zip(names, given, strict=True) if layout is not None]
+
+
+def _values(given: Any) -> Any:
+    return given.values() if isinstance(given, Mapping) else given
 
 
 def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
@@ -136,7 +155,7 @@ def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
     found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
     if not found:
         names = [*known, *tensors]
-        raise ConstraintError(f"pin {name!r} matches no parameter, buffer, input or node", remedy=_closest(name, names))
+        raise ConstraintError(f"pin {name!r} matches no parameter, buffer, input or node", where=f"pins[{name!r}]", remedy=_closest(name, names))
     return list(dict.fromkeys(found))
 
 
@@ -145,24 +164,54 @@ def _closest(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "fxshard inspect --nodes lists the names of a plan"
 
 
+PLAN_PINS = "pins, which are a plan"
+
+
 def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str, OpSpec]:
     """The OpSpecs of a (partial) plan; its nodes must be this graph's."""
     if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
-        raise ConstraintError(f"the plan is for mesh {plan.mesh}, not {mesh}", remedy="plan for this mesh")
+        raise ConstraintError(f"the plan is for mesh {plan.mesh}, not {mesh}", where=PLAN_PINS, remedy="plan for this mesh")
+    if plan.graph_hash and plan.graph_hash != graph.hash:
+        raise ConstraintError(
+            f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
+            where=PLAN_PINS,
+            remedy="plan again without it, or pin layouts by name",
+        )
     specs = {}
     for node in plan.nodes:
         if node.name not in graph.by_name:
-            raise ConstraintError(f"the plan names node {node.name!r}, which this graph lacks", remedy=_closest(node.name, list(graph.by_name)))
+            remedy = _closest(node.name, list(graph.by_name))
+            raise ConstraintError(f"the plan names node {node.name!r}, which this graph lacks", where=PLAN_PINS, remedy=remedy)
         target = graph.by_name[node.name]
         if is_getitem(target):
-            raise ConstraintError(f"the plan names {node.name!r}, one output of an operator", remedy=f"name {target.args[0]} instead")
+            remedy = f"name {target.args[0]} instead"
+            raise ConstraintError(f"the plan names {node.name!r}, one output of an operator", where=PLAN_PINS, remedy=remedy)
         _check_spec(target, node.spec, mesh)
         specs[node.name] = node.spec
     return specs
 
 
+def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Pin]]:
+    """A gradient or mutated buffer that the plan returns in a layout asks its input for it."""
+    if "output" in specs:
+        nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
+        for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):
+            if end.kind != "output":
+                yield nodes[end.name], Pin(layout, f"{end.kind} {end.name}: {layout} of the plan given as pins")
+
+
 def _check_spec(node: fx.Node, spec: OpSpec, mesh: Mesh) -> None:
-    tensors = [(o.meta["val"], layout) for o, layout in zip(operands(node), spec.inputs, strict=False)]
-    tensors += [(v, layout) for v, layout in zip(outputs_of(node), spec.outputs, strict=False) if v is not None]
+    reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
+    if len(spec.inputs) not in (0, len(reads)) or (node.op == "output" and not spec.inputs) or len(spec.outputs) != len(gives):
+        raise ConstraintError(
+            f"the plan gives {node.name} the spec {spec}, but it has {len(reads)} operands and {len(gives)} outputs",
+            where=source_line(node) or PLAN_PINS,
+            remedy="give a layout for each; no inputs at all leave them free",
+        )
+    tensors = [(o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=bool(spec.inputs))]
+    tensors += [(v, layout) for v, layout in zip(gives, spec.outputs, strict=True) if v is not None]
     for value, layout in tensors:
-        pattern(layout, mesh, value.dim(), f"{node.name} in the plan")
+        try:
+            pattern(layout, mesh, value.dim(), f"{node.name} in the plan")
+        except LayoutError as error:
+            raise LayoutError(error.what, where=source_line(node) or PLAN_PINS, remedy=error.remedy) from error

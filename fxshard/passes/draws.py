@@ -137,14 +137,6 @@ def normal(mode: Numbering, mean: float | Tensor = 0.0, std: float | Tensor = 1.
     return NotImplemented if shape is None or dtype is None else mean + std * draw(mode, "normal", shape, dtype)
 
 
-@keyed
-def random_(mode: Numbering, self: Tensor, *bounds: int) -> Any:
-    """``random_(to)`` and ``random_(from, to)`` in whole numbers."""
-    if not 1 <= len(bounds) <= 2 or bounds[-1] is None:
-        return NotImplemented
-    return self.copy_(draw(mode, "integers", self.shape, torch.int64, *(bounds if len(bounds) == 2 else (0, *bounds))))
-
-
 def filled(values: Callable[..., Tensor], kind: str = "uniform") -> Callable[..., Any]:
     """An in-place filler of ``self``: ``values`` of a draw and the filler's parameters."""
 
@@ -265,7 +257,6 @@ DRAWS: dict[Any, Callable[..., Any]] = {
     torch.normal: normal,
     Tensor.normal_: filled(_normal, "normal"),
     Tensor.log_normal_: filled(_log_normal, "normal"),
-    Tensor.random_: random_,
     Tensor.uniform_: filled(_uniform),
     Tensor.exponential_: filled(_exponential),
     Tensor.geometric_: filled(_geometric),

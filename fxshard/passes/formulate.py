@@ -12,10 +12,11 @@ Variables: one per node (which OpSpec), one per returned output (which layout), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import fx
@@ -33,6 +34,7 @@ from fxshard.redistribution import Price, Table, bytes_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import PlacementProblem
 
+Option = TypeVar("Option")
 OBJECTIVES = ("time", "communication")
 MANY_READERS = 4
 """Above this, sharing among readers takes a variable per layout instead of one per reader."""
@@ -141,38 +143,33 @@ class _Builder:
         self.node_vars[node.name] = (self._variable(node.name, costs, usage), specs)
 
     def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
-        """The node's specs that its pins admit; where none has an empty shard on a rank, those with one are left out."""
+        """The node's specs that its pins and the plan admit; where none has an empty shard on a rank, those with one are left out."""
         specs = self.annotated.specs[node.name]
         pins = _pins(node, self.constraints)
-        if not pins and node.name not in self.constraints.specs:
+        wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
+        want = self.constraints.specs.get(node.name)
+        if not wishes and want is None:
             return self.annotated.full[node.name]
         for pin, output in pins:
-            kept = tuple(s for s in specs if pin.admits(s.outputs[output]))
-            if not kept:
+            if not any(pin.admits(s.outputs[output]) for s in specs):
                 raise ConstraintError(
                     f"{pin.said} cannot hold: {node.name} ({_op(node)}) never gives that layout",
-                    where=source_line(node),
+                    where=place(node, self.graph),
                     remedy=f"it can give {', '.join(sorted({str(s.outputs[output]) for s in specs})[:12])}",
                 )
-            specs = kept
-        specs = self._planned(node, specs)
-        if node.name in self.constraints.specs:
-            return specs
+        if want is not None:
+            if not any(_is_spec(want, s) for s in specs):
+                raise ConstraintError(
+                    f"the plan gives {node.name} ({_op(node)}) the spec {want}, which is not legal",
+                    where=place(node, self.graph),
+                    remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
+                )
+            wishes.append((planned_spec(node.name, want), partial(_is_spec, want)))
+        kept = _all_hold(specs, wishes, place(node, self.graph))
+        if want is not None:
+            return kept
         full = set(self.annotated.full[node.name])
-        return tuple(s for s in specs if s in full) or specs
-
-    def _planned(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> tuple[OpSpec, ...]:
-        want = self.constraints.specs.get(node.name)
-        if want is None:
-            return specs
-        kept = tuple(s for s in specs if s.outputs == want.outputs and (not want.inputs or s.inputs == want.inputs))
-        if not kept:
-            raise ConstraintError(
-                f"the plan gives {node.name} ({_op(node)}) the spec {want}, which is not legal",
-                where=source_line(node),
-                remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
-            )
-        return kept
+        return tuple(s for s in kept if s in full) or kept
 
     def _results(self) -> None:
         """One variable per returned output: replicated or sharded, or as pinned."""
@@ -182,14 +179,16 @@ class _Builder:
             if end.kind != "output":
                 continue
             layouts = result_layouts(node, self.mesh)
-            for pin in self.constraints.results.get(index, ()):
-                kept = [layout for layout in layouts if pin.admits(layout)]
-                if not kept:
-                    raise ConstraintError(f"{pin.said} cannot hold for {end.name}", remedy="outputs can be replicated or sharded, not partial")
-                layouts = kept
+            wishes = [(pin.said, pin.admits) for pin in self.constraints.results.get(index, ())]
             if whole is not None:
-                layouts = [whole.inputs[index]]
-            self.result_vars[index] = (self._variable(end.name, np.zeros(len(layouts))), tuple(layouts))
+                said = planned_spec(f"output {end.name}", whole.inputs[index])
+                wishes.append((said, Pin(whole.inputs[index], said).admits))
+            for said, holds in wishes:
+                if not any(map(holds, layouts)):
+                    remedy = "outputs can be replicated or sharded where they are longer than 1, not partial"
+                    raise ConstraintError(f"{said} cannot hold for {end.name}", where=place(node, self.graph), remedy=remedy)
+            kept = _all_hold(layouts, wishes, place(node, self.graph))
+            self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
 
     def _readers(self) -> dict[str, tuple[Reader, ...]]:
         found: dict[str, list[Reader]] = {}
@@ -303,6 +302,43 @@ def _agree(left: Sequence[Layout | None], right: Sequence[Layout]) -> np.ndarray
     a = np.array([-1 if x is None else numbers.setdefault(x, len(numbers)) for x in left])
     b = np.array([numbers.setdefault(x, len(numbers)) for x in right])
     return np.where((a[:, None] == b[None, :]) | (a[:, None] == -1), 0.0, np.inf)
+
+
+def _all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:
+    """The options that fulfil all wishes (what the user said, whether an option fulfils it).
+
+    Raises ConstraintError naming the fewest wishes that exclude each other.
+    """
+    kept = tuple(o for o in options if all(holds(o) for _, holds in wishes))
+    if kept:
+        return kept
+    sets = itertools.chain.from_iterable(itertools.combinations(wishes, n) for n in range(1, len(wishes) + 1))
+    fewest = next(some for some in sets if not any(all(holds(o) for _, holds in some) for o in options))
+    raise contradictory([said for said, _ in fewest], where)
+
+
+def contradictory(said: Sequence[str], where: str | None) -> ConstraintError:
+    """The error for what the user said that cannot hold together."""
+    names = "; ".join(dict.fromkeys(said))
+    return ConstraintError(f"these constraints cannot hold together: {names}", where=where, remedy="remove or change one of them")
+
+
+def planned_spec(name: str, spec: object) -> str:
+    """How a constraint that a plan makes is called."""
+    return f"{name}: {spec} of the plan given as pins"
+
+
+def _gives(pin: Pin, output: int) -> Callable[[OpSpec], bool]:
+    return lambda spec: pin.admits(spec.outputs[output])
+
+
+def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
+    return spec.outputs == want.outputs and (not want.inputs or spec.inputs == want.inputs)
+
+
+def place(node: fx.Node, graph: PlanningGraph) -> str:
+    """The user's line behind a node, the user's name of an input."""
+    return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
 
 
 def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Pin, int]]:

@@ -72,12 +72,14 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
     if plan.graph_hash != graph.hash:
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
+            where=f"plan on mesh {plan.mesh}",
             remedy="plan again: the model, its shapes, dtypes or train mode have changed",
         )
     missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
     if missing:
         raise PlanError(
             f"the plan has no OpSpec for {missing[0]} ({len(missing)} nodes in all)",
+            where=source_line(graph.by_name[missing[0]]) or f"plan on mesh {plan.mesh}",
             remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -56,7 +56,7 @@ class Neutralise(TorchFunctionMode):
             self._inside.pop()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _body(func: FunctionType) -> FunctionType | None:
     """``func`` without its first question, which hands it to the mode: its body runs with the mode on. None for other functions."""
     asked = [name for name in CHECKS if name in func.__code__.co_names and name in func.__globals__]
@@ -113,12 +113,21 @@ def _squeeze(a: torch.Tensor, a_names: str, b: torch.Tensor, b_names: str) -> tu
     return (a.squeeze(dims) if dims else a), "".join(n for d, n in enumerate(a_names) if d not in dims)
 
 
-def _addmm(mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
-    if out is not None:
+def _mm(mode: Neutralise, input: torch.Tensor, mat2: torch.Tensor, out_dtype: Any = None, *, out: Any = None) -> Any:
+    return NotImplemented if out_dtype is not None or out is not None else _matmul(mode, input, mat2)
+
+
+def _addmm(mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, **other: Any) -> Any:
+    """beta input + alpha mat1 mat2; beta = 0 ignores even NaN in input, which is left to torch."""
+    if beta == 0 or any(value is not None for value in other.values()) or not isinstance(mat2, torch.Tensor):
         return NotImplemented
     product = _matmul(mode, mat1, mat2)
     input = input if beta == 1 else input * beta
     return (product if alpha == 1 else product * alpha) + input.to(product.dtype)
+
+
+def _baddbmm(mode: Neutralise, input: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, **scales: Any) -> Any:
+    return _addmm(mode, input, batch1, batch2, **scales)
 
 
 def _einsum(_: Neutralise, equation: Any, *operands: Any) -> Any:
@@ -151,8 +160,8 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> Any:
     query, key, value = _cast(query, key, value)
-    fused = query.dim() == 4 and dropout_p == 0 and query.shape[-1] == value.shape[-1] and not (attn_mask is not None and attn_mask.requires_grad)
-    if not fused:
+    learned = attn_mask is not None and attn_mask.requires_grad
+    if dropout_p or learned or not _fits_kernel(query, key, value, enable_gqa):
         return _math_sdpa(mode, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None and attn_mask.dim() < 4:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -160,16 +169,26 @@ def _sdpa(
     return torch.ops.fxshard.sdpa(query, key, value, attn_mask, is_causal, scale, grouped)[0]
 
 
+def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
+    """Whether the kernels take these shapes: they neither broadcast nor check."""
+    if any(t.dim() != 4 for t in (q, k, v)) or q.shape[-1] != v.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        return False
+    return q.shape[1] == k.shape[1] or (gqa and q.shape[1] % k.shape[1] == 0)
+
+
 def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is_causal: bool, scale: Any, gqa: bool) -> torch.Tensor:
     """softmax(q k^T scale + mask) v in plain operators: with dropout, odd ranks, or a mask that is learned."""
     if gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scores = _matmul(mode, q, k.transpose(-2, -1)) * (scale or 1 / math.sqrt(q.shape[-1]))
+    scores = _matmul(mode, q, k.transpose(-2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
+    if mask is None:
+        weights = scores.softmax(-1)
+    else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return _matmul(mode, dropout(mode, scores.softmax(-1), p, True), v)
+        weights = torch.ops.aten._safe_softmax(scores, -1)
+    return _matmul(mode, dropout(mode, weights, p, True), v)
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = DRAWS | {
@@ -178,13 +197,14 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = DRAWS | {
     torch.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
     torch.Tensor.__matmul__: _matmul,
-    torch.mm: _matmul,
-    torch.Tensor.mm: _matmul,
-    torch.bmm: _matmul,
-    torch.Tensor.bmm: _matmul,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.bmm: _mm,
+    torch.Tensor.bmm: _mm,
     torch.addmm: _addmm,
     torch.Tensor.addmm: _addmm,
-    torch.baddbmm: _addmm,
+    torch.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm: _baddbmm,
     torch.einsum: _einsum,
     F.scaled_dot_product_attention: _sdpa,
     c_nn.scaled_dot_product_attention: _sdpa,

@@ -5,6 +5,7 @@ Every pass takes a ``Compilation`` and returns it with one more field filled; no
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 import traceback
@@ -128,7 +129,9 @@ LOWERING: tuple[tuple[str, Pass], ...] = (("lower", _lower),)
 def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: str | Path | None = None) -> Compilation:
     """Runs ``passes`` in order; with ``dump`` (or FXSHARD_DUMP) each writes one readable file, a failing one its error."""
     if state.request.objective not in OBJECTIVES:
-        raise OptionError(f"unknown objective {state.request.objective!r}", remedy=f"use one of {', '.join(OBJECTIVES)}")
+        close = difflib.get_close_matches(str(state.request.objective), OBJECTIVES, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise OptionError(f"unknown objective {state.request.objective!r}{hint}", where="objective", remedy=f"use one of {', '.join(OBJECTIVES)}")
     folder = _dump_folder(dump)
     for name, one in passes:
         start = time.perf_counter()

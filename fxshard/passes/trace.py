@@ -26,11 +26,12 @@ from fxshard._torch_compat import (
     pytree,
     storage_key,
 )
-from fxshard.errors import FxshardError, TraceError
+from fxshard.errors import TraceError
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
+from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, with_fixed
 
 aten = torch.ops.aten
@@ -75,7 +76,7 @@ def _separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
     """Clones outputs that are views of an input, or of another output."""
     probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
     with torch.no_grad():
-        values = pytree.tree_leaves(module(*probes))
+        values = pytree.tree_leaves(fx.Interpreter(module).run(*probes))
     held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
     output = module.graph.output_node()
     leaves, spec = pytree.tree_flatten(output.args[0])
@@ -286,22 +287,3 @@ def _written_out() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-GRAPH_BREAKS = "remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces"
-
-
-@contextlib.contextmanager
-def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
-    """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
-    try:
-        yield
-    except FxshardError:
-        raise
-    except Exception as error:
-        text = str(error)
-        lines = re.findall(r'File "([^"]+)", line (\d+)(?:, in (\w+))?\n\s*(.*)', text)
-        user = [m for m in lines if "/torch/" not in m[0]]
-        where = f"{user[-1][0]}:{user[-1][1]}: {user[-1][3]}" if user else what
-        first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-        raise TraceError(f"the model does not trace to one graph: {first}", where=where, remedy=remedy) from error

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
-from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, readable_errors
+from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph
+from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
 
 RESUMED = "torch_dynamo_resume_in_"

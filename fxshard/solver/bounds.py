@@ -107,7 +107,7 @@ class Ascent:
 
     def _try(self, plan: IntArray) -> IntArray | None:
         """Repair and polish a plan and hand it in; what it became."""
-        polished = Polish(self.model, plan).run()
+        polished = Polish(self.model, plan, self.budget).run()
         if polished is not None:
             self.cutoff = min(self.cutoff, self._offer(polished, self.model.evaluate(polished)))
         return polished

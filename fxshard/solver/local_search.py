@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .budget import Budget
 from .model import Model
 from .problem import FloatArray, IntArray
+from .uses import UseTable
 
 MAX_MOVES = 20_000
 
@@ -31,8 +33,9 @@ def greedy(model: Model) -> IntArray | None:
 class Polish:
     """A plan and the cost of every state given all other choices, kept up to date move by move."""
 
-    def __init__(self, model: Model, choices: IntArray) -> None:
-        self.model, self.choices = model, choices.copy()
+    def __init__(self, model: Model, choices: IntArray, budget: Budget) -> None:
+        self.model, self.choices, self.budget = model, choices.copy(), budget
+        self._uses = UseTable(model)
         self.offset = np.concatenate([[0], np.cumsum([len(c) for c in model.costs])]).astype(np.int64)
         self.node = np.repeat(np.arange(len(model)), np.diff(self.offset))
         self.local = np.concatenate(model.costs) if len(model) else np.zeros(0)
@@ -55,7 +58,8 @@ class Polish:
         for _ in range(MAX_MOVES):
             gain = np.where(blocked, np.inf, self._change())
             position = int(gain.argmin()) if len(gain) else 0
-            if not len(gain) or gain[position] >= 0:
+            self.budget.charge(len(gain))
+            if not len(gain) or gain[position] >= 0 or self.budget.spent:
                 return
             node, state = self._where(position)
             if self._fits(node, state):
@@ -70,19 +74,15 @@ class Polish:
         for _ in range(MAX_MOVES):
             if not len(self.room) or self.room.min() >= 0:
                 return True
+            self.budget.charge(len(self.local))
             position = self._cheapest_relief(int(self.room.argmin()))
-            if position is None:
+            if position is None or self.budget.spent:
                 return False
             self._move(*self._where(position))
         return False
 
     def _cheapest_relief(self, row: int) -> int | None:
-        saved = np.zeros(len(self.local))
-        for node, terms in enumerate(self.model.uses):
-            for use in terms:
-                if use.lo <= row < use.hi:
-                    states = slice(int(self.offset[node]), int(self.offset[node + 1]))
-                    saved[states] += use.amount[self.choices[node]] - use.amount
+        saved = self._uses.saved(row, self.choices)
         useful = np.flatnonzero(saved > 0)
         rate = self._change()[useful] / np.minimum(saved[useful], -self.room[row])
         if not len(rate) or np.isinf(rate.min()):

@@ -6,6 +6,7 @@ import numpy as np
 
 from .model import Model
 from .problem import FloatArray
+from .uses import UseTable
 
 
 class MemoryPrices:
@@ -13,16 +14,7 @@ class MemoryPrices:
 
     def __init__(self, model: Model) -> None:
         self.limits = model.limits
-        starts = np.concatenate([[0], np.cumsum([len(cost) for cost in model.costs])]).astype(np.int64)
-        uses = [(node, use) for node, terms in enumerate(model.uses) for use in terms]
-        sizes = [len(use.amount) for _, use in uses]
-        self._states = int(starts[-1])
-        self._position = np.concatenate(
-            [np.arange(starts[node], starts[node + 1]) for node, _ in uses] or [np.zeros(0, dtype=np.int64)]
-        )
-        self._amount = np.concatenate([use.amount for _, use in uses] or [np.zeros(0)])
-        self._lo = np.repeat(np.asarray([use.lo for _, use in uses], dtype=np.int64), sizes)
-        self._hi = np.repeat(np.asarray([use.hi for _, use in uses], dtype=np.int64), sizes)
+        self._uses = UseTable(model)
 
     def round(self, multipliers: FloatArray) -> FloatArray:
         """Nearby multipliers >= 0 whose cumulative sums are exact in float64."""
@@ -36,9 +28,8 @@ class MemoryPrices:
     def prices(self, multipliers: FloatArray) -> FloatArray:
         """lambda u_i per state (states,), integers rounded down; multipliers as given by `round`."""
         cumulated = np.concatenate([[0.0], np.cumsum(multipliers)])
-        terms = self._amount * (cumulated[self._hi] - cumulated[self._lo])
-        terms = np.floor(terms * (1 - 2.0**-50))  # the product may have been rounded up
-        return np.bincount(self._position, weights=terms, minlength=self._states).astype(np.float64)
+        terms = self._uses.amount * (cumulated[self._uses.hi] - cumulated[self._uses.lo])
+        return self._uses.sum(np.floor(terms * (1 - 2.0**-50)))  # the product may have been rounded up
 
     def allowance(self, multipliers: FloatArray) -> float:
         """lambda . limits, an integer rounded up: what the prices of a plan that fits cannot exceed."""

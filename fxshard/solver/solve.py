@@ -26,11 +26,11 @@ def solve(
 ) -> Solution:
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
-    start: choices that are known to be good; what costs more is not looked at, and they are returned if nothing is better.
-
     time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
-    entries touched (10^9 take a second or two), which gives the same plan on every machine. Raises `InfeasibleError`
-    where there is no plan, `NoPlanError` where a limit ended the search before it found one.
+    entries touched (10^9 take a second or two), which gives the same plan on every machine. start: choices that are
+    known to be good; what costs more is not looked at, and they are returned if nothing is better (choices that are not
+    allowed are ignored). Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search
+    before it found one.
     """
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
@@ -41,26 +41,27 @@ def solve(
     try:
         model, undo, history = reduce(model)
     except Exhausted:
-        if first is not None:
-            return _certified(problem, raw, first, known / scale.factor - scale.margin, budget, steps)
         raise explain(problem, solve) from None
     steps += history
+    choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)
-    choices = np.zeros(len(model), dtype=np.int64)
-    bound = model.constant
     for nodes in parts:
         part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget)
         if nodes is parts[-1]:
-            part.value = known - bound
+            part.value = known - bound  # with the others at their bounds, what costs more is no better than `first`
         part.run()
-        if part.choices is None and first is not None and nodes is parts[-1]:
-            return _certified(problem, raw, first, (bound + part.bound) / scale.factor - scale.margin, budget, [*steps, *part.history])
-        if part.choices is None:
-            raise explain(problem, solve) if part.proven else NoPlanError(_unfinished(budget))
-        choices[nodes] = part.choices
-        bound += part.bound
+        if part.bound == np.inf:
+            raise explain(problem, solve)
+        bound += max(0.0, part.bound)  # the reductions leave no negative entry
         steps += part.history
-    return _certified(problem, raw, undo(choices), bound / scale.factor - scale.margin, budget, steps)
+        if part.choices is None:
+            whole = False
+        else:
+            choices[nodes] = part.choices
+    best = _better(raw, first, undo(choices) if whole else None)
+    if best is None:
+        raise NoPlanError(_unfinished(budget))
+    return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 
 def _certified(

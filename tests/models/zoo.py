@@ -48,6 +48,18 @@ class CNN(nn.Module):
         return logits, F.cross_entropy(logits, target)
 
 
+class NextToken(nn.Module):
+    """A causal language model with its loss in the model's own dtype (transformers computes it in float32)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model(input_ids=tokens).logits
+        return logits, F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
 def mlp(batch: int = 8) -> Case:
     return MLP(), (torch.randn(batch, 16),), {}
 
@@ -67,8 +79,7 @@ def gpt2(batch: int = 2, vocabulary: int = 50257) -> Case:
     config = GPT2Config(
         vocab_size=vocabulary, n_positions=16, n_embd=8, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
     )
-    tokens = torch.randint(0, vocabulary, (batch, 8))
-    return GPT2LMHeadModel(config), (), {"input_ids": tokens, "labels": tokens}
+    return NextToken(GPT2LMHeadModel(config)), (torch.randint(0, vocabulary, (batch, 8)),), {}
 
 
 def bert(batch: int = 4) -> Case:

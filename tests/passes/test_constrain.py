@@ -18,10 +18,11 @@ from fxshard.errors import ConstraintError, FxshardError, LayoutError, OptionErr
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.lower import lower
-from fxshard.passes.pipeline import Compilation, Request, plan_graph, run
+from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.sharding_plan import OpSpec, PlannedNode, ShardingPlan
+from fxshard.solver import NoPlanError
 
 L = Layout.parse
 MESH, PAIR = Mesh({"dp": 2, "tp": 2}), Mesh({"tp": 2})
@@ -59,7 +60,10 @@ def results(plan: ShardingPlan) -> dict[str, Layout]:
     return {o.name: layout for o, layout in zip(plan.outputs, plan.specs["output"].inputs, strict=True) if o.kind == "output"}
 
 
-@pytest.mark.parametrize("given", ["S(0)R", (Shard(0), Replicate()), [Shard(0), Replicate()], Layout.parse("S(0)R"), {"dp": Shard(0), "tp": Replicate()}])
+SAME = ["S(0)R", (Shard(0), Replicate()), [Shard(0), Replicate()], L("S(0)R"), {"dp": Shard(0), "tp": Replicate()}]
+
+
+@pytest.mark.parametrize("given", SAME)
 def test_one_layout_for_all(given: Any) -> None:
     plan = planned(input_layouts=given, output_layouts=given)
     assert plan.layout_of("args[0]") == plan.layout_of("args[1]") == L("S(0)R")
@@ -159,7 +163,8 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"dim 2 in S\(2\) .*up.weight.* has 2 dims", "0 to 1", pins={"up.weight": "RS(2)"})
     wrong(LayoutError, r"dim -4 .*input args\[1\], which has 3 dims", "0 to 2", input_layouts=[None, "S(-4)R"])
     wrong(LayoutError, r"dim 3 .*output outputs\[1\]", "0 to 2", output_layouts={"outputs[1]": "S(3)R"})
-    wrong(LayoutError, r"'R' of 'up.weight' \(up_weight\) has 1 placements, the mesh has 2 axes \(dp=2,tp=2\)", "one placement per", pins={"up.weight": "R"})
+    short = r"R of 'up.weight' \(up_weight\) has 1 placements, the mesh has 2 axes \(dp=2,tp=2\)"
+    wrong(LayoutError, short, "one placement per mesh axis", pins={"up.weight": "R"})
     wrong(LayoutError, r"cannot read layout", r"write 'RS\(0\)'", pins={"up.weight": 3})
     wrong(LayoutError, r"cannot read layout 'RX' at position 1", "one of R", pins={"up.weight": "RX"})
     wrong(LayoutError, r"unknown reduction 'mean'", "sum", pins={"silu": "RP(mean)"})
@@ -188,7 +193,8 @@ def contradiction(**request: Any) -> set[str]:
 def test_contradictions_name_a_smallest_set_of_the_users_own() -> None:
     """What has no part in it is not named."""
     beside = {"down.*": "RR", "silu": "S(0)R"}
-    assert contradiction(pins={"up.weight": "S(0)R", "up.*ght": "S(1)R", **beside}) == {"pins['up.weight']='S(0)R'", "pins['up.*ght']='S(1)R'"}
+    twice = {"up.weight": "S(0)R", "up.*ght": "S(1)R"}
+    assert contradiction(pins=twice | beside) == {"pins['up.weight']='S(0)R'", "pins['up.*ght']='S(1)R'"}
     tied = {"head.weight": "RS(0)", "embed.weight": "RS(1)"}
     assert contradiction(pins=tied | beside) == {"pins['head.weight']='RS(0)'", "pins['embed.weight']='RS(1)'"}
     named = {"pins['args[0]']='RR'", "input_layouts[args[0]]='S(0)R'"}
@@ -208,8 +214,10 @@ def test_contradictions_with_a_plan_name_its_node() -> None:
     free = planned(PAIR)
     nodes = tuple(dataclasses.replace(n, spec=OpSpec((), (L("R"),))) for n in free.nodes if n.name == "args_1")
     partial = ShardingPlan(PAIR, True, "", nodes, partial=True)
-    error = wrong(ConstraintError, r"input_layouts\[args\[1\]\]='S\(0\)'", "remove or change", PAIR, pins=partial, input_layouts=[None, "S(0)"])
-    assert "plan" in error.what and "args_1" in error.what
+    said = contradiction(mesh=PAIR, pins=partial, input_layouts=[None, "S(0)"])
+    assert said == {"args_1:  -> R of the plan given as pins", "input_layouts[args[1]]='S(0)'"}
+    said = contradiction(mesh=PAIR, pins=planned(PAIR, output_layouts="R"), output_layouts=[None, "S(0)"])
+    assert said == {"output outputs[1]: R of the plan given as pins", "output_layouts[outputs[1]]='S(0)'"}
 
 
 def test_plans_for_another_model_or_mesh() -> None:
@@ -232,18 +240,38 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
     wrong(ConstraintError, "names node 'up_wieght'", "'up_weight'", PAIR, pins=partial("up_wieght", (), "R"))
     wrong(ConstraintError, f"names '{getitems()[0]}', one output", "name split", PAIR, pins=partial(getitems()[0], (), "R"))
     wrong(LayoutError, r"dim 5 in S\(5\)", "0 to 1", PAIR, pins=partial("up_weight", (), "S(5)"))
-    error = wrong(ConstraintError, r"gives silu \(aten.silu.default\) the spec P -> P, which is not legal", "legal ones are R -> R", PAIR, pins=partial("silu", ("P",), "P"))
-    assert "test_constrain.py" in error.where
+    illegal = r"gives silu \(aten.silu.default\) the spec P -> P, which is not legal"
+    error = wrong(ConstraintError, illegal, "legal ones are R -> R", PAIR, pins=partial("silu", ("P",), "P"))
+    assert "test_constrain.py" in str(error.where)
+    long = partial("silu", ("R", "R"), "R")
+    wrong(ConstraintError, "silu the spec .*, but it has 1 operands and 1 outputs", "layout for each", PAIR, pins=long)
+    pending = partial("output", ("P", *"RRRRRR"))
+    wrong(ConstraintError, r"output outputs\[0\]: P of the plan.* cannot hold", "not partial", PAIR, pins=pending)
+    apart = partial("output", ("R", "R", "S(0)", *"RRRR"))
+    mixed = dataclasses.replace(apart, nodes=(*apart.nodes, *partial("embed_weight", (), "R").nodes))
+    wrong(ConstraintError, r"gradient embed.weight: S\(0\) of the plan.*; embed_weight:  -> R of the plan", "remove", PAIR, pins=mixed)
 
 
 def test_memory_limits() -> None:
+    """Bytes of all parameters and gradients; on two ranks the least is half of them."""
     whole = 4 * 2 * (16 * 8 + 32 * 8 + 32 + 16 * 8 + 8)
     error = wrong(ConstraintError, "nothing fits in memory_limit=100 bytes", f"least found is {whole // 4} bytes", memory_limit=100)
-    assert "dp=2,tp=2" in error.where
-    assert sum(planned(memory_limit=whole // 4).memory.values()) == whole // 4
-    wrong(ConstraintError, "nothing fits", f"least found is {whole // 2} bytes", memory_limit=whole // 4, pins={n: {"tp": Replicate()} for n in ("*.weight", "*.bias")})
+    assert "dp=2,tp=2" in str(error.where)
+    assert sum(planned(PAIR, memory_limit=whole // 2).memory.values()) == whole // 2
+    assert planned(PAIR, memory_limit=whole).objective == planned(PAIR).objective
+    pins = {"*.weight": "R"}
+    least = whole - 4 * 2 * (32 + 8) // 2
+    wrong(ConstraintError, "nothing fits", f"least found is {least} bytes", PAIR, memory_limit=whole // 2, pins=pins)
     wrong(OptionError, "memory_limit='2GB'", "bytes per device", memory_limit="2GB")
     wrong(OptionError, "memory_limit=-1", "bytes per device", memory_limit=-1)
+
+
+def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_found(*_: object, **__: object) -> None:
+        raise NoPlanError("the time limit ended the search")
+
+    monkeypatch.setattr("fxshard.passes.choose.solve", none_found)
+    wrong(ConstraintError, "no plan was found in time", "give more seconds", PAIR, time_limit=1e-3)
 
 
 def test_unknown_objective_and_hardware() -> None:
@@ -251,11 +279,3 @@ def test_unknown_objective_and_hardware() -> None:
     with pytest.raises(OptionError, match="unknown hardware 'h10'; did you mean 'h100'") as caught:
         fxshard.Mesh({"a": 2}, "h10")
     assert caught.value.where and caught.value.remedy
-
-
-def test_a_failing_constraint_is_found_before_anything_is_solved() -> None:
-    state = Compilation(MESH, Request(Net(), (torch.zeros(4, 6, dtype=torch.int64), torch.ones(4, 6, 8)), pins={"nothing": "RR"}))
-    with pytest.raises(ConstraintError):
-        run((("constrain", lambda c: (c, "")),), dataclasses.replace(state, request=dataclasses.replace(state.request, objective="time"))) and planned(
-            pins={"nothing": "RR"}
-        )

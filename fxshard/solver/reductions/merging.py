@@ -75,9 +75,10 @@ class Merger:
             raise Exhausted
         own = self._take(i, j)
         self.costs[i] = self.costs[i][a] + self.costs[j][b] + own[a, b]
-        self.uses[i] = _add_uses(_pick(self.uses[i], a), _pick(self.uses[j], b))
+        identity = len(a) == len(own) and bool((a == np.arange(len(a))).all())
+        self.uses[i] = (self.uses[i] if identity else _pick(self.uses[i], a)) + _pick(self.uses[j], b)
         self.uses[j] = ()
-        if len(a) != len(own) or (a != np.arange(len(a))).any():
+        if not identity:
             for other in sorted(self.adjacent[i]):
                 key = (i, other) if i < other else (other, i)
                 self.edges[key] = self.edges[key][a] if i < other else self.edges[key][:, a]
@@ -101,7 +102,8 @@ class Merger:
         """The merged model and the way back; the very model if nothing was merged."""
         if not self.merged:
             return self.model, lambda choices: choices
-        merged = replace(self.model, costs=self.costs, edges=self.edges, uses=self.uses)
+        uses = [_sum_uses(uses) if len(uses) > 1 else uses for uses in self.uses]
+        merged = replace(self.model, costs=self.costs, edges=self.edges, uses=uses)
         smaller, left = drop_nodes(merged, {j for _, _, j, _ in self.merged})
         count, history = len(self.model), self.merged
 
@@ -132,10 +134,13 @@ def _merge_determined(work: Merger, key: Pair) -> list[Pair]:
     """Merge the nodes of an edge if one determines the other; the edges that changed by it."""
     i, j = key
     finite = np.isfinite(work.edges[key])
-    if (finite.sum(axis=1) == 1).all():
-        return work.merge(i, j, np.arange(finite.shape[0]), finite.argmax(axis=1))
-    if (finite.sum(axis=0) == 1).all():
+    forward, backward = bool((finite.sum(axis=1) == 1).all()), bool((finite.sum(axis=0) == 1).all())
+    if forward and backward:  # keep the node with more to move
+        backward = len(work.uses[j]) + len(work.adjacent[j]) > len(work.uses[i]) + len(work.adjacent[i])
+    if backward:
         return work.merge(j, i, np.arange(finite.shape[1]), finite.argmax(axis=0))
+    if forward:
+        return work.merge(i, j, np.arange(finite.shape[0]), finite.argmax(axis=1))
     return []
 
 
@@ -143,10 +148,10 @@ def _pick(uses: tuple[Use, ...], states: IntArray) -> tuple[Use, ...]:
     return tuple(Use(use.lo, use.hi, use.amount[states]) for use in uses)
 
 
-def _add_uses(first: tuple[Use, ...], second: tuple[Use, ...]) -> tuple[Use, ...]:
-    """Both lists of uses, those over the same rows summed."""
+def _sum_uses(uses: tuple[Use, ...]) -> tuple[Use, ...]:
+    """The uses with those over the same rows summed."""
     amounts: dict[Pair, FloatArray] = {}
-    for use in (*first, *second):
+    for use in uses:
         rows = (use.lo, use.hi)
         amounts[rows] = amounts[rows] + use.amount if rows in amounts else use.amount
     return tuple(Use(lo, hi, amount) for (lo, hi), amount in amounts.items())

@@ -1,0 +1,235 @@
+"""What a parallelized module is to its user, on two ranks: parameters, optimizers, modes, shapes, inputs, outputs, errors."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from fxshard.errors import OptionError, PlanError, RunError
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.inputs import local_batch
+from fxshard.runtime.module import parallelize
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.testing.random_plan import random_plan
+from tests.distributed.ranks import Scenario, run_scenarios
+
+pytestmark = pytest.mark.distributed
+
+
+class Net(nn.Module):
+    """Tied and unused parameters, batch norm, a buffer, keyword arguments, nested outputs, sizes that 2 does not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 7)
+        self.c, self.d = nn.Linear(10, 6, bias=False), nn.Linear(10, 6, bias=False)
+        self.d.weight = self.c.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.full((7,), 2.0))
+
+    def forward(self, x: Tensor, *, shift: Tensor | None = None) -> dict[str, Any]:
+        h = self.norm(F.relu(self.a(x)))
+        y = self.b(h) * self.scale
+        return {"y": y if shift is None else y + shift, "z": [self.c(h), self.d(h.sin())], "n": h.argmax(-1)}
+
+
+def loss_of(out: dict[str, Any]) -> Tensor:
+    return out["y"].square().sum() + out["z"][0].sum() * 2 + out["z"][1].cos().sum()
+
+
+def mesh(name: str = "dp") -> DeviceMesh:
+    return init_device_mesh("cpu", (2,), mesh_dim_names=(name,))
+
+
+def same(have: Tensor, want: Tensor, rtol: float = 1e-9) -> None:
+    have = have.full_tensor() if isinstance(have, DTensor) else have
+    assert have.shape == want.shape
+    assert float((have - want).double().norm()) <= rtol * max(float(want.double().norm()), 1e-6)
+
+
+def same_tree(have: Any, want: Any) -> None:
+    flat, spec = torch.utils._pytree.tree_flatten(want)
+    mine, my_spec = torch.utils._pytree.tree_flatten(have)
+    assert spec == my_spec
+    for x, y in zip(mine, flat, strict=True):
+        same(x, y)
+
+
+def doubles() -> tuple[Net, Net, Tensor]:
+    torch.set_default_dtype(torch.float64)
+    model = Net()
+    return model, copy.deepcopy(model), torch.randn(5, 6)
+
+
+def train(model: nn.Module, reference: nn.Module, call: Any, steps: int = 2) -> None:
+    """Steps of SGD with momentum, two backward passes each; outputs, gradients, parameters and buffers agree."""
+    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (model, reference))
+    for _ in range(steps):
+        for _ in range(2):
+            have, want = call(model), call(reference)
+            same_tree(have, want)
+            loss_of(have).backward()
+            loss_of(want).backward()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            assert isinstance(p, DTensor) and (p.grad is None) == (q.grad is None)
+            if q.grad is not None:
+                assert p.grad.placements == p.placements
+                same(p.grad, q.grad)
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    for have, want in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        same(have, want)
+
+
+def training_evaluation_training() -> None:
+    """With the solver's plan and random ones; the parameters keep their layouts in all programs."""
+    for seed in (None, 1, 2, 3):
+        model, reference, x = doubles()
+        names, shift = list(model.state_dict()), torch.randn(7)
+        plan = None if seed is None else random_plan(model, (x,), mesh(), seed, example_kwargs={"shift": shift})
+        assert parallelize(model, (x,), mesh(), plan, example_kwargs={"shift": shift}, backend="eager") is model
+        assert list(model.state_dict()) == names and model.c.weight is model.d.weight
+        layouts = {n: p.placements for n, p in model.named_parameters()}
+        train(model, reference, lambda m, x=x, s=shift: m(x, shift=s))
+        for m in (model, reference):
+            m.eval()
+        with torch.no_grad():
+            for batch in (x, x[:3]):
+                out = model(batch, shift=shift)
+                assert not out["y"].requires_grad
+                same_tree(out, reference(batch, shift=shift))
+        for m in (model, reference):
+            m.train()
+        train(model, reference, lambda m, x=x, s=shift: m(x, shift=s))
+        assert {n: p.placements for n, p in model.named_parameters()} == layouts
+        assert [p.train for p in model.forward.programs] == [True, False, False]
+
+
+def own_batches() -> None:
+    """Batches of 3 and 2 rows; outputs and their gradients are DTensors."""
+    model, reference, x = doubles()
+    device_mesh = mesh()
+    mine = local_batch(x.chunk(2)[dist.get_rank()], device_mesh)
+    assert mine.shape == x.shape and mine.placements == (Shard(0),)
+    parallelize(model, (mine,), device_mesh, backend="eager", input_layouts={"args[0]": "S(0)"})
+    out = model(mine)
+    assert isinstance(out["y"], DTensor)
+    same_tree(torch.utils._pytree.tree_map(lambda t: t.full_tensor(), out), reference(x))
+    out["y"].square().sum().backward()
+    reference(x)["y"].square().sum().backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        if p.grad is not None:  # one program computes all gradients: those of outputs that the loss leaves out are zero
+            same(p.grad, torch.zeros(q.shape) if q.grad is None else q.grad)
+    with pytest.raises(RunError, match="cut as \\[2, 1\\], the ranks hold \\[1, 2\\]"):
+        local_batch(torch.ones(dist.get_rank() + 1, 2), device_mesh)
+
+
+def gradients_of_inputs() -> None:
+    """Plain inputs get plain gradients, whatever layout the plan reads them in."""
+    for layout in ("R", "S(0)", "S(1)"):
+        model, reference, values = doubles()
+        x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
+        parallelize(model, (x,), mesh(), backend="eager", input_layouts={"args[0]": layout})
+        loss_of(model(x)).backward()
+        loss_of(reference(y)).backward()
+        assert not isinstance(x.grad, DTensor)
+        same(x.grad, y.grad)
+
+
+def submodule() -> None:
+    """A part of a plain model; its loss is outside."""
+    torch.set_default_dtype(torch.float64)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)), nn.Linear(6, 2))
+    reference, x = copy.deepcopy(model), torch.randn(4, 6)
+    pins = {"0.weight": "S(0)", "2.weight": "S(1)"}
+    parallelize(model[1], (x,), mesh(), backend="eager", pins=pins)
+    for m in (model, reference):
+        m(x).square().sum().backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        same(p.grad, q.grad)
+    assert model[1][0].weight.grad.placements == (Shard(0),)
+
+
+def from_meta() -> None:
+    torch.set_default_dtype(torch.float64)
+    with torch.device("meta"):
+        model = Net()
+    parallelize(model, (torch.empty(5, 6, device="meta"),), mesh(), backend="eager", pins={"b.weight": "S(0)"})
+    assert model.b.weight.is_meta and model.b.weight.to_local().shape == (4 - dist.get_rank(), 10)
+    x, reference = torch.randn(5, 6), Net()
+    with pytest.raises(RunError, match="on meta(.|\n)*to_empty"):
+        model(x)
+    model.to_empty(device="cpu")
+    set_model_state_dict(model, reference.state_dict(), options=StateDictOptions(full_state_dict=True))
+    same_tree(model(x), reference(x))
+
+
+def dropout() -> None:
+    """The mask depends on torch.manual_seed alone: ranks drop what the simulator drops, on another mesh."""
+    torch.set_default_dtype(torch.float64)
+    model, x = nn.Sequential(nn.Linear(6, 10), nn.Dropout(0.4), nn.Linear(10, 4)), torch.randn(5, 6)
+    graph, four = trace(model, (x,)), Mesh({"a": 2, "b": 2})
+    program = lower_plan(graph, plan_graph(graph, four, Request(pins={"0.weight": "S(0)S(0)"})))
+    torch.manual_seed(7)
+    want = simulate_program(program, program_values(program, model, (x,)))
+    parallelize(model, (x,), mesh(), backend="eager", pins={"0.weight": "S(0)", "2.weight": "S(1)"})
+    torch.manual_seed(7)
+    out = model(x)
+    out.sum().backward()
+    same(out, want.outputs)
+    same(model[0].weight.grad, want.grads["0.weight"])
+    assert not torch.equal(model(x), out)
+
+
+def errors() -> None:
+    torch.set_default_dtype(torch.float64)
+    x = torch.randn(4, 6)
+    with pytest.raises(OptionError, match="did you mean 'backend'"):
+        parallelize(Net(), (x,), mesh(), backed="eager")
+    with pytest.raises(OptionError, match="unknown backend 'inducter'"):
+        parallelize(Net(), (x,), mesh(), backend="inducter")
+    with pytest.raises(PlanError, match="mesh a=4, the device mesh is dp=2"):
+        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x,), Mesh({"a": 4})), backend="eager")
+    with pytest.raises(PlanError, match="another graph"):
+        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x[:2],), mesh()), backend="eager")
+    model = parallelize(Net(), (x,), mesh(), backend="eager")
+    with pytest.raises(RunError, match="copy the model before"):
+        copy.deepcopy(model)
+    with pytest.raises(RunError, match="differ in checksum: args\\[0\\](.|\n)*local_batch"):
+        model(x + dist.get_rank())
+    torch.manual_seed(dist.get_rank())
+    with pytest.raises(RunError, match="differ in weights"):
+        parallelize(Net(), (x,), mesh(), backend="eager")
+    layouts = {n: Layout(p.placements) for n, p in model.named_parameters()}
+    assert set(map(str, layouts.values())) <= {"R", "S(0)", "S(1)"}
+
+
+SCENARIOS: dict[str, Scenario] = {
+    f.__name__: f
+    for f in (training_evaluation_training, own_batches, gradients_of_inputs, submodule, from_meta, dropout, errors)
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]
