@@ -71,6 +71,13 @@ def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
     return None
 
 
+def is_legal(step: Step, layout: Layout) -> bool:
+    """Whether ``step`` starts at ``layout``, is of its kind, and leaves alone the dims that later axes cut."""
+    later = {p.dim for p in layout[step.axis + 1 :] if isinstance(p, Shard)}
+    moved = {p.dim for p in (step.source, step.target) if isinstance(p, Shard)}
+    return layout[step.axis] == step.source and single_step(step.axis, step.source, step.target) == step and not moved & later
+
+
 def sent_bytes(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
     """Bytes that each rank sends when ``step`` is applied to a tensor of global ``shape`` in ``layout``."""
     if not step.is_collective:

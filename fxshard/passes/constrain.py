@@ -123,7 +123,9 @@ def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
     """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
     if given is None:
         return []
-    if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and all(isinstance(p, Placement) for p in _values(given))):
+    if isinstance(given, str) or (
+        isinstance(given, (Sequence, Mapping)) and given and all(isinstance(p, Placement) for p in _values(given))
+    ):
         return [(name, given) for name in names]
     known = ", ".join(names) or "no tensors"
     if isinstance(given, Mapping):
@@ -133,7 +135,9 @@ def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
         return list(given.items())
     if not isinstance(given, Sequence):
         raise ConstraintError(
-            f"{what} is a {type(given).__name__}", where=what, remedy="give one layout, a sequence of layouts, or a mapping of names to layouts"
+            f"{what} is a {type(given).__name__}",
+            where=what,
+            remedy="give one layout, a sequence of layouts, or a mapping of names to layouts",
         )
     if len(given) != len(names):
         raise ConstraintError(
@@ -155,7 +159,9 @@ def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
     found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
     if not found:
         names = [*known, *tensors]
-        raise ConstraintError(f"pin {name!r} matches no parameter, buffer, input or node", where=f"pins[{name!r}]", remedy=_closest(name, names))
+        raise ConstraintError(
+            f"pin {name!r} matches no parameter, buffer, input or node", where=f"pins[{name!r}]", remedy=_closest(name, names)
+        )
     return list(dict.fromkeys(found))
 
 

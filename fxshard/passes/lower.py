@@ -21,6 +21,7 @@ from fxshard.layout import Layout
 from fxshard.passes.emit import emit_step
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.size_classes import cuts, size_classes
+from fxshard.passes.verify import verify_edges
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.redistribution import sent_bytes, walk
@@ -68,7 +69,7 @@ def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
 
 
 def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
-    """Raises PlanError unless ``plan`` covers exactly this graph."""
+    """Raises PlanError unless ``plan`` covers exactly this graph and holds together."""
     if plan.graph_hash != graph.hash:
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
@@ -82,6 +83,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
             where=source_line(graph.by_name[missing[0]]) or f"plan on mesh {plan.mesh}",
             remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
         )
+    verify_edges(graph, plan)
 
 
 def value_layout(plan: ShardingPlan, node: fx.Node) -> Layout:
@@ -131,7 +133,9 @@ class _Lowering:
             elif node.op == "output":
                 self._output(node)
             elif node.op == "get_attr":
-                raise PlanError(f"the graph holds a constant tensor {node.target}", where=source_line(node), remedy="register it as a buffer")
+                raise PlanError(
+                    f"the graph holds a constant tensor {node.target}", where=source_line(node), remedy="register it as a buffer"
+                )
         return self.local.finish()
 
     def _placeholder(self, node: fx.Node) -> None:
@@ -188,7 +192,8 @@ class _Lowering:
         reads = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
         count = iter(reads)
         context.args, context.kwargs = pytree.tree_map(
-            lambda a: next(count) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a, (node.args, dict(node.kwargs))
+            lambda a: next(count) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a,
+            (node.args, dict(node.kwargs)),
         )
         results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
         self._keep(node, spec, results)
@@ -207,7 +212,11 @@ class _Lowering:
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(
-            None if meta is None else self.local.emit(aten.full.default, list(context.output_shape(i)), neutral(context.outputs[i], meta.dtype), dtype=meta.dtype)
+            None
+            if meta is None
+            else self.local.emit(
+                aten.full.default, list(context.output_shape(i)), neutral(context.outputs[i], meta.dtype), dtype=meta.dtype
+            )
             for i, meta in enumerate(context.call.outputs)
         )
         return results[0] if context.single else results
@@ -274,5 +283,3 @@ class Context:
         emptied = any(0 in self.input_shape(i) and 0 not in m.shape for i, m in enumerate(self.call.operands))
         metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
         return emptied or (bool(metas) and all(0 in self.output_shape(i) and 0 not in m.shape for i, m in metas))
-
-

@@ -77,7 +77,9 @@ def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     annotated = annotate.annotate(c.graph, c.mesh)
     most = max((len(s) for s in annotated.specs.values()), default=0)
-    return replace(c, annotated=annotated), f"{sum(map(len, annotated.specs.values()))} specs, at most {most} a node, {len(annotated.fallbacks)} fallbacks"
+    return replace(
+        c, annotated=annotated
+    ), f"{sum(map(len, annotated.specs.values()))} specs, at most {most} a node, {len(annotated.fallbacks)} fallbacks"
 
 
 def _constrain(c: Compilation) -> tuple[Compilation, str]:
@@ -86,7 +88,9 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
     found = constrain.constraints_of(
         c.graph, c.mesh, input_layouts=r.input_layouts, output_layouts=r.output_layouts, pins=r.pins, memory_limit=r.memory_limit
     )
-    return replace(c, constraints=found), f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
+    return replace(
+        c, constraints=found
+    ), f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
@@ -98,7 +102,9 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
     plan = choose.choose(c.annotated, c.constraints, c.formulation, c.request.time_limit)
-    return replace(c, plan=plan), f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
+    return replace(
+        c, plan=plan
+    ), f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
 
 
 def _verify(c: Compilation) -> tuple[Compilation, str]:
@@ -131,7 +137,9 @@ def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: str | Path
     if state.request.objective not in OBJECTIVES:
         close = difflib.get_close_matches(str(state.request.objective), OBJECTIVES, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"unknown objective {state.request.objective!r}{hint}", where="objective", remedy=f"use one of {', '.join(OBJECTIVES)}")
+        raise OptionError(
+            f"unknown objective {state.request.objective!r}{hint}", where="objective", remedy=f"use one of {', '.join(OBJECTIVES)}"
+        )
     folder = _dump_folder(dump)
     for name, one in passes:
         start = time.perf_counter()

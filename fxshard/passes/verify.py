@@ -5,48 +5,91 @@ from __future__ import annotations
 from torch import fx
 
 from fxshard.errors import PlanError
+from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
-from fxshard.planning_graph import operands, planned_nodes, producer, source_line
-from fxshard.redistribution import walk
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer, source_line
+from fxshard.redistribution import is_legal, walk
+from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 
 
 def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
     """Raises PlanError naming the first node or edge that is not legal."""
-    moves = {(m.value, m.target): m for m in plan.redistributions}
+    verify_edges(annotated.graph, plan)
     for node in planned_nodes(annotated.graph):
+        spec = plan.specs[node.name]
+        if node.op != "output" and spec not in annotated.specs[node.name]:
+            remedy = "choose one of its OpSpecs; fxshard.plan(pins=...) fills in the rest"
+            raise PlanError(f"{node.name} ({node.target}) cannot run as {spec}", where=_where(node), remedy=remedy)
+
+
+def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
+    """The part that asks no rule: specs of the right form, layouts that meet on each edge, results that may be returned."""
+    moves = {(m.value, m.target): m for m in plan.redistributions}
+    used = set()
+    for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
-            raise PlanError(f"the plan leaves out {node.name}", where=source_line(node), remedy="plan again")
-        if node.op == "call_function" and spec not in annotated.specs[node.name]:
-            raise PlanError(f"{node.name} ({node.target}) cannot run as {spec}", where=source_line(node), remedy="choose one of its OpSpecs")
+            raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
+        _check_form(node, spec, plan)
         for operand, want in zip(operands(node), spec.inputs, strict=True):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
             if want != have:
                 _check_move(node, operand, moves.get((operand.name, want)), have)
-    _check_results(annotated, plan)
+                used.add((operand.name, want))
+    idle = [key for key in moves if key not in used]
+    if idle:
+        value, target = idle[0]
+        where = _where(graph.by_name[value]) if value in graph.by_name else f"node {value}"
+        raise PlanError(f"the plan brings {value} to {target}, which nobody reads", where=where, remedy="plan again")
+    _check_results(graph, plan)
 
 
-def _check_move(reader: fx.Node, operand: fx.Node, move: object, have: object) -> None:
-    from fxshard.sharding_plan import Redistribution
+def _where(node: fx.Node) -> str:
+    return source_line(node) or f"node {node.name}"
 
-    if not isinstance(move, Redistribution) or move.source != have:
-        raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=source_line(operand), remedy="plan again")
-    layout = move.source
-    for layout, step, _ in walk(move.source, move.steps):
-        if layout[step.axis] != step.source:
-            raise PlanError(f"the redistribution of {operand.name} has a step {step} that does not start at {layout}", remedy="plan again")
-    end = layout if not move.steps else layout.with_axis(move.steps[-1].axis, move.steps[-1].target)
+
+def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan) -> None:
+    reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
+    if len(spec.inputs) != len(reads) or len(spec.outputs) != len(gives):
+        raise PlanError(
+            f"the plan's spec {spec} of {node.name} is not for {len(reads)} operands and {len(gives)} outputs",
+            where=_where(node),
+            remedy="plan again",
+        )
+    tensors = [*((o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=True)), *zip(gives, spec.outputs, strict=True)]
+    for value, layout in tensors:
+        if value is not None and (len(layout) != plan.mesh.ndim or any(p.is_shard() and not 0 <= p.dim < value.dim() for p in layout)):
+            raise PlanError(
+                f"layout {layout} at {node.name} is not for {value.dim()} dims and mesh {plan.mesh}", where=_where(node), remedy="plan again"
+            )
+
+
+def _check_move(reader: fx.Node, operand: fx.Node, move: Redistribution | None, have: Layout) -> None:
+    where = _where(operand)
+    if move is None or move.source != have:
+        raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
+    value = operand.meta["val"]
+    if move.shape != tuple(value.shape) or move.itemsize != value.dtype.itemsize:
+        raise PlanError(f"the redistribution of {operand.name} is for another tensor ({move.shape})", where=where, remedy="plan again")
+    end = move.source
+    for layout, step, after in walk(move.source, move.steps):
+        if not is_legal(step, layout):
+            raise PlanError(f"the redistribution of {operand.name} takes a step {step} from {layout}", where=where, remedy="plan again")
+        end = after
     if end != move.target:
-        raise PlanError(f"the redistribution of {operand.name} ends at {end}, not at {move.target}", remedy="plan again")
+        raise PlanError(f"the redistribution of {operand.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
 
 
-def _check_results(annotated: Annotated, plan: ShardingPlan) -> None:
-    """No result is pending; gradients and mutated buffers lie as their inputs do."""
-    layouts = {end.name: plan.specs[end.node].outputs[0] for end in plan.inputs if end.kind in ("parameter", "buffer", "input")}
-    for end, layout in zip(annotated.graph.outputs, plan.specs["output"].inputs, strict=True):
+def _check_results(graph: PlanningGraph, plan: ShardingPlan) -> None:
+    """No result is pending; gradients and mutated buffers lie as their inputs do, tangents as their outputs."""
+    layouts = {end.name: plan.specs[end.node].outputs[0] for end in graph.inputs}
+    output = graph.module.graph.output_node()
+    for end, node, layout in zip(graph.outputs, operands(output), plan.specs["output"].inputs, strict=True):
         if layout.has_partial:
-            raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", remedy="outputs can be replicated or sharded")
-        if end.kind != "output" and layout != layouts[end.name]:
-            raise PlanError(f"the {end.kind} of {end.name} lies as {layout}, not as {layouts[end.name]}", remedy="plan again")
+            remedy = "outputs can be replicated or sharded"
+            raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)
+        twin = end.name.replace("outputs", "tangents") if end.kind == "output" else end.name
+        if twin in layouts and layout != layouts[twin]:
+            what = f"{end.kind} {end.name} lies as {layout}, {'its tangent' if end.kind == 'output' else 'its input'} as {layouts[twin]}"
+            raise PlanError(what, where=_where(node), remedy="plan again")

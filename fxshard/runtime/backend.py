@@ -45,7 +45,7 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program
-from fxshard.runtime.dynamo_graph import DynamoGraph, Output, read_graph, specialised, trace_graph
+from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner, plain_arithmetic
 from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
@@ -115,9 +115,11 @@ class GraphPrograms:
 
     def _make(self, args: Sequence[Any]) -> GraphRunner:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
-        module, tensors, outputs = specialised(self.graph, args)
-        graph, names = self._trace(module, tensors)
-        with plain_arithmetic(mesh_device(self.device_mesh).type):
+        device = mesh_device(self.device_mesh).type
+        with autocast_on_cpu(device):
+            module, tensors, outputs = specialised(self.graph, args)
+            graph, names = self._trace(module, tensors)
+        with plain_arithmetic(device):
             compiled = self._compile(graph, dict(zip(names, tensors, strict=True)), outputs)
         return GraphRunner(compiled, names, outputs, self.graph.distributed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
 
+ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 RESUMED = "torch_dynamo_resume_in_"
 GRAPH, REMEDY = "the graph that torch.compile captured", "run the model without torch.compile; if that works, please report it"
 LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
@@ -204,7 +206,21 @@ def _refuse_local_views(module: fx.GraphModule) -> None:
 
 def _to_cpu(module: fx.GraphModule) -> None:
     """Devices that the model names are the CPU's while planning."""
-    cpu = torch.device("cpu")
     for node in module.graph.nodes:
-        node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: cpu, (node.args, dict(node.kwargs)))
+        if node.op == "call_method" and node.target == "cuda":
+            node.target, node.args, node.kwargs = "cpu", node.args[:1], {}
+        node.args, node.kwargs = pytree.tree_map_only((torch.device, str), _cpu, (node.args, dict(node.kwargs)))
     module.recompile()
+
+
+def _cpu(value: torch.device | str) -> torch.device | str:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return "cpu" if ACCELERATOR.fullmatch(value) else value
+
+
+def autocast_on_cpu(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Autocast for CPU fakes as it is on for ``device``."""
+    if device == "cpu" or not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.get_autocast_dtype(device))

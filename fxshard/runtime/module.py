@@ -27,6 +27,7 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
+from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import BACKENDS, compile_program
 from fxshard.runtime.inputs import leaf_key, leaf_names
@@ -36,6 +37,8 @@ from fxshard.runtime.runner import Runner
 from fxshard.sharding_plan import ShardingPlan
 
 log = logging.getLogger("fxshard")
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Planner = Callable[[PlanningGraph, Mesh, Request, "str | Path | None"], ShardingPlan]
 
@@ -51,7 +54,7 @@ class Settings:
     objective: str = "time"
     time_limit: float | None = None
     backend: str = "inductor"
-    timeout: float = 300.0
+    timeout: float = TIMEOUT
     dump: str | Path | None = None
     planner: Planner = plan_graph
 
@@ -125,6 +128,7 @@ class ShardedForward:
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
 
+    @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         train = torch.is_grad_enabled() and self._differentiable(leaves)
@@ -147,7 +151,8 @@ class ShardedForward:
         if first:
             shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
         self._check_parameters(program)
-        runner = Runner(self.model, compile_program(bind(program, self.device_mesh, self.device), self.settings.backend), names)
+        compiled = compile_program(bind(program, self.device_mesh, self.device), self.settings.backend)
+        runner = Runner(self.model, compiled, names, self.settings.timeout)
         self.runners.setdefault(self._key(leaves, train), []).append((spec, runner))
         return runner
 
@@ -232,16 +237,18 @@ class ShardedForward:
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:
-        """The module with the forward that it had before."""
-        current = vars(self.model).pop("forward", None)
+        """The module with the forward that it had before, and without its hooks: those run around the sharded forward."""
+        state = vars(self.model)
+        kept = {name: state[name] for name in ("forward", *_HOOKS) if name in state}
+        state.update({name: type(state[name])() for name in _HOOKS if name in state})
+        state.pop("forward", None)
         if self.replaced is not None:
-            self.model.forward = self.replaced
+            state["forward"] = self.replaced
         try:
             yield
         finally:
-            vars(self.model).pop("forward", None)
-            if current is not None:
-                self.model.forward = current
+            state.pop("forward", None)
+            state.update(kept)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise RunError("a parallelized module cannot be copied", remedy="copy the model before parallelize, or move weights by state_dict")

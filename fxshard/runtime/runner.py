@@ -13,6 +13,7 @@ from fxshard._torch_compat import pytree
 from fxshard.errors import RunError
 from fxshard.layout import Layout
 from fxshard.planning_graph import GraphInput
+from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.inputs import global_result, local_input, write_back
 from fxshard.runtime.launch import checksum, compare, mesh_ranks
@@ -24,11 +25,12 @@ Read = Callable[[Sequence[Any]], torch.Tensor]
 class Runner:
     """Calls a compiled program with a module's parameters and a user's arguments.
 
-    ``names`` are those of the leaves of the arguments (``args[0]``). The first call compares, over all ranks, what must
-    be the same: plain inputs and the seed of random operators.
+    ``names`` are those of the leaves of the arguments (``args[0]``). The first call waits, up to ``timeout`` seconds, for
+    all ranks to have compiled, and compares what they must hold alike: plain inputs and the seed of random operators.
     """
 
-    def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT) -> None:
+        self.timeout = timeout
         self.model, self.compiled, self.bound, self.program = model, compiled, compiled.bound, compiled.program
         self.leaf_of = {name: i for i, name in enumerate(names)}
         ends = zip(self.program.inputs, self.program.input_layouts, strict=True)
@@ -91,6 +93,5 @@ class Runner:
                 fields[f"checksum: {end.name}"] = checksum(leaves[self.leaf_of[end.name]])
             elif end.kind == "seed":
                 fields["rng_seed"] = str(int(value))
-        if fields:
-            compare(fields, ranks=mesh_ranks(self.bound.device_mesh))
+        compare(fields, ranks=mesh_ranks(self.bound.device_mesh), timeout=self.timeout)
         self.fresh = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,7 +134,7 @@ def own_batches() -> None:
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         if p.grad is not None:  # one program computes all gradients: those of outputs that the loss leaves out are zero
             same(p.grad, torch.zeros(q.shape) if q.grad is None else q.grad)
-    with pytest.raises(RunError, match="cut as \\[2, 1\\], the ranks hold \\[1, 2\\]"):
+    with pytest.raises(RunError, match=r"cut as \[2, 1\], the ranks hold \[1, 2\]"):
         local_batch(torch.ones(dist.get_rank() + 1, 2), device_mesh)
 
 
@@ -152,13 +151,17 @@ def gradients_of_inputs() -> None:
 
 
 def submodule() -> None:
-    """A part of a plain model; its loss is outside."""
+    """A part of a plain model, with hooks from before and after; its loss is outside."""
     torch.set_default_dtype(torch.float64)
     model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)), nn.Linear(6, 2))
     reference, x = copy.deepcopy(model), torch.randn(4, 6)
     pins = {"0.weight": "S(0)", "2.weight": "S(1)"}
+    model[1].register_forward_hook(lambda module, inputs, out: out.cos())
+    reference[1].register_forward_hook(lambda module, inputs, out: out.cos())
     parallelize(model[1], (x,), mesh(), backend="eager", pins=pins)
     for m in (model, reference):
+        m[1].register_forward_hook(lambda module, inputs, out: out * 3)
+        m[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
         m(x).square().sum().backward()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         same(p.grad, q.grad)
@@ -172,7 +175,7 @@ def from_meta() -> None:
     parallelize(model, (torch.empty(5, 6, device="meta"),), mesh(), backend="eager", pins={"b.weight": "S(0)"})
     assert model.b.weight.is_meta and model.b.weight.to_local().shape == (4 - dist.get_rank(), 10)
     x, reference = torch.randn(5, 6), Net()
-    with pytest.raises(RunError, match="on meta(.|\n)*to_empty"):
+    with pytest.raises(RunError, match=r"on meta(.|\n)*to_empty"):
         model(x)
     model.to_empty(device="cpu")
     set_model_state_dict(model, reference.state_dict(), options=StateDictOptions(full_state_dict=True))
@@ -210,7 +213,7 @@ def errors() -> None:
     model = parallelize(Net(), (x,), mesh(), backend="eager")
     with pytest.raises(RunError, match="copy the model before"):
         copy.deepcopy(model)
-    with pytest.raises(RunError, match="differ in checksum: args\\[0\\](.|\n)*local_batch"):
+    with pytest.raises(RunError, match=r"differ in checksum: args\[0\](.|\n)*local_batch"):
         model(x + dist.get_rank())
     torch.manual_seed(dist.get_rank())
     with pytest.raises(RunError, match="differ in weights"):
@@ -220,8 +223,7 @@ def errors() -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    f.__name__: f
-    for f in (training_evaluation_training, own_batches, gradients_of_inputs, submodule, from_meta, dropout, errors)
+    f.__name__: f for f in (training_evaluation_training, own_batches, gradients_of_inputs, submodule, from_meta, dropout, errors)
 }
 
 

@@ -64,7 +64,9 @@ def test_on_ranks(found: dict[str, str]) -> None:
     assert not failed, "\n\n".join(f"{name}\n{said}" for name, said in failed.items())
 
 
-@pytest.mark.parametrize("case", [c for c in (*TWO.values(), *FOUR.values()) if c.dtype == torch.float64], ids=lambda c: f"{c.model}-{c.mesh}")
+@pytest.mark.parametrize(
+    "case", [c for c in (*TWO.values(), *FOUR.values()) if c.dtype == torch.float64], ids=lambda c: f"{c.model}-{c.mesh}"
+)
 def test_simulated(case: Case) -> None:
     """The same body on all ranks in this process."""
     check(case, simulated)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxshard
 from fxshard.errors import OptionError, PlanError, RunError, TraceError
-from fxshard.runtime.dynamo_graph import user_name
+from fxshard.runtime.dynamo_graph import trace_graph, user_name
 
 ONE = fxshard.Mesh({"dp": 1})
 
@@ -191,3 +191,9 @@ def test_weights_on_meta_are_refused() -> None:
         model = nn.Linear(4, 2)
     with pytest.raises(RunError, match="weight has no memory"):
         sharded(model)(torch.empty(3, 4, device="meta"))
+
+
+def test_devices_that_a_graph_names_are_the_cpus_while_planning() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x.cuda(non_blocking=True).to("cuda:1").to(torch.device("cuda", 0)) + 1)
+    planned = trace_graph(graph, [torch.ones(2)], ["x"], ["input"])
+    assert {n.meta["val"].device.type for n in planned.nodes if n.op != "output"} == {"cpu"}

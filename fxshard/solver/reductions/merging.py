@@ -82,12 +82,13 @@ class Merger:
             for other in sorted(self.adjacent[i]):
                 key = (i, other) if i < other else (other, i)
                 self.edges[key] = self.edges[key][a] if i < other else self.edges[key][:, a]
-        for other in sorted(self.adjacent[j]):
+        moved = sorted(self.adjacent[j])
+        for other in moved:
             add_edge(self.edges, i, other, self._take(j, other)[b])
             self.adjacent[i].add(other)
             self.adjacent[other].add(i)
         self.merged.append((i, a, j, b))
-        return [(min(i, other), max(i, other)) for other in sorted(self.adjacent[i])]
+        return [(min(i, other), max(i, other)) for other in (moved if identity else sorted(self.adjacent[i]))]
 
     def growth(self, key: Pair) -> tuple[int, int]:
         """Entries gained by merging the nodes of an edge, and the states that the merged node would have."""

@@ -1,0 +1,145 @@
+"""A plan that was tampered with is refused, by verify and by lower, naming the node or edge."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from fxshard.errors import PlanError
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import Annotated, annotate
+from fxshard.passes.choose import write_plan
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.passes.verify import verify_plan
+from fxshard.redistribution import Step, bytes_price
+from fxshard.sharding_plan import OpSpec, ShardingPlan
+
+L = Layout.parse
+MESH = Mesh({"a": 2, "b": 2})
+PINS = {"0.weight": "RS(0)", "2.weight": "RS(1)", "args[0]": "S(0)R"}
+
+
+@lru_cache
+def planned() -> tuple[Annotated, ShardingPlan]:
+    graph = trace(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), (torch.ones(8, 8),))
+    return annotate(graph, MESH), plan_graph(graph, MESH, Request(pins=PINS, output_layouts="RR", objective="communication"))
+
+
+def with_spec(name: str, spec: OpSpec) -> Callable[[ShardingPlan], ShardingPlan]:
+    def change(plan: ShardingPlan) -> ShardingPlan:
+        return dataclasses.replace(plan, nodes=tuple(dataclasses.replace(n, spec=spec) if n.name == name else n for n in plan.nodes))
+
+    return change
+
+
+def with_move(**fields: object) -> Callable[[ShardingPlan], ShardingPlan]:
+    """The first redistribution that has a step, with other fields."""
+
+    def change(plan: ShardingPlan) -> ShardingPlan:
+        first, *others = plan.redistributions
+        return dataclasses.replace(plan, redistributions=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
+
+    return change
+
+
+def without_a_node(plan: ShardingPlan) -> ShardingPlan:
+    return dataclasses.replace(plan, nodes=plan.nodes[1:])
+
+
+def without_a_move(plan: ShardingPlan) -> ShardingPlan:
+    return dataclasses.replace(plan, redistributions=plan.redistributions[1:])
+
+
+def with_an_idle_move(plan: ShardingPlan) -> ShardingPlan:
+    extra = dataclasses.replace(plan.redistributions[0], target=L("S(1)S(1)"))
+    return dataclasses.replace(plan, redistributions=(*plan.redistributions, extra))
+
+
+def rewritten(name: str, index: int | None, layouts: str) -> Callable[[ShardingPlan], ShardingPlan]:
+    """Another spec for a node (another layout for one of its operands), and redistributions to suit: every edge is in order."""
+
+    def change(plan: ShardingPlan) -> ShardingPlan:
+        reads = plan.specs[name].inputs
+        spec = OpSpec(reads, (L(layouts),)) if index is None else OpSpec((*reads[:index], L(layouts), *reads[index + 1 :]), ())
+        return write_plan(planned()[0], {**plan.specs, name: spec}, bytes_price, "bytes")
+
+    return change
+
+
+def gradient(name: str) -> int:
+    return next(k for k, o in enumerate(planned()[1].outputs) if (o.kind, o.name) == ("gradient", name))
+
+
+def other_steps(plan: ShardingPlan) -> tuple[Step, ...]:
+    first = plan.redistributions[0].steps[0]
+    return (dataclasses.replace(first, axis=1 - first.axis),)
+
+
+def test_the_solvers_plan_is_legal() -> None:
+    annotated, plan = planned()
+    verify_plan(annotated, plan)
+    assert plan.redistributions[0].steps
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "said"),
+    [
+        (without_a_node, "leaves out|no OpSpec for"),
+        (without_a_move, "nothing brings"),
+        (with_an_idle_move, "which nobody reads"),
+        (rewritten("output", 0, "RP"), r"output outputs\[0\] is left pending \(RP\)"),
+        (rewritten("output", 0, "S(1)S(1)"), r"output outputs\[0\] lies as S\(1\)S\(1\), its tangent as RR"),
+        (lambda p: rewritten("output", gradient("0.weight"), "RR")(p), r"gradient 0.weight lies as RR, its input as RS\(0\)"),
+        (lambda p: rewritten("output", gradient("2.bias"), "PR")(p), "gradient 2.bias is left pending"),
+        (lambda p: with_move(steps=())(p), "ends at"),
+        (lambda p: with_move(steps=other_steps(p))(p), "takes a step"),
+        (lambda p: with_move(steps=(dataclasses.replace(p.redistributions[0].steps[0], kind="slice"),))(p), "takes a step"),
+        (lambda p: with_move(source=L("S(1)S(1)"))(p), "nothing brings"),
+        (lambda p: with_move(shape=(4, 4))(p), "for another tensor"),
+        (with_spec("relu", OpSpec((L("RR"),), ())), "not for 1 operands and 1 outputs"),
+        (with_spec("relu", OpSpec((L("R"),), (L("R"),))), "not for 2 dims and mesh a=2,b=2"),
+        (with_spec("relu", OpSpec((L("RS(2)"),), (L("RS(2)"),))), "not for 2 dims"),
+    ],
+)
+def test_a_corrupted_plan_is_refused(corrupt: Callable[[ShardingPlan], ShardingPlan], said: str) -> None:
+    annotated, plan = planned()
+    for check in (verify_plan, lambda a, p: lower(a.graph, p)):
+        with pytest.raises(PlanError, match=said) as error:
+            check(annotated, corrupt(plan))
+        assert error.value.where and error.value.remedy
+
+
+@pytest.mark.parametrize(("name", "layout"), [("relu", "RP"), ("relu", "S(1)S(1)"), ("args_0", "PR")])
+def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
+    """All edges in order: only the rules can tell."""
+    annotated, plan = planned()
+    with pytest.raises(PlanError, match=rf"{name} \(.*\) cannot run as") as error:
+        verify_plan(annotated, rewritten(name, None, layout)(plan))
+    assert error.value.where and error.value.remedy
+
+
+def test_an_outer_axis_may_not_move_under_an_inner_one() -> None:
+    """S(0)S(0) -> RS(0) in one all-gather would put the pieces in the wrong order."""
+    annotated, plan = planned()
+    step = Step("all_gather", 0, Shard(0), L("R")[0])
+    first = dataclasses.replace(plan.redistributions[0], source=L("S(0)S(0)"), target=L("RS(0)"), steps=(step,))
+    relu = OpSpec((L("RS(0)"),), (L("RS(0)"),))
+    value = annotated.graph.by_name["relu"].args[0].name
+    nodes = tuple(
+        dataclasses.replace(n, spec=relu if n.name == "relu" else dataclasses.replace(n.spec, outputs=(L("S(0)S(0)"),)))
+        if n.name in ("relu", value)
+        else n
+        for n in plan.nodes
+    )
+    moved = dataclasses.replace(first, value=value, shape=tuple(annotated.graph.by_name[value].meta["val"].shape))
+    with pytest.raises(PlanError, match=r"takes a step .* from S\(0\)S\(0\)"):
+        verify_plan(annotated, dataclasses.replace(plan, nodes=nodes, redistributions=(moved, *plan.redistributions)))
