@@ -128,7 +128,9 @@ def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tup
                 yield step, layout.with_axis(axis, target)
 
 
-def steps(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
+def steps(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price
+) -> tuple[Step, ...]:
     """The cheapest steps that turn ``source`` into ``target`` for a tensor of global ``shape`` (``itemsize`` bytes an element)."""
     return table(tuple(shape), itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
 

@@ -5,6 +5,7 @@ Everything before the plan only decides, everything after it only obeys: lowerin
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from fxshard.errors import PlanError
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
@@ -161,8 +163,12 @@ class ShardingPlan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def layout_of(self, name: str) -> Layout:
-        """Layout of a parameter, buffer or input by the user's name, or of a node's first output."""
+        """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for another name."""
         node = next((end.node for end in self.inputs if end.name == name), name)
+        if node not in self.specs:
+            close = difflib.get_close_matches(name, [*(end.name for end in self.inputs), *self.specs], 1)
+            remedy = f"did you mean {close[0]!r}?" if close else "print(plan) lists its nodes"
+            raise PlanError(f"the plan has no input or node {name!r}", where=f"plan on mesh {self.mesh}", remedy=remedy)
         return self.specs[node].outputs[0]
 
     def parameter_layouts(self) -> dict[str, Layout]:
@@ -188,7 +194,8 @@ class ShardingPlan:
 
     def __str__(self) -> str:
         rows = [(n.name, n.op, ", ".join(map(str, n.spec.inputs)), ", ".join(map(str, n.spec.outputs))) for n in self.nodes]
-        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), objective {self.objective:.6g} {self.certificate.unit}, gap {self.gap:.3%}"
+        proven = f"objective {self.objective:.6g} {self.certificate.unit}, gap {self.gap:.3%}"
+        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), {proven}"
         nodes = tabulate(rows, headers=("node", "operator", "reads", "gives"))
         moves = tabulate(
             [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],

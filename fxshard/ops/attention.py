@@ -15,6 +15,11 @@ def _heads(q: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3) if enable_gqa else kv
 
 
+def _rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with the elements of a row side by side: kernels read them so and do not check."""
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+
+
 def _ungroup(grad: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
     """The sum over the heads that share one of k's or v's."""
     return grad.unflatten(-3, (kv.shape[-3], -1)).sum(-3) if enable_gqa else grad
@@ -86,7 +91,8 @@ def _lse_dtype(q: torch.Tensor) -> torch.dtype:
 
 def forward_kernel(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The device's kernel in aten: flash on CPU, memory-efficient on CUDA."""
-    keys, values, bias = _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), _bias(mask, q)
+    q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
+    bias = _bias(mask, q)
     if q.device.type == "cuda":
         if bias is not None:
             bias = bias.expand(*q.shape[:-1], k.shape[-2])
@@ -98,7 +104,8 @@ def forward_kernel(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: An
 def backward_kernel(
     grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    keys, values, bias = _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), _bias(mask, q)
+    grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
+    bias = _bias(mask, q)
     if q.device.type == "cuda":
         if bias is not None:
             bias = bias.expand(*q.shape[:-1], k.shape[-2])

@@ -49,7 +49,7 @@ def cut(whole: torch.Tensor, offsets: Sequence[torch.Tensor], sizes: Sequence[in
     """The part of ``whole`` that starts at ``offsets`` (scalar tensors)."""
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         whole = whole.narrow(dim, int(offset), size)
-    return whole.contiguous()
+    return whole.clone(memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("fxshard::random", mutates_args=())

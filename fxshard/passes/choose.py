@@ -20,13 +20,19 @@ from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, solve
 
+WORK_LIMIT = 1e10
+"""Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
+the same input gives the same plan; a plan cut by it says so."""
+
 Specs = Mapping[str, OpSpec]
 
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
     try:
-        solution = solve(formulation.problem, time_limit=time_limit, start=formulation.start)
+        solution = solve(
+            formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start
+        )
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints) from error
     except NoPlanError as error:

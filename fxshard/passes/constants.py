@@ -65,7 +65,9 @@ def _origins(model: nn.Module, fake_model: nn.Module) -> dict[int, tuple[str, to
     return found
 
 
-def _refuse_changed(captured: fx.GraphModule, plain: Mapping[str, torch.Tensor], origin: Mapping[int, Any], flat_args: Sequence[Any]) -> None:
+def _refuse_changed(
+    captured: fx.GraphModule, plain: Mapping[str, torch.Tensor], origin: Mapping[int, Any], flat_args: Sequence[Any]
+) -> None:
     before = {name: value._version for name, value in plain.items()}
     probes = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in flat_args]
     with torch.no_grad():
@@ -104,7 +106,9 @@ def creation(value: torch.Tensor, what: str, where: str | None) -> Call:
     if value.requires_grad:
         raise TraceError(f"{what} requires a gradient but is no parameter", where=where, remedy="make it an nn.Parameter, or detach it")
     if isinstance(value, FakeTensor) or value.is_meta:
-        raise TraceError(f"{what} has no values: it is a {'fake' if isinstance(value, FakeTensor) else 'meta'} tensor", where=where, remedy=BUFFER)
+        raise TraceError(
+            f"{what} has no values: it is a {'fake' if isinstance(value, FakeTensor) else 'meta'} tensor", where=where, remedy=BUFFER
+        )
     if value.layout != torch.strided or value.is_complex() or value.is_quantized:
         raise TraceError(f"{what} is of a kind that a graph cannot spell out ({value.layout}, {value.dtype})", where=where, remedy=BUFFER)
     flat = value.detach().cpu().flatten()

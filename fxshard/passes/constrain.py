@@ -72,11 +72,14 @@ def constraints_of(
         specs = _plan_pins(graph, mesh, pins)
         for name, pin in _follow_inputs(graph, specs):
             _add(values, name, pin)
+    elif not isinstance(pins or {}, Mapping) or not all(isinstance(name, str) for name in pins or {}):
+        remedy = "give {'layers.*.weight': 'RS(0)'}, or a ShardingPlan"
+        raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
     else:
         for name, layout in (pins or {}).items():
             for node in _matches(graph, name):
                 _add(values, node.name, _pin(layout, mesh, node, f"{name!r} ({node.name})", f"pins[{name!r}]"))
-    if memory_limit is not None and (not isinstance(memory_limit, (int, float)) or isinstance(memory_limit, bool) or memory_limit < 0):
+    if memory_limit is not None and (not isinstance(memory_limit, (int, float)) or isinstance(memory_limit, bool) or not memory_limit >= 0):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
     return Constraints(values, results, specs, memory_limit)
 
@@ -132,7 +135,7 @@ def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
         for name in given:
             if name not in names:
                 raise ConstraintError(f"{what} names {name!r}, which is none of {known}", where=what, remedy=_closest(str(name), names))
-        return list(given.items())
+        return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
         raise ConstraintError(
             f"{what} is a {type(given).__name__}",

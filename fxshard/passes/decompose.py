@@ -42,7 +42,13 @@ def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
 
 
 def _nll_loss_backward(
-    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int, total_weight: torch.Tensor
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
 ) -> Any:
     if reduction != MEAN:
         return NotImplemented

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import OpOverload
 from fxshard.errors import TraceError
 from fxshard.planning_graph import source_line
 
-Tensor = torch.Tensor
 SELU_LIMIT = 1.7580993408473766
 """-scale * alpha of SELU: what alpha dropout sets elements to."""
 
@@ -103,7 +102,9 @@ def randint(mode: Numbering, *args: Any, low: int = 0, high: int | None = None, 
 
 
 @keyed
-def randint_like(mode: Numbering, input: Tensor, *args: int, low: int = 0, high: int | None = None, dtype: torch.dtype | None = None) -> Any:
+def randint_like(
+    mode: Numbering, input: Tensor, *args: int, low: int = 0, high: int | None = None, dtype: torch.dtype | None = None
+) -> Any:
     return randint(mode, *args, low=low, high=high, size=input.shape, dtype=dtype or input.dtype)
 
 
@@ -129,7 +130,9 @@ def _trials(mode: Numbering, shape: Sequence[int], p: float | Tensor) -> Tensor:
 
 
 @keyed
-def normal(mode: Numbering, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, size: Any = None, *, dtype: torch.dtype | None = None) -> Any:
+def normal(
+    mode: Numbering, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, size: Any = None, *, dtype: torch.dtype | None = None
+) -> Any:
     """mean + std z, each a number or a tensor."""
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in tensors)) if tensors else size
@@ -142,7 +145,11 @@ def filled(values: Callable[..., Tensor], kind: str = "uniform") -> Callable[...
 
     @keyed
     def fill(mode: Numbering, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.copy_(values(draw(mode, kind, self.shape, _precise(self.dtype)), *args, **kwargs)) if self.is_floating_point() else NotImplemented
+        return (
+            self.copy_(values(draw(mode, kind, self.shape, _precise(self.dtype)), *args, **kwargs))
+            if self.is_floating_point()
+            else NotImplemented
+        )
 
     return fill
 

@@ -52,7 +52,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Formulation:
-    """The problem and what its variables mean: ``node_vars`` node -> (variable, specs), ``result_vars`` output index -> (variable, layouts)."""
+    """The problem and what its variables mean.
+
+    ``node_vars``: node -> (variable, specs); ``result_vars``: output index -> (variable, layouts).
+    """
 
     problem: PlacementProblem
     node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]

@@ -117,7 +117,9 @@ def _mm(mode: Neutralise, input: torch.Tensor, mat2: torch.Tensor, out_dtype: An
     return NotImplemented if out_dtype is not None or out is not None else _matmul(mode, input, mat2)
 
 
-def _addmm(mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, **other: Any) -> Any:
+def _addmm(
+    mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, **other: Any
+) -> Any:
     """beta input + alpha mat1 mat2; beta = 0 ignores even NaN in input, which is left to torch."""
     if beta == 0 or any(value is not None for value in other.values()) or not isinstance(mat2, torch.Tensor):
         return NotImplemented

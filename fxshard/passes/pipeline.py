@@ -140,6 +140,9 @@ def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: str | Path
         raise OptionError(
             f"unknown objective {state.request.objective!r}{hint}", where="objective", remedy=f"use one of {', '.join(OBJECTIVES)}"
         )
+    limit = state.request.time_limit
+    if limit is not None and (not isinstance(limit, (int, float)) or isinstance(limit, bool) or not limit > 0):
+        raise OptionError(f"cannot read time_limit={limit!r}", where="time_limit", remedy="give seconds, more than 0")
     folder = _dump_folder(dump)
     for name, one in passes:
         start = time.perf_counter()

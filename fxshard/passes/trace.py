@@ -123,7 +123,9 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        raise TraceError(f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses") from error
+        raise TraceError(
+            f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses"
+        ) from error
 
 
 def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
@@ -132,7 +134,9 @@ def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
         return value
     with mode:
         strides = value.stride() if value.layout == torch.strided else None
-        fake = torch.empty(value.shape, dtype=value.dtype) if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype)
+        fake = (
+            torch.empty(value.shape, dtype=value.dtype) if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype)
+        )
         if isinstance(value, nn.Parameter):
             return nn.Parameter(fake, requires_grad=value.requires_grad and train)
         return fake.requires_grad_(value.requires_grad and train)
@@ -204,7 +208,9 @@ def _name_inputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequenc
     for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         if not isinstance(node.meta.get("val"), torch.Tensor):
             if node.users:
-                raise TraceError(f"input {node.name} is not a tensor and could not be made a constant", remedy="pass plain Python numbers or tensors")
+                raise TraceError(
+                    f"input {node.name} is not a tensor and could not be made a constant", remedy="pass plain Python numbers or tensors"
+                )
             joint.graph.erase_node(node)
             continue
         kind, name = _input_of(node.meta.get("desc"), names, paths)
@@ -249,7 +255,9 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
         elif value is None:
             continue
         else:
-            raise TraceError(f"the traced graph has an output of a kind that is not supported: {desc}", remedy="return plain tensors from the model")
+            raise TraceError(
+                f"the traced graph has an output of a kind that is not supported: {desc}", remedy="return plain tensors from the model"
+            )
         kept.append(value)
     node.args = (tuple(kept),)
     return tuple(outputs), fixed

@@ -28,7 +28,9 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     except FxshardError:
         raise
     except Exception as error:
-        raise TraceError(f"the model does not trace to one graph: {_reason(error)}", where=_user_line(error) or what, remedy=remedy) from error
+        raise TraceError(
+            f"the model does not trace to one graph: {_reason(error)}", where=_user_line(error) or what, remedy=remedy
+        ) from error
 
 
 def _reason(error: Exception) -> str:

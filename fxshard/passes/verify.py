@@ -60,9 +60,8 @@ def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan) -> None:
     tensors = [*((o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=True)), *zip(gives, spec.outputs, strict=True)]
     for value, layout in tensors:
         if value is not None and (len(layout) != plan.mesh.ndim or any(p.is_shard() and not 0 <= p.dim < value.dim() for p in layout)):
-            raise PlanError(
-                f"layout {layout} at {node.name} is not for {value.dim()} dims and mesh {plan.mesh}", where=_where(node), remedy="plan again"
-            )
+            what = f"layout {layout} at {node.name} is not for {value.dim()} dims and mesh {plan.mesh}"
+            raise PlanError(what, where=_where(node), remedy="plan again")
 
 
 def _check_move(reader: fx.Node, operand: fx.Node, move: Redistribution | None, have: Layout) -> None:
@@ -75,7 +74,8 @@ def _check_move(reader: fx.Node, operand: fx.Node, move: Redistribution | None, 
     end = move.source
     for layout, step, after in walk(move.source, move.steps):
         if not is_legal(step, layout):
-            raise PlanError(f"the redistribution of {operand.name} takes a step {step} from {layout}", where=where, remedy="plan again")
+            what = f"the redistribution of {operand.name} takes a step {step} from {layout}"
+            raise PlanError(what, where=where, remedy="plan again")
         end = after
     if end != move.target:
         raise PlanError(f"the redistribution of {operand.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxshard.archive.structure import read_structure, write_structure
 from fxshard.errors import FileError
 from fxshard.files import Field
+from fxshard.planning_graph import with_fixed
 
 Pair = namedtuple("Pair", "first second")
 keys = st.text() | st.integers()
@@ -51,7 +52,23 @@ def test_hugging_face_outputs_become_dicts() -> None:
     assert _again(outputs.CausalLMOutput(loss=1, logits=2)) == pytree.tree_structure({"loss": 1, "logits": 2})
 
 
-BAD = [None, "x", [0], {"tuple": 0}, {"tuple": [], "list": []}, {"dict": [[0]]}, {"dict": [[[], 0]]}, {"tuple": [1, 0]}, True]
+def test_values_that_are_no_tensors_stay() -> None:
+    spec = with_fixed(pytree.tree_structure({"a": (0, 0), "b": [0, 0, 0]}), {0: None, 2: 3, 3: 1.5, 4: "text"})
+    data = json.loads(json.dumps(write_structure(spec, "outputs", replace=False)))
+    again = read_structure(Field(data, "file", "structure"))
+    assert pytree.tree_unflatten(["tensor"], again) == {"a": (None, "tensor"), "b": [3, 1.5, "text"]}
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1j, b"bytes"])
+def test_values_that_a_file_cannot_hold(value: Any) -> None:
+    with pytest.raises(FileError, match="which a file cannot hold"):
+        write_structure(with_fixed(pytree.tree_structure([0]), {0: value}), "outputs", replace=True)
+
+
+BAD = [
+    *(None, "x", [0], {"tuple": 0}, {"tuple": [], "list": []}, {"dict": [[0]]}, {"dict": [[[], 0]]}, {"tuple": [1, 0]}, True),
+    *({"value": [1]}, {"value": 1, "list": []}),
+]
 
 
 @pytest.mark.parametrize("data", BAD)

@@ -73,11 +73,21 @@ def test_attention_backward_passes_torchs_checks() -> None:
     for grouped, keys in ((False, K), (True, real(2, 2, 7, 6))):
         args = [t.detach() for t in (Q, keys, keys)]
         out, lse = OPS.sdpa(*args, MASK, False, None, grouped)
-        torch.library.opcheck(OPS.sdpa_backward.default, (real(2, 4, 5, 6, seed=3, grad=False), *args, out, lse, MASK, False, None, grouped))
+        torch.library.opcheck(
+            OPS.sdpa_backward.default, (real(2, 4, 5, 6, seed=3, grad=False), *args, out, lse, MASK, False, None, grouped)
+        )
 
 
 GRADIENTS = ["matmul", "batched, transposed", "strided", "outer", "to a number"]
-GRADIENTS += ["attention", "attention, masked", "attention, causal", "attention, grouped", "attention, strided", "dropout", "dropout, strided"]
+GRADIENTS += [
+    "attention",
+    "attention, masked",
+    "attention, causal",
+    "attention, grouped",
+    "attention, strided",
+    "dropout",
+    "dropout, strided",
+]
 
 
 @pytest.mark.parametrize("name", [*GRADIENTS, "dropout, backward"])

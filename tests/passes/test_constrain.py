@@ -78,7 +78,7 @@ def test_a_sequence_leaves_none_free() -> None:
 
 
 def test_a_mapping_by_name_leaves_the_others_and_the_axes_not_named_free() -> None:
-    plan = planned(input_layouts={"args[1]": {"tp": Shard(2)}}, output_layouts={"outputs[0]": {"dp": Shard(1)}})
+    plan = planned(input_layouts={"args[1]": {"tp": Shard(2)}, "args[0]": None}, output_layouts={"outputs[0]": {"dp": Shard(1)}})
     assert plan.layout_of("args[1]")[1] == Shard(2)
     assert results(plan)["outputs[0]"][0] == Shard(1)
 
@@ -264,6 +264,7 @@ def test_memory_limits() -> None:
     wrong(ConstraintError, "nothing fits", f"least found is {least} bytes", PAIR, memory_limit=whole // 2, pins=pins)
     wrong(OptionError, "memory_limit='2GB'", "bytes per device", memory_limit="2GB")
     wrong(OptionError, "memory_limit=-1", "bytes per device", memory_limit=-1)
+    wrong(OptionError, "memory_limit=nan", "bytes per device", memory_limit=float("nan"))
 
 
 def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +273,22 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("fxshard.passes.choose.solve", none_found)
     wrong(ConstraintError, "no plan was found in time", "give more seconds", PAIR, time_limit=1e-3)
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, "1", float("nan")])
+def test_time_limits_that_are_none(limit: Any) -> None:
+    wrong(OptionError, "time_limit=", "seconds", time_limit=limit)
+
+
+@pytest.mark.parametrize("pins", [["up.weight"], "RS(0)", {3: "RR"}])
+def test_pins_that_are_no_mapping(pins: Any) -> None:
+    wrong(OptionError, "cannot read pins=", r"'layers.\*.weight': 'RS\(0\)'", pins=pins)
+
+
+def test_a_layout_asked_of_a_plan_by_a_name_that_it_lacks() -> None:
+    with pytest.raises(PlanError, match=r"no input or node 'up\.wieght'") as error:
+        planned(PAIR).layout_of("up.wieght")
+    assert error.value.remedy == "did you mean 'up.weight'?"
 
 
 def test_unknown_objective_and_hardware() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -71,7 +72,7 @@ def test_every_spec_of_every_node(name: str, axes: dict[str, int]) -> None:
     torch.manual_seed(0)
     model, args = CASES[name]()
     args = tuple(a.requires_grad_() if a.is_floating_point() and name not in ("any", "all") else a for a in args)
-    train = any(p.requires_grad for p in (*model.parameters(), *args)) and model(*args).requires_grad
+    train = any(p.requires_grad for p in (*model.parameters(), *args)) and copy.deepcopy(model)(*args).requires_grad
     graph, mesh, reference = trace(model, args, train=train), Mesh(axes), one_device(model, args, train=train)
     inputs = _input_gradients(model, args)
     annotated = annotate(graph, mesh)
@@ -94,7 +95,7 @@ def test_every_spec_of_every_node(name: str, axes: dict[str, int]) -> None:
 
 def _input_gradients(model: nn.Module, args: tuple[torch.Tensor, ...]) -> dict[int, torch.Tensor]:
     wanted = {k: a for k, a in enumerate(args) if a.requires_grad}
-    out = model(*args)
+    out = copy.deepcopy(model)(*args)
     return dict(zip(wanted, torch.autograd.grad(out, list(wanted.values()), torch.ones_like(out)), strict=True)) if wanted else {}
 
 

@@ -41,8 +41,16 @@ DRAWS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "rrelu": lambda x, w: (F.rrelu(x, training=True), F.rrelu(x * 1, training=True, inplace=True)),
     "gumbel softmax": lambda x, w: (F.gumbel_softmax(x), F.gumbel_softmax(x, hard=True)),
     "dropout": lambda x, w: (F.dropout(x, 0.5), F.dropout(x * 1, 0.25, inplace=True), torch.dropout(x, 0.5, train=True)),
-    "dropout of channels": lambda x, w: (F.dropout1d(x, 0.5), F.dropout2d(x[..., None], 0.5), F.dropout3d(x[:, :, None, None] * 1, inplace=True)),
-    "alpha dropout": lambda x, w: (F.alpha_dropout(x, 0.3, True), F.feature_alpha_dropout(x, 0.3, True), F.alpha_dropout(x * 1, 0.3, True, True)),
+    "dropout of channels": lambda x, w: (
+        F.dropout1d(x, 0.5),
+        F.dropout2d(x[..., None], 0.5),
+        F.dropout3d(x[:, :, None, None] * 1, inplace=True),
+    ),
+    "alpha dropout": lambda x, w: (
+        F.alpha_dropout(x, 0.3, True),
+        F.feature_alpha_dropout(x, 0.3, True),
+        F.alpha_dropout(x * 1, 0.3, True, True),
+    ),
     "attention": lambda x, w: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "in a checkpoint": lambda x, w: checkpoint(lambda y: F.dropout(y.sin(), 0.5).exp(), x, use_reentrant=False),
 }
@@ -146,7 +154,7 @@ def test_manual_seed_governs_and_draws_differ() -> None:
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "poisson": (lambda x: torch.poisson(x.abs()), "aten.poisson.default"),
-    "binomial": (lambda x: torch.binomial(x.abs().ceil(), x.sigmoid()), "aten.binomial.default"),
+    "binomial": (lambda x: torch.binomial(x.detach().abs().ceil(), x.detach().sigmoid()), "aten.binomial.default"),
     "native dropout by its own name": (lambda x: torch.ops.aten.native_dropout(x, 0.5, True)[0], "aten.native_dropout.default"),
     "gamma": (lambda x: torch.distributions.Gamma(x.abs(), x.abs(), validate_args=False).sample(), "_standard_gamma"),
 }

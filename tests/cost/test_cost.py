@@ -1,0 +1,109 @@
+"""Costs against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxshard.call import Call, Operand, TensorMeta
+from fxshard.cost import collective_time, compute_time, time_price
+from fxshard.layout import Layout
+from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
+from fxshard.redistribution import single_step, step_price
+from fxshard.sharding_plan import OpSpec
+
+L = Layout.parse
+H = Hardware("round", {2: 2e12, 4: 1e12}, 1e11, 5.0, 4, Link(1e10, 1.0), Link(1e9, 10.0))
+"""A teraflop, 100 GB/s of memory; 10 GB/s and 1 us inside nodes of four, 1 GB/s and 10 us between them."""
+
+
+def call(op: str, shapes: list[tuple[int, ...]], out: tuple[int, ...], *rest: object, dtype: torch.dtype = torch.float32) -> Call:
+    operands = tuple(TensorMeta(s, dtype) for s in shapes)
+    return Call(op, (*(Operand(i) for i in range(len(shapes))), *rest), (), operands, (TensorMeta(out, dtype),))
+
+
+def time_of(one: Call, mesh: Mesh, inputs: str, output: str) -> float:
+    return compute_time(one, OpSpec(tuple(map(L, inputs.split())), (L(output),)), mesh)
+
+
+def test_a_product_bound_by_compute() -> None:
+    """2 x 1000^3 FLOP at 1e12 a second are 2 ms; sharded over two ranks half of that, by rows or by what is summed."""
+    mm = call("fxshard.einsum.default", [(1000, 1000), (1000, 1000)], (1000, 1000), "mk,kn->mn")
+    mesh = Mesh({"a": 2}, H)
+    assert time_of(mm, mesh, "R R", "R") == pytest.approx(2000)
+    assert time_of(mm, mesh, "S(0) R", "S(0)") == time_of(mm, mesh, "S(1) S(0)", "P") == pytest.approx(1000)
+
+
+def test_a_product_bound_by_memory() -> None:
+    """A vector times a matrix: 4 x (1000 + 1000 x 1000 + 1000) bytes at 1e11 a second, against 2 us of arithmetic."""
+    mv = call("fxshard.einsum.default", [(1, 1000), (1000, 1000)], (1, 1000), "mk,kn->mn")
+    assert time_of(mv, Mesh({"a": 2}, H), "R R", "R") == pytest.approx(4 * 1_002_000 / 1e11 * 1e6)
+
+
+def test_rates_by_element_size() -> None:
+    """Half precision runs at its own rate; one without a rate at that of four bytes."""
+    mesh = Mesh({"a": 2}, H)
+    half = call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=torch.bfloat16)
+    double = call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=torch.float64)
+    assert time_of(half, mesh, "R R", "R") == pytest.approx(1000)
+    assert time_of(double, mesh, "R R", "R") == pytest.approx(2000)
+
+
+def test_pointwise_moves_what_it_reads_and_writes() -> None:
+    """Three tensors of a million floats; an uneven shard counts at the size of the largest."""
+    add = call("aten.add.Tensor", [(1000, 1000)] * 2, (1000, 1000))
+    assert time_of(add, Mesh({"a": 2}, H), "R R", "R") == pytest.approx(12e6 / 1e11 * 1e6)
+    assert time_of(add, Mesh({"a": 3}, H), "S(0) S(0)", "S(0)") == pytest.approx(12 * 334 * 1000 / 1e11 * 1e6)
+    assert time_of(add, Mesh({"a": 2, "b": 2}, H), "S(0)S(1) S(0)S(1)", "S(0)S(1)") == pytest.approx(3e6 / 1e11 * 1e6)
+
+
+def test_views_are_free_and_convolutions_count_their_kernels() -> None:
+    mesh = Mesh({"a": 2}, H)
+    assert time_of(call("aten.view.default", [(10, 10)], (100,), (100,)), mesh, "R", "R") == 0
+    conv = call("aten.convolution.default", [(8, 64, 32, 32), (128, 64, 3, 3)], (8, 128, 32, 32))
+    assert time_of(conv, mesh, "R R", "R") == pytest.approx(2 * 8 * 128 * 32 * 32 * 64 * 9 / 1e12 * 1e6)
+    assert time_of(conv, mesh, "S(0) R", "S(0)") == pytest.approx(8 * 128 * 32 * 32 * 64 * 9 / 1e12 * 1e6)
+
+
+def test_attention_counts_two_products_and_half_when_causal() -> None:
+    shape = (2, 8, 512, 64)
+    mesh, one = Mesh({"a": 2}, H), 2 * 2 * 8 * 512 * 512 * 64 / 1e12 * 1e6
+    for causal, factor in ((False, 2), (True, 1)):
+        sdpa = call("fxshard.sdpa.default", [shape] * 3, shape, None, causal, 0.0, None)
+        assert sdpa.args[4] is causal
+        assert time_of(sdpa, mesh, "R R R", "R") == pytest.approx(factor * one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hops"), [("all_reduce", 6), ("all_gather", 3), ("reduce_scatter", 3), ("all_to_all", 3)]
+)
+def test_alpha_beta(kind: str, hops: int) -> None:
+    """Launch, hops times latency, bytes over bandwidth: on four ranks inside a node, and across nodes."""
+    assert collective_time(kind, 0, 1_000_000, Mesh({"a": 4}, H)) == pytest.approx(5 + hops * 1 + 100)
+    assert collective_time(kind, 0, 1_000_000, Mesh({"a": 4, "b": 2}, H)) == pytest.approx(5 + hops * 10 + 1000)
+    assert collective_time(kind, 1, 1_000_000, Mesh({"a": 2, "b": 4}, H)) == pytest.approx(5 + hops * 1 + 100)
+    assert collective_time(kind, 0, 1_000_000, Mesh({"a": 1, "b": 4}, H)) == 0
+
+
+def test_prices_of_steps() -> None:
+    """An all-reduce of 4 MB over two ranks sends 4 MB; a slice costs the half that it writes, and a little for being there."""
+    mesh = Mesh({"a": 2}, H)
+    price, shape = time_price(mesh), (1000, 1000)
+    steps = {p + q: single_step(0, L(p)[0], L(q)[0]) for p, q in [("P", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(0)")]}
+    priced = {k: step_price(s, Layout([s.source]), shape, 4, mesh, price) for k, s in steps.items() if s is not None}
+    assert priced["PR"] == pytest.approx(5 + 2 + 400)
+    assert priced["PS(0)"] == pytest.approx(5 + 1 + 200)
+    assert priced["S(0)S(1)"] == pytest.approx(5 + 1 + 100)
+    assert priced["RS(0)"] == pytest.approx(0.1 + 20)
+
+
+def test_an_h100_multiplies_faster_than_it_talks_to_other_nodes() -> None:
+    """Presets: the product of Llama-sized matrices in bfloat16, and the all-reduce of its result within and across nodes."""
+    mm = call("fxshard.einsum.default", [(4096, 4096)] * 2, (4096, 4096), "mk,kn->mn", dtype=torch.bfloat16)
+    inside, across = Mesh({"tp": 8}, "h100"), Mesh({"tp": 8, "dp": 8}, "h100")
+    whole = time_of(mm, inside, "R R", "R")
+    assert whole == pytest.approx(2 * 4096**3 / 989e12 * 1e6)
+    sent = 2 * 7 * 4096 * 4096 * 2 // 8
+    assert collective_time("all_reduce", 0, sent, inside) == pytest.approx(3 + 14 * 1.9 + sent / 370e9 * 1e6)
+    assert collective_time("all_reduce", 0, sent, across) == pytest.approx(3 + 14 * 4.0 + sent / 50e9 * 1e6)
+    assert all(time_of(mm, Mesh({"tp": 8}, h), "S(0) R", "S(0)") < whole * 60 for h in HARDWARE.values() if h.name != "cpu")

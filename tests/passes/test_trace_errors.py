@@ -1,0 +1,127 @@
+"""Models that are not one graph: the error names the user's line, what stands in the way, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxshard.errors import TraceError
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import of_user
+from tests.passes.tracing import Function, real
+
+X = real(4, 4)
+
+
+def prints(self: Any, x: torch.Tensor) -> torch.Tensor:
+    print("here")  # culprit
+    return x
+
+
+def reads_a_number(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if x.sum().item() > 0:  # culprit
+        return x + 1
+    return x
+
+
+def branches(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:  # culprit
+        return x + 1
+    return x
+
+
+def as_list(self: Any, x: torch.Tensor) -> Any:
+    return x.tolist()  # culprit
+
+
+def wrong_shapes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + x[:, :3]  # culprit
+
+
+def sized_by_data(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero()  # culprit
+
+
+def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].sum()  # culprit
+
+
+def branches_inside(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))  # culprit
+
+
+def reseeds(self: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)  # culprit
+    return x + torch.rand(4)
+
+
+def logs(self: Any, x: torch.Tensor) -> torch.Tensor:
+    logging.warning("here")  # culprit
+    return x
+
+
+def deeper(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return branches(self, x)
+
+
+CASES: dict[Callable[..., Any], str] = {
+    prints: "`print`",
+    reads_a_number: "data-dependent",
+    branches: "data-dependent branching",
+    as_list: "tolist",
+    wrong_shapes: r"broadcast a dimension of length 3",
+    sized_by_data: "aten.nonzero.default gives a result whose size depends on the data",
+    masked: "aten.nonzero.default gives a result whose size depends on the data",
+    branches_inside: "cond holds a graph of its own",
+    reseeds: "manual_seed",
+    logs: "does not trace to one graph",
+}
+
+
+def culprit(function: Callable[..., Any]) -> str:
+    """``file:line: code`` of the line with that comment."""
+    lines, first = inspect.getsourcelines(function)
+    ((number, line),) = [(first + i, line) for i, line in enumerate(lines) if "# culprit" in line]
+    return f"{__file__}:{number}: {line.strip()}"
+
+
+@pytest.mark.parametrize(("function", "message"), CASES.items(), ids=[f.__name__ for f in CASES])
+def test_the_line_that_stands_in_the_way(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(TraceError, match=f"(?i){message}") as caught:
+        trace(Function(function), (X,))
+    line = culprit(function)
+    assert caught.value.where in (line, line.split("  #")[0])
+    assert caught.value.remedy
+    assert line.split("  #")[0] in str(caught.value)
+
+
+def test_the_innermost_line_of_the_user_is_named() -> None:
+    with pytest.raises(TraceError) as caught:
+        trace(Function(deeper), (X,))
+    assert caught.value.where.startswith(culprit(branches).split("  #")[0])
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = nn.Linear(4, 4)
+    model.lock = threading.Lock()
+    with pytest.raises(TraceError, match=r"cannot be copied: cannot pickle .*lock") as caught:
+        trace(model, (torch.randn(2, 4),))
+    assert caught.value.where == "Linear" and "copy.deepcopy" in caught.value.remedy
+
+
+def test_an_input_that_is_changed_and_needs_a_gradient() -> None:
+    with pytest.raises(TraceError, match=r"args\[0\] is changed in place and needs a gradient") as caught:
+        trace(Function(lambda self, x: x.mul_(self.w), w=nn.Parameter(torch.ones(4))), (torch.ones(4, 4),))
+    assert "x = x + 1" in caught.value.remedy
+
+
+def test_which_files_are_the_users() -> None:
+    assert of_user("/home/me/torch/model.py") and of_user("/venv/lib/python3.11/site-packages/transformers/models/gpt2.py")
+    assert not of_user(torch.nn.__file__) and not of_user(logging.__file__) and not of_user("<eval_with_key>.1")

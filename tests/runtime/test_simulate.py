@@ -1,0 +1,197 @@
+"""The simulator: collectives against their definitions, ranks that disagree, replicas that differ, tangents and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import fx, nn
+
+import fxshard
+from fxshard.errors import OptionError, RunError
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.runtime.shards import gather, scatter
+from fxshard.runtime.simulate import run_lockstep
+from tests.reference_shards import assert_is_sharded, coordinates
+
+L = Layout.parse
+c10d = torch.ops._c10d_functional
+MESH, PAIR = Mesh({"a": 2, "b": 3}), Mesh({"a": 2})
+
+
+@dataclass
+class Ranks:
+    """What run_lockstep needs of a program: one graph a rank."""
+
+    mesh: Mesh
+    graphs: dict[tuple[int, ...], fx.GraphModule]
+
+    def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
+        return self.graphs[coordinate]
+
+
+Body = Callable[[LocalGraph, fx.Node], fx.Node]
+
+
+def run(mesh: Mesh, body: Callable[[tuple[int, ...]], Body], shape: tuple[int, ...] = (6, 2)) -> tuple[dict, dict, list]:
+    """(inputs, results, recorded) of one collective program a rank, on random inputs."""
+    inputs = {c: torch.randn(shape, dtype=torch.float64) for c in coordinates(mesh.shape)}
+    graphs = {}
+    for c in inputs:
+        local = LocalGraph(mesh, c)
+        local.graph.output((body(c)(local, local.placeholder("x", shape, torch.float64)),))
+        graphs[c] = local.finish()
+    results, recorded = run_lockstep(Ranks(mesh, graphs), {c: [x] for c, x in inputs.items()})  # type: ignore[arg-type]
+    return inputs, {c: r[0] for c, r in results.items()}, recorded
+
+
+def collective(target: object, *args: object) -> Body:
+    return lambda local, x: local.emit(c10d.wait_tensor.default, local.emit(target, x, *args))
+
+
+@pytest.mark.parametrize("axis", ["a", "b"])
+def test_collectives_by_their_definitions(axis: str) -> None:
+    """Within each group of ranks along the axis; pieces lie in the order of the axis on dim 0."""
+    k = MESH.axis(axis)
+    n = MESH.shape[k]
+    groups = {c: [(*c[:k], i, *c[k + 1 :]) for i in range(n)] for c in MESH.coordinates()}
+    for op, reduce in {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "product": torch.prod}.items():
+        x, out, recorded = run(MESH, lambda c, op=op: collective(c10d.all_reduce.default, op, axis))
+        assert [(r.kind, r.axis, r.shape, r.dtype) for r in recorded] == [("all_reduce", axis, (6, 2), "torch.float64")]
+        for c, group in groups.items():
+            torch.testing.assert_close(out[c], reduce(torch.stack([x[g] for g in group]), 0))
+        x, out, _ = run(MESH, lambda c, op=op: collective(c10d.reduce_scatter_tensor.default, op, n, axis))
+        for c, group in groups.items():
+            torch.testing.assert_close(out[c], reduce(torch.stack([x[g] for g in group]), 0).chunk(n)[c[k]])
+    x, out, _ = run(MESH, lambda c: collective(c10d.all_gather_into_tensor.default, n, axis))
+    assert all(torch.equal(out[c], torch.cat([x[g] for g in group])) for c, group in groups.items())
+    x, out, _ = run(MESH, lambda c: collective(c10d.all_to_all_single.default, [6 // n] * n, [6 // n] * n, axis))
+    assert all(torch.equal(out[c], torch.cat([x[g].chunk(n)[c[k]] for g in group])) for c, group in groups.items())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        collective(c10d.all_reduce.default, "max", "a"),
+        collective(c10d.all_reduce.default, "sum", "b"),
+        collective(c10d.all_gather_into_tensor.default, 2, "a"),
+        lambda local, x: collective(c10d.all_reduce.default, "sum", "a")(local, local.emit(torch.ops.aten.slice.Tensor, x, 0, 0, 3)),
+    ],
+    ids=["reduction", "axis", "kind", "shape"],
+)
+def test_ranks_that_issue_different_collectives_are_named(other: Body) -> None:
+    mine = collective(c10d.all_reduce.default, "sum", "a")
+    said = r"rank 4 issues \(.*\) at node \w+, rank 0 issues \('all_reduce', 'a', 'sum', \(6, 2\).*\) at node all_reduce"
+    with pytest.raises(RunError, match=said) as e:
+        run(MESH, lambda c: other if c == (1, 1) else mine)
+    assert e.value.remedy
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    mine = collective(c10d.all_reduce.default, "sum", "a")
+    with pytest.raises(RunError, match=r"rank 1 has ended, rank 0 issues .* at node all_reduce"):
+        run(PAIR, lambda c: mine if c == (0,) else lambda local, x: x)
+
+
+@pytest.mark.parametrize("layout", ["S(0)R", "RS(1)", "S(0)S(0)", "PR", "RP", "PP", "S(1)P", "P(product)R", "RP(max)", "P(avg)P(avg)"])
+def test_scatter_and_gather(layout: str) -> None:
+    value = torch.randn(7, 5, dtype=torch.float64)
+    shards = {c: scatter(value, L(layout), MESH, c) for c in MESH.coordinates()}
+    assert_is_sharded(value, shards, L(layout), MESH.shape)
+    torch.testing.assert_close(gather(shards, L(layout), (7, 5), MESH), value)
+
+
+@pytest.mark.parametrize("layout", ["R", "S(0)"])
+def test_replicas_that_differ_are_an_error(layout: str) -> None:
+    mesh = Mesh({"a": 2, "b": 2})
+    shards = {c: torch.ones(4) for c in mesh.coordinates()}
+    shards[1, 1] = torch.tensor([1.0, 1.0, 1.0, 1.0 + 1e-6])
+    with pytest.raises(RunError, match="replicas differ in a result with layout"):
+        gather(shards, L(layout + "R"), (4,) if layout == "R" else (8,), mesh)
+    shards[1, 1] = shards[1, 0] = torch.full((4,), torch.nan)
+    assert layout == "R" or gather(shards, L("S(0)R"), (8,), mesh)[4:].isnan().all()
+
+
+class Net(nn.Module):
+    """Keyword arguments, two differentiable outputs in a dict and one that is not; the second layer is tied to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor, twice: bool = False) -> dict[str, object]:
+        y = self.two(torch.tanh(self.one(x))) * scale
+        return {"y": y * 2 if twice else y, "top": y.argmax(-1), "loss": y.sum()}
+
+
+def net() -> tuple[Net, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net().double(), torch.randn(6, 4, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_model_without_a_plan_with_keyword_arguments(twice: bool) -> None:
+    model, x, scale = net()
+    kwargs = {"scale": scale, "twice": twice}
+    result, expected = fxshard.simulate(model, (x,), kwargs=kwargs, mesh=PAIR), model(x, **kwargs)
+    assert list(result.outputs) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(result.outputs[name], value.detach())
+    (expected["y"].sum() + expected["loss"]).backward()
+    torch.testing.assert_close(result.grads["one.weight"], model.one.weight.grad)
+    assert result.grads["two.weight"] is result.grads["one.weight"]
+    assert set(result.grads) == {"one.weight", "two.weight"}
+
+
+def test_tangents_weigh_the_outputs() -> None:
+    """In the structure of the outputs; what stands for an output that has no gradient is not looked at."""
+    model, x, scale = net()
+    plan = fxshard.plan(model, (x,), Mesh({"a": 2, "b": 2}), {"scale": scale}, pins={"one.weight": "S(0)S(1)"})
+    tangents = {"y": torch.randn(6, 4, dtype=torch.float64), "top": None, "loss": torch.tensor(3.0, dtype=torch.float64)}
+    result = fxshard.simulate(model, (x,), plan, {"scale": scale}, tangents)
+    out = model(x, scale=scale)
+    torch.autograd.backward([out["y"], out["loss"]], [tangents["y"], tangents["loss"]])
+    torch.testing.assert_close(result.grads["one.weight"], model.one.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("tangents", "said"),
+    [
+        ({"y": None, "top": None, "loss": torch.tensor(1.0)}, r"tangents has no tensor for output 0"),
+        ({"y": torch.ones(3, 4), "top": None, "loss": torch.tensor(1.0)}, r"tangents\[0\] is \(3, 4\) .*, the program takes \(6, 4\)"),
+        ([], "tangents has no tensor"),
+    ],
+)
+def test_bad_tangents(tangents: object, said: str) -> None:
+    model, x, scale = net()
+    with pytest.raises(RunError, match=said) as error:
+        fxshard.simulate(model, (x,), kwargs={"scale": scale}, tangents=tangents, mesh=PAIR)
+    assert error.value.remedy
+
+
+def test_arguments_that_the_program_was_not_traced_with() -> None:
+    model, x, scale = net()
+    plan = fxshard.plan(model, (x,), PAIR, {"scale": scale}, train=False)
+    program = fxshard.lower(model, (x,), plan, {"scale": scale})
+    with pytest.raises(RunError, match=r"no value for parameter 'one.weight'"):
+        fxshard.simulate(program, (x,), kwargs={"scale": scale})
+    weights = {"one.weight": model.one.weight}
+    with pytest.raises(RunError, match=r"no value for input \"kwargs\['scale'\]\""):
+        fxshard.simulate(program, (x,), weights=weights)
+    with pytest.raises(RunError, match=r"args\[0\] is \(5, 4\) torch.float64, the program takes \(6, 4\)"):
+        fxshard.simulate(program, (x[:5],), kwargs={"scale": scale}, weights=weights)
+    result = fxshard.simulate(program, (x,), kwargs={"scale": scale}, weights=weights)
+    torch.testing.assert_close(result.outputs["y"], model(x, scale=scale)["y"].detach())
+    assert result.grads == {}
+
+
+def test_what_cannot_be_simulated() -> None:
+    with pytest.raises(OptionError, match="takes a plan or a mesh"):
+        fxshard.simulate(net()[0], (net()[1],))
+    with pytest.raises(OptionError, match="cannot simulate a str"):
+        fxshard.simulate("model", ())  # type: ignore[arg-type]
