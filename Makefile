@@ -29,7 +29,7 @@ test: lint types imports ## everything that must pass before a commit
 	$(PYTEST) $(PYTEST_ARGS)
 
 equal: $(STAMP) ## the full sweep: sharded models against one device (long)
-	$(PYTEST) -m slow tests/models $(PYTEST_ARGS)
+	$(PYTEST) -m slow tests/models tests/distributed $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff
 	$(BIN)/python -m ruff check .

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,6 +127,25 @@ def dynamo_frame() -> tuple[str, tuple[str, ...]]:
     return code.co_name, code.co_varnames
 
 
+@contextlib.contextmanager
+def noted_side_effects() -> Iterator[list[str]]:
+    """While Dynamo captures: where the Python objects come from that the code changes, filled in at the end."""
+    from torch._dynamo import config
+
+    found: list[str] = []
+    try:
+        with config.patch(side_effect_replay_policy="warn"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        for one in caught:
+            text = str(one.message)
+            if "side effects happened in the model.forward" in text:
+                found += re.findall(r"""["']([LG]\[.*?)["'](?:, |\]$)""", text)
+            else:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
     """A DeviceMesh whose only rank is this process; it needs no process group and has none."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -157,6 +179,7 @@ __all__ = [
     "inductor_output_strides",
     "lazy_graph_module",
     "mesh_of_one",
+    "noted_side_effects",
     "pytree",
     "register_group_alias",
     "storage_key",

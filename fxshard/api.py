@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, PlanError
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run
-from fxshard.passes.trace import trace
+from fxshard.passes.trace import check_call, trace
 from fxshard.program import ShardedProgram
 from fxshard.runtime.exported import ExportedProgram
 from fxshard.runtime.inputs import local_batch
@@ -55,12 +55,34 @@ def plan(
         TraceError: the model is not one graph. ConstraintError: a pin matches nothing, or constraints contradict.
         LayoutError: a layout that cannot be.
     """
+    check_call(model, example_args)
     request = Request(
-        model, tuple(example_args), dict(example_kwargs or {}), train, input_layouts, output_layouts, pins, memory_limit, objective, time_limit
+        model,
+        tuple(example_args),
+        dict(example_kwargs or {}),
+        train,
+        input_layouts,
+        output_layouts,
+        pins,
+        memory_limit,
+        objective,
+        time_limit,
     )
     state = run(PLANNING, Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None
     return state.plan
+
+
+_make_plan = plan
+
+
+def _check_plan(plan: Any, mesh: Mesh | DeviceMesh | None) -> None:
+    """Raises OptionError for what is no plan, PlanError for one that is for another mesh."""
+    if not isinstance(plan, ShardingPlan):
+        raise OptionError(f"plan is a {type(plan).__name__}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
+    have = None if mesh is None else as_mesh(mesh)
+    if have is not None and (have.shape, have.axis_names) != (plan.mesh.shape, plan.mesh.axis_names):
+        raise PlanError(f"the plan is for mesh {plan.mesh}, not {have}", remedy="plan for this mesh, or leave mesh out")
 
 
 def lower(
@@ -71,6 +93,7 @@ def lower(
     dump: str | Path | None = None,
 ) -> ShardedProgram:
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode."""
+    _check_plan(plan, None)
     graph = trace(model, example_args, example_kwargs, train=plan.train)
     return lower_plan(graph, plan, dump)
 
@@ -94,6 +117,7 @@ def export(
     shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
     Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``).
     """
+    check_call(model, example_args)
     whole = "R" * as_mesh(mesh).ndim
     request = Request(
         model,
@@ -107,6 +131,7 @@ def export(
         objective,
     )
     if plan is not None:
+        _check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
         lowered = lower(model, example_args, plan, example_kwargs, dump)
@@ -147,7 +172,8 @@ def simulate(
         if plan is None and mesh is None:
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
         if plan is None:
-            plan = globals()["plan"](model, args, mesh, kwargs)
+            plan = _make_plan(model, args, mesh, kwargs)
+        _check_plan(plan, mesh)
         lowered = lower(model, args, plan, kwargs)
     if lowered is None:
         raise OptionError(f"cannot simulate a {type(model_or_program).__name__}", remedy="pass an nn.Module or a ShardedProgram")

@@ -108,9 +108,9 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from fxshard.runtime import demo
+    from fxshard.runtime.demo import main as run_demo
 
-    demo.main()
+    run_demo()
 
 
 def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:

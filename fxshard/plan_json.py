@@ -24,6 +24,7 @@ FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
 FIX = "correct this field, or make the plan again"
 
+
 def save(plan: ShardingPlan, path: str | Path) -> None:
     """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written."""
     text = dumps(plan)
@@ -355,4 +356,3 @@ def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
             raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
-

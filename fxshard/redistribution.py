@@ -163,7 +163,7 @@ class Table:
         np.fill_diagonal(weights, 0.0)
         for i, layout in enumerate(self.layouts):
             for step, after in _neighbours(layout, len(shape), ops):
-                weights[i, self.index[after]] = step_price(step, layout, shape, itemsize, mesh, price) + TIE
+                weights[i, self.index[after]] = step_price(step, layout, shape, itemsize, mesh, price)
         self.prices, self.via = _all_pairs(weights)
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
@@ -194,12 +194,17 @@ def table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...
 
 
 def _all_pairs(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shortest distances and, for each pair, a node between them (-1: the direct step)."""
-    distance = weights.copy()
+    """Prices of the best paths and, for each pair, a node between them (-1: the direct step).
+
+    Paths are compared with ``TIE`` added to each step; the prices are without it.
+    """
+    prices = weights.copy()
+    distance = weights + np.where(np.eye(len(weights), dtype=bool), 0.0, TIE)
     via = np.full(weights.shape, -1, dtype=np.int32)
     for k in range(len(weights)):
         through = distance[:, k, None] + distance[None, k, :]
         better = through < distance - 1e-12
         distance = np.where(better, through, distance)
+        prices = np.where(better, prices[:, k, None] + prices[None, k, :], prices)
         via[better] = k
-    return distance, via
+    return prices, via

@@ -27,8 +27,7 @@ def summary(subject: Subject) -> str:
 def nodes_table(subject: Subject) -> str:
     """One line a node: its operator, the layouts it reads and gives, global shapes, estimated microseconds."""
     rows = [
-        (n.name, n.op, _join(n.spec.inputs), _join(n.spec.outputs), _join(map(_shape, n.shapes)), n.compute)
-        for n in plan_of(subject).nodes
+        (n.name, n.op, _join(n.spec.inputs), _join(n.spec.outputs), _join(map(_shape, n.shapes)), n.compute) for n in plan_of(subject).nodes
     ]
     return _table(rows, ("node", "operator", "reads", "gives", "shape", "us"))
 

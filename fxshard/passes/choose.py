@@ -30,9 +30,7 @@ Specs = Mapping[str, OpSpec]
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
     try:
-        solution = solve(
-            formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start
-        )
+        solution = solve(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints) from error
     except NoPlanError as error:

@@ -15,6 +15,7 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, pytree
 from fxshard.errors import TraceError
 from fxshard.ops.creation import MOST
+from fxshard.passes.probe import probe
 from fxshard.planning_graph import source_line
 
 BUFFER = "register it as a buffer (register_buffer(name, value, persistent=False) keeps it out of the state_dict)"
@@ -70,8 +71,7 @@ def _refuse_changed(
 ) -> None:
     before = {name: value._version for name, value in plain.items()}
     probes = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in flat_args]
-    with torch.no_grad():
-        fx.Interpreter(captured).run(*probes)
+    probe(captured, probes)
     for name, value in plain.items():
         if value._version != before[name]:
             path, _ = origin.get(id(value), (name, None))

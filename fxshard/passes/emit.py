@@ -58,11 +58,19 @@ def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
     return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
 
 
-def _shapes(local: LocalGraph, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[Layout, tuple[int, ...], tuple[int, ...], str, int]:
+def _shapes(
+    local: LocalGraph, step: Step, layout: Layout, shape: tuple[int, ...]
+) -> tuple[Layout, tuple[int, ...], tuple[int, ...], str, int]:
     """(layout after, ceil shape before, ceil shape after, group, group size)."""
     after = layout.with_axis(step.axis, step.target)
     mesh = local.mesh
-    return after, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, after, mesh.shape), mesh.axis_names[step.axis], mesh.shape[step.axis]
+    return (
+        after,
+        ceil_shape(shape, layout, mesh.shape),
+        ceil_shape(shape, after, mesh.shape),
+        mesh.axis_names[step.axis],
+        mesh.shape[step.axis],
+    )
 
 
 def _reduce_op(step: Step) -> tuple[str, bool]:

@@ -20,6 +20,9 @@ FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
 
 
+CPU_SHAPES = frozenset({aten._native_batch_norm_legit_no_training.default})
+"""Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
+
 _RESULTS: dict[Any, Any] = {}
 _FAKE_OF: dict[Any, Any] = {}
 
@@ -29,19 +32,21 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
     key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
     if key not in _RESULTS:
         values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        if reads_tensors and keywords.get("device") is not None:
+        if reads_tensors and target not in CPU_SHAPES and keywords.get("device") is not None:
             keywords = {**keywords, "device": torch.device("meta")}
         with torch.no_grad():
-            _RESULTS[key] = target(*values, **keywords) if reads_tensors else _created(target, values, keywords)
+            on_meta = reads_tensors and target not in CPU_SHAPES
+            _RESULTS[key] = target(*values, **keywords) if on_meta else _on_cpu(target, values, keywords)
         _bound(_RESULTS)
     return _RESULTS[key]
 
 
-def _created(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """What a factory makes, without making it."""
+def _on_cpu(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _fake, (args, kwargs))
     with FAKES:
         value = target(*args, **kwargs)
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return pytree.tree_map_only(torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), value)
 
 
 def _fake(value: torch.Tensor) -> Any:
@@ -138,7 +143,6 @@ class LocalGraph:
 
     def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
         return local_shape(shape, layout, self.mesh.shape, self.coordinate)
-
 
     def _at_top(self, target: Any, *args: Any) -> fx.Node:
         """Behind the placeholders, so that every later node may use it."""

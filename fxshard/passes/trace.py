@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,26 +24,30 @@ from fxshard._torch_compat import (
     TangentAOTInput,
     aot_export_joint_with_descriptors,
     capture_dynamo_graph,
+    noted_side_effects,
     pytree,
     storage_key,
 )
-from fxshard.errors import TraceError
+from fxshard.errors import OptionError, TraceError
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
+from fxshard.passes.probe import probe
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, with_fixed
 
 aten = torch.ops.aten
+log = logging.getLogger("fxshard")
 
 
 def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, train: bool = True) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. Raises TraceError
-    with the user's line when the model is not one graph.
+    with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
+    check_call(model, args)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake_model = fake_copy(model, mode, train)
     flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
@@ -50,8 +55,9 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     flat = [fake_tensor(a, mode, train) for a in flat]
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
     with readable_errors(type(model).__name__), _grad(train):
-        with mode, _written_out():
+        with mode, _written_out(), noted_side_effects() as changed:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
+        _list_changes(type(model).__name__, changed)
         out_spec = captured.graph._codegen.pytree_info.out_spec
         captured.graph.set_codegen(fx.graph.CodeGen())
         captured.recompile()
@@ -59,6 +65,14 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
         spell_attributes(captured, model, fake_model, names, flat)
         joint = joint_graph(captured, flat, train)
     return planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+
+
+def check_call(model: Any, args: Any) -> None:
+    """Raises OptionError unless ``model`` is a module and ``args`` a sequence of arguments."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"the model is a {type(model).__name__}, not an nn.Module", remedy="wrap a function in an nn.Module")
+    if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
+        raise OptionError(f"the arguments are a {type(args).__name__}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
 
 
 def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -> fx.GraphModule:
@@ -75,8 +89,7 @@ def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -
 def _separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
     """Clones outputs that are views of an input, or of another output."""
     probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
-    with torch.no_grad():
-        values = pytree.tree_leaves(fx.Interpreter(module).run(*probes))
+    values = probe(module, probes)
     held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
     output = module.graph.output_node()
     leaves, spec = pytree.tree_flatten(output.args[0])
@@ -284,6 +297,13 @@ def _path_name(path: tuple[Any, ...]) -> str:
 
 def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
     return torch.enable_grad() if train else torch.no_grad()
+
+
+def _list_changes(model: str, sources: Sequence[str]) -> None:
+    """Attributes, lists and globals that the forward changes: a graph computes tensors only."""
+    names = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in sources if not s.endswith("['_buffers']")]
+    if names:
+        log.info("the forward of %s changes Python objects (%s); what is sharded leaves them as they are", model, ", ".join(names))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
+from fxshard.passes.probe import probe
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
@@ -135,8 +136,7 @@ def _outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[O
     """Found out on fake tensors: which outputs are numbers, or inputs as they are (perhaps changed in place)."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     probes = [fake_tensor(t, mode, train=False) for t in tensors]
-    with torch.no_grad():
-        values = pytree.tree_leaves(module(*probes))
+    values = probe(module, probes)
     places = {_geometry(t): i for i, t in enumerate(probes)}
     return tuple(_output(v, places) for v in values)
 

@@ -74,7 +74,9 @@ class ExportedProgram(ShardedProgram):
 class BoundModule(nn.Module):
     """A program on this rank: called like the model; its parameters are DTensors under the model's names."""
 
-    def __init__(self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, backend: str) -> None:
+    def __init__(
+        self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, backend: str
+    ) -> None:
         super().__init__()
         _hold(self, program, weights)
         shard_parameters(self, planned_layouts(program), device_mesh, mesh_device(device_mesh, bound.device))

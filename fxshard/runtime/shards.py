@@ -40,11 +40,18 @@ def gather(shards: Mapping[Coordinate, torch.Tensor], layout: Layout, shape: tup
     for coordinate, piece in pieces.items():
         offset = local_offset(shape, layout, mesh.shape, coordinate)
         key = (*offset, *piece.shape)
-        if key in written and not torch.equal(torch.nan_to_num(written[key]), torch.nan_to_num(piece)):
+        if key in written and not _same(written[key], piece):
             raise RunError(f"replicas differ in a result with layout {layout}", remedy="a rule or a step is wrong; please report it")
         written[key] = piece
         whole[tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))] = piece
     return whole
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit, NaN being itself."""
+    if a.is_floating_point() or a.is_complex():
+        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(a, b)
 
 
 def _reduced(pieces: Mapping[Coordinate, torch.Tensor], axis: int, op: str) -> dict[Coordinate, torch.Tensor]:
@@ -53,5 +60,3 @@ def _reduced(pieces: Mapping[Coordinate, torch.Tensor], axis: int, op: str) -> d
         groups.setdefault((*coordinate[:axis], 0, *coordinate[axis + 1 :]), []).append(piece)
     combine = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}[op]
     return {c: combine(torch.stack(group), 0) for c, group in groups.items()}
-
-

@@ -103,7 +103,9 @@ def _last_uses(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     return last
 
 
-def run_lockstep(program: ShardedProgram, inputs: Mapping[tuple[int, ...], Sequence[torch.Tensor]]) -> tuple[dict[tuple[int, ...], Any], list[Recorded]]:
+def run_lockstep(
+    program: ShardedProgram, inputs: Mapping[tuple[int, ...], Sequence[torch.Tensor]]
+) -> tuple[dict[tuple[int, ...], Any], list[Recorded]]:
     """Runs all ranks from one collective to the next; raises RunError when ranks of a group issue different ones."""
     mesh = program.mesh
     ranks = {c: run_rank(program.local(c), inputs[c], dict(zip(mesh.axis_names, c, strict=True))) for c in mesh.coordinates()}
@@ -135,8 +137,9 @@ def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued]) -> Non
         if mine is None or mine.signature != issued[reference].signature:
             what = "has ended" if mine is None else f"issues {mine.signature} at node {mine.node}"
             other = issued[reference]
+            theirs = f"rank {mesh.rank(reference)} issues {other.signature} at node {other.node}"
             raise RunError(
-                f"ranks disagree: rank {mesh.rank(coordinate)} {what}, rank {mesh.rank(reference)} issues {other.signature} at node {other.node}",
+                f"ranks disagree: rank {mesh.rank(coordinate)} {what}, {theirs}",
                 remedy="all ranks must run programs lowered from one plan",
             )
 
@@ -179,9 +182,7 @@ def reduce_tensors(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
 def simulate_program(program: ShardedProgram, values: Sequence[torch.Tensor]) -> Simulation:
     """Runs ``program`` on all ranks; ``values`` are global tensors in the order of ``program.inputs``."""
     mesh = program.mesh
-    inputs = {
-        c: [scatter(v, layout, mesh, c) for v, layout in zip(values, program.input_layouts, strict=True)] for c in mesh.coordinates()
-    }
+    inputs = {c: [scatter(v, layout, mesh, c) for v, layout in zip(values, program.input_layouts, strict=True)] for c in mesh.coordinates()}
     with torch.no_grad():
         results, recorded = run_lockstep(program, inputs)
     whole = [
@@ -200,5 +201,3 @@ def package(program: ShardedProgram, whole: Sequence[torch.Tensor], recorded: li
     grads = dict(named["gradient"])
     grads.update({alias: grads[name] for alias, name in program.aliases.items() if name in grads})
     return Simulation(outputs, grads, named["mutation"], recorded)
-
-

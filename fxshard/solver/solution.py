@@ -31,9 +31,7 @@ PROVEN_TOLERANCE = 1e-9
 """Relative difference between objective and bound that counts as none."""
 
 
-def certify(
-    choices: tuple[int, ...], objective: float, bound: float, cut: bool, steps: tuple[tuple[str, str], ...]
-) -> Solution:
+def certify(choices: tuple[int, ...], objective: float, bound: float, cut: bool, steps: tuple[tuple[str, str], ...]) -> Solution:
     """A `Solution` whose gap and `proven` follow from objective and bound."""
     if objective - bound <= PROVEN_TOLERANCE * abs(objective):
         return Solution(choices, objective, objective, 0.0, True, False, steps)

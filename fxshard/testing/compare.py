@@ -33,7 +33,9 @@ def one_device(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
         leaves = [o for o in pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
         torch.autograd.backward(leaves, [torch.ones_like(o) for o in leaves])
     grads = {n: p.grad for n, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
-    return Reference(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), grads, dict(model.named_buffers(remove_duplicate=False)))
+    return Reference(
+        pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), grads, dict(model.named_buffers(remove_duplicate=False))
+    )
 
 
 def assert_equal_to_one_device(result: Simulation, reference: Reference, rtol: float = 1e-9) -> None:

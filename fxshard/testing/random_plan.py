@@ -20,7 +20,12 @@ from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 
 def random_plan(
-    model: nn.Module, example_args: Sequence[Any], mesh: Mesh | DeviceMesh, seed: int = 0, train: bool = True, example_kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    example_args: Sequence[Any],
+    mesh: Mesh | DeviceMesh,
+    seed: int = 0,
+    train: bool = True,
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> ShardingPlan:
     """A plan that takes a random legal spec for every node, uneven and empty shards included."""
     graph = trace(model, example_args, example_kwargs, train=train)

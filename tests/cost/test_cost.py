@@ -74,9 +74,7 @@ def test_attention_counts_two_products_and_half_when_causal() -> None:
         assert time_of(sdpa, mesh, "R R R", "R") == pytest.approx(factor * one)
 
 
-@pytest.mark.parametrize(
-    ("kind", "hops"), [("all_reduce", 6), ("all_gather", 3), ("reduce_scatter", 3), ("all_to_all", 3)]
-)
+@pytest.mark.parametrize(("kind", "hops"), [("all_reduce", 6), ("all_gather", 3), ("reduce_scatter", 3), ("all_to_all", 3)])
 def test_alpha_beta(kind: str, hops: int) -> None:
     """Launch, hops times latency, bytes over bandwidth: on four ranks inside a node, and across nodes."""
     assert collective_time(kind, 0, 1_000_000, Mesh({"a": 4}, H)) == pytest.approx(5 + hops * 1 + 100)

@@ -73,5 +73,7 @@ def test_a_loaded_program_simulates_and_is_inspected_without_a_process_group(tmp
     program = fxshard.load(tmp_path / "gpt2.pt2")
     result = fxshard.simulate(program, (), kwargs={"input_ids": tokens})
     assert_equal_to_one_device(result, one_device(model, (), {"input_ids": tokens}, train=False), rtol=1e-5)
-    shown = subprocess.run([sys.executable, "-m", "fxshard", "inspect", str(tmp_path / "gpt2.pt2")], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "fxshard", "inspect", str(tmp_path / "gpt2.pt2")], capture_output=True, text=True, check=True
+    )
     assert "tp=2" in shown.stdout and "transformer.wte.weight" in shown.stdout

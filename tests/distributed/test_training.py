@@ -46,6 +46,18 @@ FOUR = {
 }
 
 
+SWEEP = {
+    2: {
+        name: Case(name, "dp=2", {"input_layouts": "S(0)"}, **FLOAT)
+        for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
+    },
+    4: {
+        name: Case(name, "dp=2,tp=2", {"input_layouts": "S(0)R"}, **FLOAT)
+        for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
+    },
+}
+
+
 def on_this_rank(case: Case) -> None:
     check(case, on_ranks)
 
@@ -70,3 +82,12 @@ def test_on_ranks(found: dict[str, str]) -> None:
 def test_simulated(case: Case) -> None:
     """The same body on all ranks in this process."""
     check(case, simulated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", SWEEP)
+@pytest.mark.parametrize("name", SWEEP[2])
+def test_sweep(name: str, world: int, tmp_path: Path) -> None:
+    """Every model with its batch sharded, through Inductor, three steps."""
+    said = run_scenarios({name: functools.partial(on_this_rank, SWEEP[world][name])}, world, tmp_path, seconds=900)
+    assert not said[name], said[name]

@@ -14,7 +14,9 @@ from tests.programs import small_program
 
 
 def test_summary_of_a_plan() -> None:
-    assert_expected_inline(inspect.summary(small_plan()), """\
+    assert_expected_inline(
+        inspect.summary(small_plan()),
+        """\
 mesh                dp=2,tp=2, 4 devices (h100)
 graph               forward, 4 nodes, hash abababababab
 objective           10.75 microseconds
@@ -34,11 +36,14 @@ lin.weight         1  RS(0)     8x4      float32
 
 replicated for want of a rule    reason
 -------------------------------  --------------
-mm                               no rule for it""")
+mm                               no rule for it""",
+    )
 
 
 def test_summary_of_a_program() -> None:
-    assert_expected_inline(inspect.summary(small_program(5)), """\
+    assert_expected_inline(
+        inspect.summary(small_program(5)),
+        """\
 mesh                dp=2,tp=2, 4 devices (h100)
 graph               forward, 4 nodes, hash abababababab
 objective           10.75 microseconds
@@ -64,29 +69,39 @@ output  outputs[0]  S(0)R     5x4
 
 replicated for want of a rule    reason
 -------------------------------  --------------
-mm                               no rule for it""")
+mm                               no rule for it""",
+    )
 
 
 def test_nodes() -> None:
-    assert_expected_inline(inspect.nodes_table(small_plan()), """\
+    assert_expected_inline(
+        inspect.nodes_table(small_plan()),
+        """\
 node    operator         reads            gives     shape      us
 ------  ---------------  ---------------  --------  -------  ----
 w       placeholder                       RS(0)     8x4      0
 x       placeholder                       S(0)S(1)  6x8      0
 mm      aten.mm.default  S(0)S(1), RS(0)  S(0)P     6x4      3.25
-output  output           S(0)R                               0""")
+output  output           S(0)R                               0""",
+    )
     assert inspect.nodes_table(small_program(6)) == inspect.nodes_table(small_plan())
 
 
 def test_collectives_decided_and_run() -> None:
-    assert_expected_inline(inspect.collectives_table(small_plan()), """\
+    assert_expected_inline(
+        inspect.collectives_table(small_plan()),
+        """\
 collective    axis      bytes  buffer    layouts         edge
 ------------  ------  -------  --------  --------------  ------------
-all_reduce    tp           48  3x4       S(0)P -> S(0)R  mm -> output""")
-    assert_expected_inline(inspect.collectives_table(small_program()), """\
+all_reduce    tp           48  3x4       S(0)P -> S(0)R  mm -> output""",
+    )
+    assert_expected_inline(
+        inspect.collectives_table(small_program()),
+        """\
 collective    axis      bytes  buffer    dtype          node                for
 ------------  ------  -------  --------  -------------  ------------------  ------------
-all_reduce    tp           48  3x4       torch.float32  all_reduce_default  mm -> output""")
+all_reduce    tp           48  3x4       torch.float32  all_reduce_default  mm -> output""",
+    )
 
 
 def test_a_plan_without_collectives_says_so() -> None:

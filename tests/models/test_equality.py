@@ -2,7 +2,10 @@
 
 import pytest
 from equality import MESHES, check_random, check_solver
-from zoo import MODELS
+from zoo import MODELS, make
+
+import fxshard
+from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
 
 SLICE = [
     ("mlp", "a=2,b=2,c=2", 0),
@@ -45,3 +48,13 @@ def test_sweep(name: str, mesh: str) -> None:
     check_solver(name, mesh)
     for seed in range(20):
         check_random(name, mesh, seed)
+
+
+def test_gradients_in_eval_equal_one_device() -> None:
+    """Batch norm with its running statistics, differentiated."""
+    model, args, kwargs = make("cnn")
+    model.eval()
+    reference = one_device(model, args, kwargs)
+    for seed in range(3):
+        plan = random_plan(model, args, fxshard.Mesh({"a": 2, "b": 2}), seed=seed)
+        assert_equal_to_one_device(fxshard.simulate(model, args, plan, kwargs), reference)

@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fxshard._torch_compat import inductor_decompositions
 from fxshard.errors import TraceError
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
+from fxshard.runtime.kernels import device_graph
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
 from tests.passes.tracing import ONE, SQUARE, THREE, Function, check_draws, check_eager, real, simulated, targets
 
 X, W = real(3, 4), real(3, 6, grad=False).abs()
@@ -165,3 +171,22 @@ def test_what_cannot_be_keyed_is_refused_by_name(function: Callable[..., Any], n
     with pytest.raises(TraceError, match=name) as caught:
         trace(module(function), (X,))
     assert "test_neutral_draws.py" in caught.value.where and "pass the numbers in" in caught.value.remedy
+
+
+@pytest.mark.parametrize("table", [None, inductor_decompositions()], ids=["eager", "inductor"])
+def test_the_graph_of_the_device_draws_the_same(table: Any) -> None:
+    model = module(lambda x: (torch.rand(4, 3), F.dropout(x, 0.5) * torch.tensor([1.0, 2, 3, 4]), torch.randperm(5)))
+    program = lower(graph := trace(model, (X.detach(),), train=False), plan_graph(graph, ONE, Request()))
+    torch.manual_seed(0)
+    want = simulate_program(program, program_values(program, model, (X.detach(),))).outputs
+    torch.manual_seed(0)
+    values = program_values(program, model, (X.detach(),))
+    got = device_graph(program.local((0,)), torch.device("cpu"), table)(*values)
+    torch.testing.assert_close(tuple(got), want, rtol=0, atol=0)
+
+
+def test_tracing_leaves_the_users_generator_alone() -> None:
+    model = module(lambda x: (torch.rand(3), F.dropout(x, 0.5), x.clone().normal_(), torch.randperm(4), torch.bernoulli(x.sigmoid())))
+    before = torch.get_rng_state()
+    trace(model, (X,))
+    assert torch.equal(torch.get_rng_state(), before)

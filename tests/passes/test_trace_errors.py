@@ -125,3 +125,19 @@ def test_an_input_that_is_changed_and_needs_a_gradient() -> None:
 def test_which_files_are_the_users() -> None:
     assert of_user("/home/me/torch/model.py") and of_user("/venv/lib/python3.11/site-packages/transformers/models/gpt2.py")
     assert not of_user(torch.nn.__file__) and not of_user(logging.__file__) and not of_user("<eval_with_key>.1")
+
+
+def test_changes_of_python_objects_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+    def counts(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.mean())
+        self.steps.add_(1)
+        return x * 2
+
+    caplog.set_level(logging.INFO, "fxshard")
+    model = Function(counts, seen=[])
+    model.register_buffer("steps", torch.zeros(()))
+    trace(model, (X,))
+    assert "the forward of Function changes Python objects (self.seen)" in caplog.text
+    caplog.clear()
+    trace(nn.BatchNorm1d(4), (torch.randn(3, 4),))
+    assert not caplog.text and not model.seen

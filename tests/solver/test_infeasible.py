@@ -17,9 +17,7 @@ def only(problem: PlacementProblem, nodes: tuple[int, ...]) -> PlacementProblem:
     """The problem of a few nodes and the edges among them, without memory."""
     inside = [e for e, (i, j) in enumerate(problem.edges) if i in nodes and j in nodes]
     edges = tuple((nodes.index(problem.edges[e][0]), nodes.index(problem.edges[e][1])) for e in inside)
-    return PlacementProblem(
-        tuple(problem.node_costs[n] for n in nodes), edges, tuple(problem.edge_costs[e] for e in inside)
-    )
+    return PlacementProblem(tuple(problem.node_costs[n] for n in nodes), edges, tuple(problem.edge_costs[e] for e in inside))
 
 
 def test_odd_cycle_far_from_the_rest() -> None:

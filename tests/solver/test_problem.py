@@ -71,9 +71,7 @@ def test_file_and_back(tmp_path_factory: pytest.TempPathFactory, problem: Placem
             problem.intervals,
             problem.usage_limit,
         )
-        for ours, theirs in zip(
-            [*problem.node_costs, *problem.edge_costs], [*again.node_costs, *again.edge_costs], strict=True
-        ):
+        for ours, theirs in zip([*problem.node_costs, *problem.edge_costs], [*again.node_costs, *again.edge_costs], strict=True):
             np.testing.assert_array_equal(ours, theirs)
         for use, read in zip(problem.usages, again.usages, strict=True):
             np.testing.assert_array_equal(np.zeros(0) if use is None else use, np.zeros(0) if read is None else read)

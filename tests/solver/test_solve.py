@@ -34,9 +34,7 @@ def test_copies_are_paid_once() -> None:
     """One producer in layout 0, two readers that need layout 1: one copy, one payment."""
     needs = np.array([[np.inf], [0.0]])
     paid = np.array([[0.0, 7.0]])
-    problem = PlacementProblem(
-        (np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(1)), ((0, 1), (1, 2), (1, 3)), (paid, needs, needs)
-    )
+    problem = PlacementProblem((np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(1)), ((0, 1), (1, 2), (1, 3)), (paid, needs, needs))
     assert (solve(problem).objective, solve(problem).choices) == (7.0, (0, 1, 0, 0))
 
 
@@ -70,9 +68,7 @@ def test_a_limit_before_any_plan_is_an_error_that_says_so() -> None:
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
 def test_any_unit_will_do(scale: float) -> None:
     problem = grid(5, 4, 2)
-    scaled = PlacementProblem(
-        tuple(c * scale for c in problem.node_costs), problem.edges, tuple(c * scale for c in problem.edge_costs)
-    )
+    scaled = PlacementProblem(tuple(c * scale for c in problem.node_costs), problem.edges, tuple(c * scale for c in problem.edge_costs))
     assert solve(scaled).proven
     assert solve(scaled).objective == pytest.approx(solve(problem).objective * scale, rel=1e-9)
 

@@ -1,5 +1,6 @@
 """Dropout: the same mask on every mesh; other draws stay whole and say so."""
 
+import pytest
 import torch
 
 from fxshard.mesh import Mesh
@@ -17,6 +18,22 @@ def test_dropout_draws_one_mask_on_any_number_of_ranks() -> None:
 
 def test_dropout_on_a_mesh() -> None:
     check_mesh("fxshard.dropout.default", (real(5, 7), 0.4, SEED, 7), mesh=(2, 3))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_draws_are_cut_from_one_whole(kind: str) -> None:
+    args = (kind, 0, 0, [5, 7], torch.float64, SEED, 3)
+    assert check("fxshard.random.default", *args) == {"R -> R", "R -> S(0)", "R -> S(1)"}
+    check_mesh("fxshard.random.default", args, mesh=(2, 3))
+
+
+def test_whole_numbers_are_cut_from_one_whole() -> None:
+    check("fxshard.random.default", "integers", -4, 9, [5, 3], torch.int64, SEED, 3)
+    check("fxshard.random.default", "permutation", 0, 0, [7], torch.int64, SEED, 3)
+
+
+def test_constants_are_whole() -> None:
+    assert check("fxshard.constant.default", [1.5, 2, 3], [3], torch.float64) == {" -> R"}
 
 
 def test_dropout_backward_is_linear_in_the_gradient() -> None:

@@ -43,9 +43,7 @@ REDUCTIONS: tuple[Step, ...] = (
 MAX_ROUNDS = 6
 
 
-def reduce(
-    model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS
-) -> tuple[Model, Undo, list[tuple[str, str]]]:
+def reduce(model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS) -> tuple[Model, Undo, list[tuple[str, str]]]:
     """Apply the steps in order until a round shrinks nothing, and say what each that did something left."""
     undos: list[Undo] = []
     history: list[tuple[str, str]] = []

@@ -58,8 +58,7 @@ class DominatedTimes:
             return model, lambda choices: choices
         position = np.concatenate([[0], np.cumsum(keep)])
         uses = [
-            tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi]))
-            for terms in model.uses
+            tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi])) for terms in model.uses
         ]
         return replace(model, uses=uses, limits=model.limits[keep], prices=model.prices[keep]), lambda choices: choices
 

@@ -1,0 +1,19 @@
+"""Runs a captured graph on fakes, to see what it returns: nothing is computed, and no random number is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+
+
+def probe(module: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """The results of ``module`` on fake ``args``, in one list. The user's random generator stays as it was."""
+    held = (*args, *module.parameters(), *module.buffers())
+    mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return pytree.tree_leaves(fx.Interpreter(module).run(*args))
