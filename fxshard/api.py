@@ -10,14 +10,15 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import OptionError, PlanError
+from fxshard.errors import OptionError
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run
-from fxshard.passes.trace import check_call, trace
+from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run, trace_model
+from fxshard.passes.trace import check_call
 from fxshard.program import ShardedProgram
 from fxshard.runtime.exported import ExportedProgram
 from fxshard.runtime.inputs import local_batch
 from fxshard.runtime.module import parallelize
+from fxshard.runtime.options import check_pins, check_plan, check_unused
 from fxshard.runtime.simulate import Simulation, simulate_program
 from fxshard.runtime.values import program_values
 from fxshard.sharding_plan import ShardingPlan
@@ -56,6 +57,7 @@ def plan(
         LayoutError: a layout that cannot be.
     """
     check_call(model, example_args)
+    check_pins(pins)
     request = Request(
         model,
         tuple(example_args),
@@ -76,15 +78,6 @@ def plan(
 _make_plan = plan
 
 
-def _check_plan(plan: Any, mesh: Mesh | DeviceMesh | None) -> None:
-    """Raises OptionError for what is no plan, PlanError for one that is for another mesh."""
-    if not isinstance(plan, ShardingPlan):
-        raise OptionError(f"plan is a {type(plan).__name__}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
-    have = None if mesh is None else as_mesh(mesh)
-    if have is not None and (have.shape, have.axis_names) != (plan.mesh.shape, plan.mesh.axis_names):
-        raise PlanError(f"the plan is for mesh {plan.mesh}, not {have}", remedy="plan for this mesh, or leave mesh out")
-
-
 def lower(
     model: nn.Module,
     example_args: Sequence[Any],
@@ -93,9 +86,10 @@ def lower(
     dump: str | Path | None = None,
 ) -> ShardedProgram:
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode."""
-    _check_plan(plan, None)
-    graph = trace(model, example_args, example_kwargs, train=plan.train)
-    return lower_plan(graph, plan, dump)
+    check_call(model, example_args)
+    check_plan(plan)
+    request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train)
+    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump)
 
 
 def export(
@@ -115,9 +109,14 @@ def export(
 
     Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise;
     shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
-    Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``).
+    Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``), and stands alone: layouts,
+    pins and limits beside it are an OptionError.
     """
     check_call(model, example_args)
+    check_pins(pins)
+    check_unused(
+        plan, pins=pins, input_layouts=input_layouts, output_layouts=output_layouts, memory_limit=memory_limit, objective=objective
+    )
     whole = "R" * as_mesh(mesh).ndim
     request = Request(
         model,
@@ -131,7 +130,7 @@ def export(
         objective,
     )
     if plan is not None:
-        _check_plan(plan, mesh)
+        check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
         lowered = lower(model, example_args, plan, example_kwargs, dump)
@@ -173,10 +172,13 @@ def simulate(
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
         if plan is None:
             plan = _make_plan(model, args, mesh, kwargs)
-        _check_plan(plan, mesh)
+        check_plan(plan, mesh)
         lowered = lower(model, args, plan, kwargs)
     if lowered is None:
         raise OptionError(f"cannot simulate a {type(model_or_program).__name__}", remedy="pass an nn.Module or a ShardedProgram")
+    if model is None and plan is not None:
+        raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
+    check_plan(lowered.plan, mesh)
     if weights is None and isinstance(lowered, ExportedProgram):
         weights = lowered.weights
     return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights))

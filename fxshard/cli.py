@@ -89,8 +89,8 @@ def _export(options: argparse.Namespace) -> None:
     from fxshard import api, inspect
 
     model, args, kwargs = _load_model(options.model)
-    plan = _read_plan(options) if options.plan else _make_plan(options, model, args, kwargs, train=False)
-    program = api.export(model, args, _mesh(options), example_kwargs=kwargs, plan=plan, dump=options.dump)
+    plan = _read_plan(options) if options.plan else None
+    program = api.export(model, args, _mesh(options), plan=plan, example_kwargs=kwargs, **_wishes(options))
     program.save(options.output)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
@@ -116,25 +116,25 @@ def _demo(options: argparse.Namespace) -> None:
 def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
     from fxshard import api
 
-    return api.plan(
-        model,
-        args,
-        _mesh(options),
-        example_kwargs=kwargs,
-        train=train,
-        pins=_pins(options.pin),
-        memory_limit=parse_size(options.memory_limit) if options.memory_limit else None,
-        objective=options.objective,
-        dump=options.dump,
-    )
+    return api.plan(model, args, _mesh(options), example_kwargs=kwargs, train=train, **_wishes(options))
+
+
+def _wishes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the user asks of a plan."""
+    return {
+        "pins": _pins(options.pin),
+        "memory_limit": parse_size(options.memory_limit) if options.memory_limit else None,
+        "objective": options.objective,
+        "dump": options.dump,
+    }
 
 
 def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     from fxshard.sharding_plan import ShardingPlan
 
-    if options.pin or options.memory_limit:
-        remedy = "leave out --pin and --memory-limit, or leave out --plan and let a plan be made"
-        raise OptionError("--plan is decided already, so that --pin and --memory-limit have no use", remedy=remedy)
+    if options.pin or options.memory_limit or options.objective != "time":
+        remedy = "leave out --pin, --memory-limit and --objective, or leave out --plan and let a plan be made"
+        raise OptionError("--plan is decided already, so that --pin, --memory-limit and --objective have no use", remedy=remedy)
     return ShardingPlan.load(options.plan)
 
 

@@ -63,6 +63,8 @@ class Mesh:
     hardware: Hardware
 
     def __init__(self, axes: Mapping[str, int], hardware: str | Hardware = "cpu") -> None:
+        if not isinstance(axes, Mapping):
+            raise OptionError(f"the axes of a mesh are a {type(axes).__name__}", remedy="give names and sizes: Mesh({'dp': 2, 'tp': 4})")
         for name, size in axes.items():
             if not isinstance(name, str) or not name.isidentifier():
                 raise OptionError(f"mesh axis name {name!r} is not an identifier", remedy="name axes like 'dp' or 'tp'")
@@ -124,7 +126,7 @@ def find_hardware(hardware: str | Hardware) -> Hardware:
     """A preset by name; raises OptionError naming the closest one."""
     if isinstance(hardware, Hardware):
         return hardware
-    if hardware not in HARDWARE:
+    if not isinstance(hardware, str) or hardware not in HARDWARE:
         close = difflib.get_close_matches(str(hardware), list(HARDWARE), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown hardware {hardware!r}{hint}", where="hardware", remedy=f"presets are {', '.join(HARDWARE)}")
@@ -156,6 +158,8 @@ def _device_hardware(device_type: str) -> str:
 
 def parse_mesh(text: str, hardware: str | Hardware = "cpu") -> Mesh:
     """Reads ``dp=2,tp=4``; raises OptionError on anything else."""
+    if not isinstance(text, str):
+        raise OptionError(f"cannot read a mesh from a {type(text).__name__}", remedy="write it like 'dp=2,tp=4'")
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,8 @@ class PlanningGraph:
 
     ``module``: one flat aten graph; placeholders in the order of ``inputs``, its output a flat tuple in the order of
     ``outputs``; every tensor node has a fake CPU tensor of its global shape in ``meta["val"]``.
-    ``aliases``: further names of tied parameters -> the name that the graph uses.
+    ``aliases``: further names of tied parameters -> the name that the graph uses. ``constants``: arguments that are no
+    tensors, by path (see ``constants_of``).
     """
 
     module: fx.GraphModule
@@ -56,6 +57,7 @@ class PlanningGraph:
     out_spec: pytree.TreeSpec
     train: bool
     aliases: dict[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -86,6 +88,23 @@ class Fixed:
 
 
 pytree.register_pytree_node(Fixed, lambda x: ([], x.value), lambda _, value: value)
+
+
+def constants_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments that are no tensors by path (``args[1]``): numbers, texts and None as they are, others as text about them."""
+    paths = pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]
+    return {
+        ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]): _constant(value)
+        for path, value in paths
+        if not isinstance(value, torch.Tensor)
+    }
+
+
+def _constant(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    kind = type(value)
+    return str(value) if kind.__module__ == "torch" else f"<{kind.__module__}.{kind.__qualname__}>"
 
 
 def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any]) -> pytree.TreeSpec:

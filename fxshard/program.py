@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import fx
 
@@ -60,6 +61,8 @@ class ShardedProgram:
     classes: Mapping[tuple[int, ...], SizeClass]
     """Coordinate of each rank -> its size class."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""

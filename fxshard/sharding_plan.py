@@ -195,7 +195,8 @@ class ShardingPlan:
     def __str__(self) -> str:
         rows = [(n.name, n.op, ", ".join(map(str, n.spec.inputs)), ", ".join(map(str, n.spec.outputs))) for n in self.nodes]
         proven = f"objective {self.objective:.6g} {self.certificate.unit}, gap {self.gap:.3%}"
-        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), {proven}"
+        cut = ", cut short by its time or work limit" if self.certificate.cut else ""
+        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), {proven}{cut}"
         nodes = tabulate(rows, headers=("node", "operator", "reads", "gives"))
         moves = tabulate(
             [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],

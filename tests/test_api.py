@@ -102,6 +102,32 @@ def test_plans_for_another_model_shape_or_mode() -> None:
         model = model.to(args[0].dtype)
         refused(PlanError, "the plan is for another graph", lambda model=model, args=args: fxshard.lower(model, args, plan))
     refused(OptionError, "the plan is for training", lambda: fxshard.export(MLP(), (x,), MESH, plan))
+    other = fxshard.Mesh({"dp": 4})
+    refused(PlanError, "for mesh dp=2,tp=2, not dp=4", lambda: fxshard.export(MLP(), (x,), other, plan))
+    refused(PlanError, "for mesh dp=2,tp=2, not dp=4", lambda: fxshard.simulate(MLP(), (x,), plan, mesh=other))
+
+
+def test_what_a_plan_leaves_no_room_for() -> None:
+    x = torch.ones(8, 16)
+    plan = fxshard.plan(MLP(), (x,), MESH, train=False)
+    wishes = {"pins": {"a": "RR"}, "input_layouts": "RR", "output_layouts": "RR", "memory_limit": 9, "objective": "communication"}
+    for name, value in wishes.items():
+        refused(OptionError, f"{name} would be ignored", lambda n=name, v=value: fxshard.export(MLP(), (x,), MESH, plan, **{n: v}))
+    fxshard.export(MLP(), (x,), MESH, plan, objective="time")
+
+
+def test_what_is_no_device_mesh_or_no_pins() -> None:
+    x, made = torch.ones(8, 16), fxshard.export(MLP(), (torch.ones(8, 16),), MESH)
+    for bad in (MESH, 3, None):
+        for call in (
+            lambda bad=bad: fxshard.parallelize(MLP(), (x,), bad),
+            lambda bad=bad: fxshard.local_batch(x, bad),
+            lambda bad=bad: made.bind(bad),
+        ):
+            refused(OptionError, "a torch DeviceMesh is needed", call)
+    refused(OptionError, "pins map names to layouts", lambda: fxshard.plan(MLP(), (x,), MESH, pins=5))
+    refused(OptionError, "pins map names to layouts", lambda: fxshard.export(MLP(), (x,), MESH, pins=[("a", "RR")]))
+    refused(OptionError, "not an nn.Module", lambda: fxshard.parallelize(3, (x,), MESH))
 
 
 def test_what_is_no_mesh_or_does_not_trace() -> None:

@@ -87,8 +87,14 @@ def test_export_takes_a_plan_or_makes_one(
 
     monkeypatch.setattr(inspect, "summary", lambda program: "the summary")
     assert cli.main(["export", f"{model}:training", "--mesh", "dp=2,tp=2", "-o", "m.pt2"]) == 0
-    assert [name for name, _ in calls] == ["plan", "export", "save"] and calls[0][1][1]["train"] is False
+    assert [name for name, _ in calls] == ["export", "save"] and calls[0][1][1]["plan"] is None
     assert capsys.readouterr().out == "the summary\n\nwrote m.pt2\n"
+
+    calls.clear()
+    options = ["--objective", "communication", "--memory-limit", "1GB", "--pin", "a=RR", "--dump", "d"]
+    assert cli.main(["export", f"{model}:training", "--mesh", "dp=2,tp=2", *options, "-o", "m.pt2"]) == 0
+    given = calls[0][1][1]
+    assert [given[k] for k in ("objective", "memory_limit", "pins", "dump")] == ["communication", 10**9, {"a": "RR"}, "d"]
 
     calls.clear()
     small_plan().save(tmp_path / "plan.json")
@@ -117,6 +123,21 @@ def test_a_users_mistake_is_a_message(model: str, options: list[str], what: str,
 def test_a_plan_and_pins_contradict(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", f"{model}:training", "--mesh", "dp=2", "--plan", "p.json", "--pin", "a=R", "-o", "m.pt2"]) == 2
     assert "--plan is decided already" in capsys.readouterr().err
+
+
+def test_export_for_real_returns_whole_outputs_and_refuses_another_mesh(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fxshard
+
+    output, plan = str(tmp_path / "m.pt2"), str(tmp_path / "plan.json")
+    assert cli.main(["export", f"{model}:training", "--mesh", "tp=2", "--pin", "0.weight=S(0)", "-o", output]) == 0
+    program = fxshard.load(output)
+    assert {str(x) for x in program.output_layouts} == {"R"}
+    program.plan.save(plan)
+    capsys.readouterr()
+    assert cli.main(["export", f"{model}:training", "--mesh", "tp=4", "--plan", plan, "-o", output]) == 2
+    assert "the plan is for mesh tp=2, not tp=4" in capsys.readouterr().err
 
 
 def test_a_file_that_is_neither_plan_nor_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

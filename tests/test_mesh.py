@@ -88,3 +88,9 @@ def test_bad_mesh_texts(text: str) -> None:
 def test_what_is_no_mesh_is_named() -> None:
     with pytest.raises(OptionError, match=r"got tuple[\s\S]*fxshard.Mesh"):
         as_mesh((2, 2))  # type: ignore[arg-type]
+
+
+def test_axes_are_a_mapping() -> None:
+    with pytest.raises(OptionError, match="the axes of a mesh are a list") as error:
+        Mesh([("a", 2)])  # type: ignore[arg-type]
+    assert error.value.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.redistribution import COLLECTIVES
 from fxshard.sharding_plan import ShardingPlan
 
-_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases")
+_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants")
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "entry", "step")
 _META: Mapping[str, type] = {"collective": int, "partitioner_tag": str}
@@ -44,6 +45,7 @@ def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -
             "classes": [{"graph": names[c], "sizes": [list(s) for s in c], "meta": _write_meta(p.modules[c])} for c in order],
             "ranks": [order.index(p.classes[coordinate]) for coordinate in p.mesh.coordinates()],
             "aliases": dict(sorted(p.aliases.items())),
+            "constants": [{"name": name, "value": _write_constant(value)} for name, value in p.constants.items()],
         }
     )
 
@@ -55,6 +57,28 @@ def _write_end(end: GraphInput | GraphOutput, layout: Layout, shape: tuple[int, 
 def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
     kept = {n.name: {k: n.meta[k] for k, kind in _META.items() if isinstance(n.meta.get(k), kind)} for n in module.graph.nodes}
     return {name: meta for name, meta in kept.items() if meta}
+
+
+def _write_constant(value: Any) -> Any:
+    """JSON has no infinities and NaN: they are ``{"float": "inf"}``."""
+    return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_constant(field: Field) -> tuple[str, Any]:
+    field.known(("name", "value"))
+    return field.get("name", Field.text), field.get("value", _read_value)
+
+
+def _read_value(field: Field) -> Any:
+    if isinstance(field.value, dict):
+        field.known(("float",))
+        text = field.get("float", Field.text)
+        if text not in ("inf", "-inf", "nan"):
+            raise field.fail(f"{text!r} is not inf, -inf or nan")
+        return float(text)
+    if isinstance(field.value, list):
+        raise field.fail("a constant is a number, a text, a truth value or null")
+    return field.value
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,7 @@ def read_description(text: bytes, where: str) -> Description:
             **root.get("structure", _read_structures),
             "collectives": root.get("collectives", lambda f: f.tuple_of(lambda one: _read_collective(one, mesh))),
             "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
+            "constants": root.get("constants", lambda f: dict(map(_read_constant, f.items()))),
         },
         classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},
         graphs=graphs,

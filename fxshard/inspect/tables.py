@@ -65,7 +65,7 @@ def _head(subject: Subject) -> str:
     if isinstance(subject, ShardedProgram):
         rows.append(("local graphs", f"{len(subject.modules)}, {'shards are even' if len(subject.modules) == 1 else 'one a size class'}"))
     if c.cut:
-        rows.append(("note", "the search was cut short by its time limit"))
+        rows.append(("note", "the search was cut short by its time or work limit"))
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 

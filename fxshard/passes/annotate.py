@@ -21,7 +21,8 @@ from fxshard.strategies.engine import created_reductions
 class Annotated:
     """A planning graph with the legal specs of each node but the output's; calls by node name; nodes without a rule listed.
 
-    ``full``: those specs in which every rank holds something of every tensor (all of them, where there are none such).
+    ``full``: those specs that the solver looks at: every rank holds something of every tensor (all specs, where there are
+    none such), and what depends on no input (positions, tables) is whole.
     """
 
     graph: PlanningGraph
@@ -39,6 +40,7 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     specs: dict[str, tuple[OpSpec, ...]] = {}
     full: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
+    constant = constants(graph)
     for node in planned_nodes(graph):
         if node.op == "placeholder":
             shape = tuple(node.meta["val"].shape)
@@ -47,10 +49,20 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
         elif node.op == "call_function":
             strategy = op_strategy(calls[node.name], mesh, reductions)
             specs[node.name] = strategy.specs
-            full[node.name] = _full_of_call(calls[node.name], strategy.specs, mesh)
+            kept = strategy.specs[:1] if node.name in constant else strategy.specs
+            full[node.name] = _full_of_call(calls[node.name], kept, mesh)
             if strategy.fallback:
                 fallbacks.append((node.name, strategy.reason))
     return Annotated(graph, mesh, specs, full, calls, tuple(fallbacks))
+
+
+def constants(graph: PlanningGraph) -> frozenset[str]:
+    """Nodes that depend on no input: many layers read them, and each rank makes them for nothing."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and all(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return frozenset(found)
 
 
 def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:

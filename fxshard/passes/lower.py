@@ -65,6 +65,7 @@ def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
         collectives=issued,
         classes=classes,
         aliases=graph.aliases,
+        constants=graph.constants,
     )
 
 

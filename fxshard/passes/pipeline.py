@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -132,8 +132,15 @@ PLANNING: tuple[tuple[str, Pass], ...] = (
 LOWERING: tuple[tuple[str, Pass], ...] = (("lower", _lower),)
 
 
-def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: str | Path | None = None) -> Compilation:
-    """Runs ``passes`` in order; with ``dump`` (or FXSHARD_DUMP) each writes one readable file, a failing one its error."""
+Dump = str | Path | Literal[False] | None
+"""A folder for dumps; None: that of FXSHARD_DUMP, if any; False: none."""
+
+
+def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: Dump = None) -> Compilation:
+    """Runs ``passes`` in order; with ``dump`` (or FXSHARD_DUMP) each writes one readable file, a failing one its error.
+
+    A file's number is the place of its pass in the pipeline, so that several runs fill one folder.
+    """
     if state.request.objective not in OBJECTIVES:
         close = difflib.get_close_matches(str(state.request.objective), OBJECTIVES, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -150,32 +157,46 @@ def run(passes: Sequence[tuple[str, Pass]], state: Compilation, dump: str | Path
             state, made = one(state)
         except Exception:
             if folder is not None:
-                _write(folder, len(state.records), f"{name}.failed", _history(state) + "\n" + traceback.format_exc())
+                _write(folder, _place(name, state), f"{name}.failed", _history(state) + "\n" + traceback.format_exc())
             raise
+        place = _place(name, state)
         record = PassRecord(name, (time.perf_counter() - start) * 1e3, made)
         state = replace(state, records=(*state.records, record))
         if folder is not None:
-            _write(folder, len(state.records) - 1, name, _history(state) + "\n" + _readable(name, state))
+            _write(folder, place, name, _history(state) + "\n" + _readable(name, state))
     return state
 
 
-def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: str | Path | None = None) -> ShardingPlan:
+def trace_model(request: Request, mesh: Mesh, dump: Dump = None) -> PlanningGraph:
+    """The graph of the request's model, traced as the first pass of a pipeline."""
+    state = run(PLANNING[:1], Compilation(mesh, request), dump)
+    assert state.graph is not None
+    return state.graph
+
+
+def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = None) -> ShardingPlan:
     """Plans a graph that is traced already."""
     state = run(PLANNING[1:], Compilation(mesh, request, graph), dump)
     assert state.plan is not None
     return state.plan
 
 
-def lower_plan(graph: PlanningGraph, plan: ShardingPlan, dump: str | Path | None = None) -> ShardedProgram:
+def lower_plan(graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None) -> ShardedProgram:
     """Lowers a plan; raises PlanError when it is for another graph."""
     state = run(LOWERING, Compilation(plan.mesh, graph=graph, plan=plan), dump)
     assert state.program is not None
     return state.program
 
 
-def _dump_folder(dump: str | Path | None) -> Path | None:
+def _place(name: str, state: Compilation) -> int:
+    """The place of a pass in the pipeline; one that is not of it comes after those that have run."""
+    names = [known for known, _ in (*PLANNING, *LOWERING)]
+    return names.index(name) if name in names else len(state.records)
+
+
+def _dump_folder(dump: Dump) -> Path | None:
     chosen = dump or os.environ.get("FXSHARD_DUMP")
-    if not chosen:
+    if not chosen or dump is False:
         return None
     folder = Path(chosen)
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import copy
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.probe import probe
 from fxshard.passes.trace_errors import readable_errors
-from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, with_fixed
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
@@ -64,7 +65,8 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
         names = _parameter_names(model, fake_model, captured)
         spell_attributes(captured, model, fake_model, names, flat)
         joint = joint_graph(captured, flat, train)
-    return planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+    graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+    return replace(graph, constants=constants_of(args, kwargs))
 
 
 def check_call(model: Any, args: Any) -> None:

@@ -14,16 +14,17 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import RunError
+from fxshard.errors import OptionError, RunError
 from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.compile import compile_program
+from fxshard.runtime.compile import BACKENDS, compile_program
 from fxshard.runtime.inputs import leaf_names
-from fxshard.runtime.launch import compare, mesh_ranks
+from fxshard.runtime.launch import compare, mesh_ranks, versions
+from fxshard.runtime.options import check_choice, check_device_mesh
 from fxshard.runtime.parameters import planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
-from fxshard.runtime.values import argument_values, check_value
+from fxshard.runtime.values import argument_values, check_arguments, check_value
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,13 @@ class ExportedProgram(ShardedProgram):
 
         Raises PlanError for another mesh, RunError for a missing weight or ranks that hold different programs.
         """
+        check_device_mesh(device_mesh)
+        if not isinstance(weights, Mapping | None):
+            remedy = "pass whole tensors by the model's names, such as a state_dict"
+            raise OptionError(f"weights are a {type(weights).__name__}", remedy=remedy)
+        check_choice("backend", backend, BACKENDS)
         values = dict(weights or self.weights)
-        fields_ = {"mesh": str(self.mesh), "torch": torch.__version__, "plan": self.plan.hash, "program": self.hash}
+        fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash}
         bound = bind(self, device_mesh, device)
         compare(fields_, ranks=mesh_ranks(device_mesh))
         return BoundModule(self, values, bound, device_mesh, backend)
@@ -78,26 +84,29 @@ class BoundModule(nn.Module):
         self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, backend: str
     ) -> None:
         super().__init__()
+        self._program = program
         _hold(self, program, weights)
         shard_parameters(self, planned_layouts(program), device_mesh, mesh_device(device_mesh, bound.device))
         shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
         self._compiled = compile_program(bound, backend)
-        self._runners: dict[tuple[str, ...], Runner] = {}
+        self._runners: dict[tuple[tuple[str, bool], ...], Runner] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program; plain tensors are global values. Raises RunError for arguments unlike the traced ones."""
+        """Runs the program; plain tensors are global values.
+
+        Raises RunError for arguments unlike the traced ones, PlanError for plain arguments where outputs are not whole.
+        """
         self._check(args, kwargs)
-        names = tuple(leaf_names(args, kwargs))
-        if names not in self._runners:
-            self._runners[names] = Runner(self, self._compiled, names)
-        return self._runners[names](pytree.tree_leaves((args, kwargs)))
+        names, leaves = leaf_names(args, kwargs), pytree.tree_leaves((args, kwargs))
+        key = tuple((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
+        if key not in self._runners:
+            self._runners[key] = Runner(self, self._compiled, names)
+        return self._runners[key](leaves)
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        check_arguments(self._program, args, kwargs)
         given = argument_values(args, kwargs)
-        missing = [name for name in self._takes if name not in given]
-        if missing:
-            raise RunError(f"the program takes {', '.join(self._takes)}; {missing[0]} is missing", remedy="call it as it was exported")
         for name, (shape, dtype) in self._takes.items():
             check_value(name, given[name], shape, dtype)
 

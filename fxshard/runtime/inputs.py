@@ -11,10 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import pytree
-from fxshard.errors import PlanError, RunError
+from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
+from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
+from fxshard.runtime.options import check_device_mesh
 from fxshard.runtime.shards import scatter
 
 
@@ -25,6 +27,11 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     given. Batches may differ in length only as ``torch.chunk`` cuts ``size``. Raises LayoutError for an unknown axis,
     RunError for lengths that no chunking gives.
     """
+    check_device_mesh(device_mesh)
+    if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
+        raise OptionError(f"the batch is a {type(x).__name__}", remedy="give this rank's own rows as a plain tensor, one call a tensor")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+        raise OptionError(f"the size of the whole batch is {size!r}", remedy="give a number of rows, or leave size out")
     mesh = as_mesh(device_mesh)
     index = mesh.axis(axis)
     if x.dim() == 0:
@@ -93,11 +100,38 @@ def local_input(value: torch.Tensor, layout: Layout, bound: BoundProgram, name: 
 
 
 def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:
-    """A program's result for the user: a DTensor in its layout if ``distributed``, else the plain global tensor."""
-    if not distributed and layout.is_replicated:
-        return local
-    result = as_dtensor(local, bound.device_mesh, layout, shape)
-    return result if distributed else result.full_tensor()
+    """A program's result for the user: a DTensor in its layout if ``distributed``, else the plain global tensor.
+
+    Raises PlanError for a plain result that is not whole on each rank: gathering it is a collective that no plan decided.
+    """
+    if distributed:
+        return as_dtensor(local, bound.device_mesh, layout, shape)
+    if not layout.is_replicated:
+        what = f"a plain result of shape {shape} is in {layout}, it would have to be gathered"
+        raise PlanError(what, remedy=f"plan with output_layouts={str(Layout.replicated(len(layout)))!r}, or pass DTensors")
+    return local
+
+
+def check_whole(program: ShardedProgram, leaves: Mapping[str, Any]) -> None:
+    """Raises PlanError where a plain tensor of the user's would have to be gathered, which no plan decided.
+
+    That is an output while no argument is a DTensor, the gradient of a plain argument, the new value of a plain
+    argument or buffer. ``leaves``: the arguments by name.
+    """
+    shared = {name for name, x in leaves.items() if isinstance(x, DTensor)}
+    kinds = {end.name: end.kind for end in program.inputs}
+    for end, layout in zip(program.outputs, program.output_layouts, strict=True):
+        whole = str(Layout.replicated(len(layout)))
+        if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":
+            continue
+        if end.kind == "output" and not shared:
+            remedy = f"fxshard.plan(..., output_layouts={whole!r}), or pass DTensors (fxshard.local_batch): then outputs are DTensors"
+            raise PlanError(f"{end.name} is planned in {layout}, but all arguments are plain, so that it must return whole", remedy=remedy)
+        if end.kind != "output":
+            what = "its gradient" if end.kind == "gradient" else "what it is changed to"
+            option = "input_layouts" if kinds[end.name] == "input" else "pins"
+            remedy = f"fxshard.plan(..., {option}={{{end.name!r}: {whole!r}}})" + (", or pass a DTensor" if option != "pins" else "")
+            raise PlanError(f"{end.name} is a plain tensor planned in {layout}, {what} would have to be gathered", remedy=remedy)
 
 
 def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:

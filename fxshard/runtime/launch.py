@@ -7,6 +7,7 @@ without end. In a process that is alone nothing is exchanged.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,12 +32,18 @@ REMEDIES: Mapping[str, str] = {
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
     "shapes": _GLOBAL,
     "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval)",
+    "weights": "call torch.manual_seed with the same seed on all ranks before building the model, or load one checkpoint on all of them",
     "plan": "pass the same plan on all ranks, or none: then rank 0 plans for all",
     "program": "pass the same options on all ranks, and load the same file",
     "checksum": _GLOBAL,
     "rng_seed": "call torch.manual_seed with the same seed on all ranks",
 }
 _OTHERWISE = "make it the same on all ranks"
+
+
+def versions() -> dict[str, str]:
+    """Fields of ``compare``: what must be installed alike on all ranks."""
+    return {"fxshard": importlib.metadata.version("fxshard"), "torch": str(torch.__version__)}
 
 
 def mesh_ranks(device_mesh: DeviceMesh) -> tuple[int, ...]:

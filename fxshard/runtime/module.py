@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +24,17 @@ from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
+from fxshard.passes.formulate import OBJECTIVES
+from fxshard.passes.pipeline import Dump, Request, lower_plan, plan_graph, trace_model
+from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import BACKENDS, compile_program
-from fxshard.runtime.inputs import leaf_key, leaf_names
-from fxshard.runtime.launch import compare, mesh_ranks, share_plan
+from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
+from fxshard.runtime.launch import compare, mesh_ranks, share_plan, versions
+from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters, weights_digest
 from fxshard.runtime.runner import Runner
 from fxshard.sharding_plan import ShardingPlan
@@ -40,7 +43,7 @@ log = logging.getLogger("fxshard")
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-Planner = Callable[[PlanningGraph, Mesh, Request, "str | Path | None"], ShardingPlan]
+Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,17 @@ def parallelize(
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
-    forward = ShardedForward(model, device_mesh, _settings(options))
+    check_call(model, example_args)
+    check_device_mesh(device_mesh)
+    settings = _settings(options)
+    if plan is not None:
+        check_plan(plan, device_mesh)
+        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective")
+        check_unused(plan, **{name: getattr(settings, name) for name in decided})
+    forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     train = plan.train if plan is not None else train
-    compare({"weights": weights_digest(model)}, ranks=mesh_ranks(device_mesh), timeout=forward.settings.timeout)
+    compare({**versions(), "weights": weights_digest(model)}, ranks=mesh_ranks(device_mesh), timeout=forward.settings.timeout)
     forward.prepare(args, kwargs, train, plan)
     model.forward = forward
     return model
@@ -107,8 +117,16 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise OptionError(f"parallelize has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
     settings = Settings(**options)
-    if settings.backend not in BACKENDS:
-        raise OptionError(f"unknown backend {settings.backend!r}", remedy=f"use one of {', '.join(BACKENDS)}")
+    check_choice("backend", settings.backend, BACKENDS)
+    check_choice("objective", settings.objective, OBJECTIVES)
+    check_number("timeout", settings.timeout, optional=False)
+    check_number("memory_limit", settings.memory_limit)
+    check_number("time_limit", settings.time_limit)
+    check_pins(settings.pins)
+    if not isinstance(settings.dump, str | Path | None):
+        raise OptionError(f"dump is a {type(settings.dump).__name__}", remedy="give a folder")
+    if not callable(settings.planner):
+        raise OptionError(f"the planner is a {type(settings.planner).__name__}", remedy="leave it out, or give a function")
     return settings
 
 
@@ -135,19 +153,22 @@ class ShardedForward:
         for known, runner in self.runners.get(self._key(leaves, train), ()):
             if known == spec:
                 return runner(leaves)
-        log.info("planning again for %s: %s", "training" if train else "inference", _shapes(leaf_names(args, kwargs), leaves))
+        log.warning("planning again for %s: %s", "training" if train else "inference", _shapes(leaf_names(args, kwargs), leaves))
         return self.prepare(args, kwargs, train)(leaves)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Runner:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one."""
+        dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
-            graph = trace(self.model, args, kwargs, train=train)
+            graph = trace_model(Request(self.model, args, kwargs, train), self.mesh, dump)
         first = not self.runners
         names = leaf_names(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        named = dict(zip(names, leaves, strict=True))
         if plan is None:
-            plan = self._plan(graph, dict(zip(names, leaves, strict=True)), first)
-        program = self._lower(graph, plan)
+            plan = self._plan(graph, named, first, dump)
+        program = self._lower(graph, plan, dump)
+        check_whole(program, named)
         if first:
             shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
         self._check_parameters(program)
@@ -156,24 +177,32 @@ class ShardedForward:
         self.runners.setdefault(self._key(leaves, train), []).append((spec, runner))
         return runner
 
-    def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> ShardingPlan:
+    def _dump(self, train: bool) -> Dump:
+        """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
+        chosen = self.settings.dump or os.environ.get("FXSHARD_DUMP")
+        if not chosen:
+            return None
+        if self.device_mesh.get_rank() != mesh_ranks(self.device_mesh)[0]:
+            return False
+        return Path(chosen) / f"{len(self.programs):02d}_{'train' if train else 'eval'}"
+
+    def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
         s = self.settings
         request = Request(
             train=graph.train,
             input_layouts=self._input_layouts(graph, leaves),
-            output_layouts=self._output_layouts(leaves),
+            output_layouts=self._output_layouts(graph, leaves),
             pins=self._pins(graph, first),
             memory_limit=s.memory_limit,
             objective=s.objective,
             time_limit=s.time_limit,
         )
-        make = lambda: s.planner(graph, self.mesh, request, s.dump)  # noqa: E731
+        make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
-    def _lower(self, graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
-        if plan.mesh.shape != self.mesh.shape or plan.mesh.axis_names != self.mesh.axis_names:
-            raise PlanError(f"the plan is for mesh {plan.mesh}, the device mesh is {self.mesh}", remedy="plan for this mesh")
-        program = lower_plan(graph, plan, self.settings.dump)
+    def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
+        check_plan(plan, self.mesh)
+        program = lower_plan(graph, plan, dump)
         fields = {"mesh": str(self.mesh), "graph": graph.hash, "plan": plan.hash, "program": program.hash}
         compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
         log.info("%s program on %s: %d collectives", "training" if graph.train else "inference", self.mesh, len(program.collectives))
@@ -198,12 +227,15 @@ class ShardedForward:
         default = {n: Layout(x.placements) if isinstance(x, DTensor) else whole for n, x in known.items()}
         return {**default, **(given or {})}
 
-    def _output_layouts(self, leaves: Mapping[str, Any]) -> Any:
+    def _output_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
         """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes."""
         given = self.settings.output_layouts
-        if given is None and not any(isinstance(x, DTensor) for x in leaves.values()):
-            return Layout.replicated(self.mesh.ndim)
-        return given
+        if any(isinstance(x, DTensor) for x in leaves.values()):
+            return given
+        whole = Layout.replicated(self.mesh.ndim)
+        if isinstance(given, Mapping):
+            return {**{o.name: whole for o in graph.outputs if o.kind == "output"}, **given}
+        return whole if given is None else given
 
     def _pins(self, graph: PlanningGraph, first: bool) -> Any:
         """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, PlanError
 from fxshard.mesh import Hardware, Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.runtime.agreement import TIMEOUT
@@ -67,11 +67,11 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise OptionError(f"the backend fxshard has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
     _check_mesh(given.get("mesh"))
-    _check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
-    _check_choice("compiler", given.get("compiler", BACKENDS[0]), BACKENDS)
-    _check_number("timeout", given.get("timeout", TIMEOUT))
-    _check_number("memory_limit", given.get("memory_limit"))
-    _check_number("time_limit", given.get("time_limit"))
+    check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
+    check_choice("compiler", given.get("compiler", BACKENDS[0]), BACKENDS)
+    check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
+    check_number("memory_limit", given.get("memory_limit"))
+    check_number("time_limit", given.get("time_limit"))
     if not isinstance(given.get("pins"), Mapping | None):
         raise OptionError(
             f"pins are a mapping from names to layouts, not a {type(given['pins']).__name__}",
@@ -79,7 +79,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
         )
     options = BackendOptions(**{**given, "plan": _plan(given.get("plan"))})
     if options.plan is not None:
-        _check_plan(options.plan, options.planning_mesh)
+        check_plan(options.plan, options.planning_mesh)
     return options
 
 
@@ -97,15 +97,52 @@ def _check_mesh(mesh: Any) -> None:
         raise OptionError(f"the option 'mesh' is a {type(mesh).__name__}, not a DeviceMesh", remedy=MESH_REMEDY)
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_device_mesh(mesh: Any) -> None:
+    """Raises OptionError unless ``mesh`` is a DeviceMesh: what runs on ranks needs to know which process is which."""
+    if isinstance(mesh, DeviceMesh):
+        return
+    what = "a fxshard.Mesh says nothing about which process is which rank" if isinstance(mesh, Mesh) else f"the mesh is a {_kind(mesh)}"
+    make = "torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
+    raise OptionError(f"{what}; a torch DeviceMesh is needed", remedy=f"pass device_mesh = {make}")
+
+
+def check_pins(pins: Any) -> None:
+    """Raises OptionError unless ``pins`` map names to layouts, or are a ShardingPlan."""
+    if not isinstance(pins, Mapping | ShardingPlan | None) or (isinstance(pins, Mapping) and not all(isinstance(n, str) for n in pins)):
+        remedy = "write pins={'layers.*.wq.weight': 'RS(0)'}, or pass a ShardingPlan"
+        raise OptionError(f"pins map names to layouts, these are a {_kind(pins)}: {pins!r:.60}", remedy=remedy)
+
+
+def check_unused(plan: Any, **others: Any) -> None:
+    """Raises OptionError naming those of ``others`` that say something while there is a plan, which decides it all."""
+    said = [name for name, value in others.items() if value is not None and not (name == "objective" and value == OBJECTIVES[0])]
+    if plan is not None and said:
+        what = f"a plan is given, so that {', '.join(said)} would be ignored"
+        raise OptionError(what, remedy="leave them out, or leave out the plan and let one be made")
+
+
+def check_plan(plan: Any, mesh: Mesh | DeviceMesh | None = None) -> None:
+    """Raises OptionError for what is no plan, PlanError for one that is for another mesh."""
+    if not isinstance(plan, ShardingPlan):
+        raise OptionError(f"plan is a {_kind(plan)}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
+    have = None if mesh is None else as_mesh(mesh)
+    if have is not None and (have.shape, have.axis_names) != (plan.mesh.shape, plan.mesh.axis_names):
+        raise PlanError(f"the plan is for mesh {plan.mesh}, not {have}", remedy="plan for this mesh, or run on the plan's")
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown {name} {value!r}{hint}", remedy=f"use one of {', '.join(choices)}")
 
 
-def _check_number(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+def check_number(name: str, value: Any, *, optional: bool = True) -> None:
+    if not (optional and value is None) and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
         what = f"the option {name!r} is {value!r}, not a positive number"
         raise OptionError(what, remedy="give bytes (memory_limit) or seconds (timeout, time_limit)")
 
@@ -116,8 +153,3 @@ def _plan(value: Any) -> ShardingPlan | None:
     if value is not None and not isinstance(value, ShardingPlan):
         raise OptionError(f"the option 'plan' is a {type(value).__name__}", remedy="give a ShardingPlan or the path of one")
     return value
-
-
-def _check_plan(plan: ShardingPlan, mesh: Mesh) -> None:
-    if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
-        raise OptionError(f"the plan is for mesh {plan.mesh}, the option 'mesh' is {mesh}", remedy="plan for this mesh")

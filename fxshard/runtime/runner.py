@@ -15,7 +15,7 @@ from fxshard.layout import Layout
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.inputs import global_result, local_input, write_back
+from fxshard.runtime.inputs import check_whole, global_result, local_input, write_back
 from fxshard.runtime.launch import checksum, compare, mesh_ranks
 
 Read = Callable[[Sequence[Any]], torch.Tensor]
@@ -41,6 +41,7 @@ class Runner:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         if self.fresh:
+            check_whole(self.program, {name: leaves[i] for name, i in self.leaf_of.items()})
             self._check_memory()
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:

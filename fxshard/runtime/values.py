@@ -10,7 +10,10 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard.errors import RunError
+from fxshard.planning_graph import constants_of
 from fxshard.program import ShardedProgram
+
+AS_TRACED = "pass the arguments that the program was traced with, or plan and lower again for these"
 
 
 def program_values(
@@ -21,7 +24,8 @@ def program_values(
     tangents: Any = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or has another shape."""
+    """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or unlike what was traced."""
+    check_arguments(program, args, kwargs)
     named = dict(weights or {})
     if model is not None:
         named.update({n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)})
@@ -37,7 +41,9 @@ def program_values(
         elif end.name in named:
             value = named[end.name].detach()
         else:
-            raise RunError(f"no value for {end.kind} {end.name!r}", remedy="pass the arguments that the program was traced with")
+            weight = end.kind in ("parameter", "buffer")
+            remedy = "pass the model, or weights=, whole tensors by the model's names" if weight else AS_TRACED
+            raise RunError(f"no value for {end.kind} {end.name!r}", remedy=remedy)
         check_value(end.name, value, shape, dtype)
         values.append(value)
     return values
@@ -50,6 +56,57 @@ def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> di
         if isinstance(value, torch.Tensor):
             found[("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])] = value
     return found
+
+
+def check_arguments(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+    """Raises RunError naming the first argument that is missing, unexpected, built otherwise or another constant than traced."""
+    spec = pytree.tree_structure((tuple(args), dict(kwargs or {})))
+    said = structure_difference(program.in_spec, spec) or _constant_difference(program, args, kwargs)
+    if said is not None:
+        raise RunError(said, remedy=AS_TRACED)
+
+
+def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str = "") -> str | None:
+    """What is first unlike in the structures of two calls' ``(args, kwargs)``; keywords may come in any order."""
+    if want.is_leaf() or have.is_leaf():
+        if want.is_leaf() and have.is_leaf():
+            return None
+        return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
+    parts, given = _parts(want, name), _parts(have, name)
+    if want.type is not have.type and not (issubclass(want.type, dict) and issubclass(have.type, dict)):
+        return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
+    for part in (p for p in parts if p not in given):
+        return f"the argument {part} is missing"
+    for part in (p for p in given if p not in parts):
+        return f"the argument {part} is unexpected"
+    return next((said for part in parts if (said := structure_difference(parts[part], given[part], part)) is not None), None)
+
+
+def _parts(spec: pytree.TreeSpec, name: str) -> dict[str, pytree.TreeSpec]:
+    """The children of a container by their paths."""
+    children = spec.children()
+    if not name:
+        return dict(zip(("args", "kwargs"), children, strict=True))
+    named = issubclass(spec.type, dict) and isinstance(spec.context, list)
+    keys = spec.context if named else range(len(children))
+    return {f"{name}[{key!r}]": child for key, child in zip(keys, children, strict=True)}
+
+
+def _container(spec: pytree.TreeSpec) -> str:
+    return "a single value" if spec.is_leaf() else f"a {spec.type.__name__}"
+
+
+def _constant_difference(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str | None:
+    have = constants_of(args, kwargs)
+    for name, value in program.constants.items():
+        if name not in have:
+            return f"{name} is a tensor, the program was traced with {value!r}"
+        if type(value) is not type(have[name]) or repr(value) != repr(have[name]):
+            return f"{name} is {have[name]!r}, the program was traced with {value!r}"
+    for end in program.inputs:
+        if end.kind == "input" and end.name in have:
+            return f"{end.name} is {have[end.name]!r}, the program was traced with a tensor"
+    return None
 
 
 def check_value(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:

@@ -26,18 +26,28 @@ def random_plan(
     seed: int = 0,
     train: bool = True,
     example_kwargs: Mapping[str, Any] | None = None,
+    whole_outputs: bool = False,
 ) -> ShardingPlan:
-    """A plan that takes a random legal spec for every node, uneven and empty shards included."""
+    """A plan that takes a random legal spec for every node, uneven and empty shards included.
+
+    ``whole_outputs``: outputs, and inputs and buffers that are changed or have a gradient, are replicated, as a user of
+    plain tensors needs them.
+    """
     graph = trace(model, example_args, example_kwargs, train=train)
-    return random_graph_plan(annotate(graph, as_mesh(mesh)), seed)
+    return random_graph_plan(annotate(graph, as_mesh(mesh)), seed, whole_outputs)
 
 
-def random_graph_plan(annotated: Annotated, seed: int) -> ShardingPlan:
+def random_graph_plan(annotated: Annotated, seed: int, whole_outputs: bool = False) -> ShardingPlan:
     """The same for a graph that is annotated already."""
     draw = random.Random(seed)
     graph = annotated.graph
     specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
-    results = _results(annotated, specs, draw)
+    if whole_outputs:
+        returned = {o.name for o in graph.outputs if o.kind != "output"}
+        for end in (*graph.inputs_of("input"), *graph.inputs_of("buffer")):
+            if end.name in returned:
+                specs[end.node] = next(s for s in annotated.specs[end.node] if s.outputs[0].is_replicated)
+    results = _results(annotated, specs, draw, whole_outputs)
     specs["output"] = OpSpec(results, ())
     for end in graph.inputs_of("tangent"):
         index = next(k for k, o in enumerate(graph.outputs) if o.name.replace("outputs", "tangents") == end.name)
@@ -45,11 +55,13 @@ def random_graph_plan(annotated: Annotated, seed: int) -> ShardingPlan:
     return write_plan(annotated, specs, bytes_price, "bytes")
 
 
-def _results(annotated: Annotated, specs: Mapping[str, OpSpec], draw: random.Random) -> tuple[Any, ...]:
+def _results(annotated: Annotated, specs: Mapping[str, OpSpec], draw: random.Random, whole: bool) -> tuple[Any, ...]:
     graph: PlanningGraph = annotated.graph
     returned = operands(graph.module.graph.output_node())
     nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
     return tuple(
-        draw.choice(result_layouts(node, annotated.mesh)) if end.kind == "output" else specs[nodes[end.name]].outputs[0]
+        draw.choice([x for x in result_layouts(node, annotated.mesh) if x.is_replicated or not whole])
+        if end.kind == "output"
+        else specs[nodes[end.name]].outputs[0]
         for end, node in zip(graph.outputs, returned, strict=True)
     )

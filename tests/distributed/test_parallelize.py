@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import fxshard
 from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -21,6 +26,7 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.runtime.inputs import local_batch
 from fxshard.runtime.module import parallelize
+from fxshard.runtime.record import record_collectives
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values
 from fxshard.testing.random_plan import random_plan
@@ -100,7 +106,7 @@ def training_evaluation_training() -> None:
     for seed in (None, 1, 2, 3):
         model, reference, x = doubles()
         names, shift = list(model.state_dict()), torch.randn(7)
-        plan = None if seed is None else random_plan(model, (x,), mesh(), seed, example_kwargs={"shift": shift})
+        plan = None if seed is None else random_plan(model, (x,), mesh(), seed, example_kwargs={"shift": shift}, whole_outputs=True)
         assert parallelize(model, (x,), mesh(), plan, example_kwargs={"shift": shift}, backend="eager") is model
         assert list(model.state_dict()) == names and model.c.weight is model.d.weight
         layouts = {n: p.placements for n, p in model.named_parameters()}
@@ -139,15 +145,82 @@ def own_batches() -> None:
 
 
 def gradients_of_inputs() -> None:
-    """Plain inputs get plain gradients, whatever layout the plan reads them in."""
-    for layout in ("R", "S(0)", "S(1)"):
-        model, reference, values = doubles()
-        x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
-        parallelize(model, (x,), mesh(), backend="eager", input_layouts={"args[0]": layout})
+    """Plain inputs get plain gradients, without a collective that the program does not list: where it would take one, an error."""
+    model, reference, values = doubles()
+    x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
+    parallelize(model, (x,), mesh(), backend="eager")
+    with record_collectives() as issued:
         loss_of(model(x)).backward()
-        loss_of(reference(y)).backward()
-        assert not isinstance(x.grad, DTensor)
-        same(x.grad, y.grad)
+    assert len(issued) == len(model.forward.programs[0].collectives)
+    loss_of(reference(y)).backward()
+    assert not isinstance(x.grad, DTensor)
+    same(x.grad, y.grad)
+    for layout in ("S(0)", "S(1)"):
+        with pytest.raises(PlanError, match=r"args\[0\] is a plain tensor planned in S\(\d\), its gradient would have to be gathered"):
+            parallelize(doubles()[0], (x,), mesh(), backend="eager", input_layouts={"args[0]": layout})
+    model, _, values = doubles()
+    parallelize(model, (values,), mesh(), backend="eager", input_layouts={"args[0]": "S(0)"})
+    same(model(values)["y"], reference(values)["y"])
+
+
+def outputs_that_are_not_whole() -> None:
+    """Plain arguments and a plan whose result is cut: an error before anything runs; with a DTensor it is a DTensor."""
+    torch.set_default_dtype(torch.float64)
+    model, x = nn.Linear(4, 6), torch.randn(4, 4)
+    planned = {"input_layouts": "R", "pins": {"weight": "S(0)", "bias": "S(0)"}, "output_layouts": "S(1)"}
+    said = r"outputs\[0\] is planned in S\(1\)(.|\n)*output_layouts='R'"
+    for options in ({"plan": fxshard.plan(model, (x,), mesh(), **planned)}, planned):
+        with pytest.raises(PlanError, match=said):
+            parallelize(copy.deepcopy(model), (x,), mesh(), backend="eager", **options)
+    program = fxshard.export(model, (x,), mesh(), **planned)
+    bound = program.bind(mesh(), backend="eager")
+    with record_collectives() as issued:
+        with pytest.raises(PlanError, match=said):
+            bound(x)
+        out = bound(DTensor.from_local(x, mesh(), [Replicate()], run_check=False))
+    assert isinstance(out, DTensor) and out.placements == (Shard(1),) and len(issued) == len(program.collectives)
+    same(out, model(x))
+    with pytest.raises(RunError, match=r"the argument args\[1\] is unexpected"):
+        bound(x, 3)
+    buffered = nn.BatchNorm1d(4)
+    plan = fxshard.plan(buffered, (x,), mesh(), pins={"running_mean": "S(0)"}, input_layouts="S(1)", output_layouts="R")
+    with pytest.raises(PlanError, match=r"running_mean is a plain tensor planned in S\(0\), what it is changed to"):
+        parallelize(buffered, (x,), mesh(), plan, backend="eager")
+
+
+def dumps() -> None:
+    """One folder a program, written by the first rank; a trace that fails leaves its error; planning again is a warning."""
+    torch.set_default_dtype(torch.float64)
+    found = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    folder, x = Path(str(found[0])), torch.randn(4, 6)
+    model = parallelize(nn.Linear(6, 2), (x,), mesh(), backend="eager", dump=folder / str(dist.get_rank()))
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = said.append  # type: ignore[method-assign]
+    logging.getLogger("fxshard").addHandler(handler)
+    with torch.no_grad():
+        model(x[:2])
+    logging.getLogger("fxshard").removeHandler(handler)
+    assert [r.getMessage() for r in said] == ["planning again for inference: args[0] (2, 6)"]
+    with pytest.raises(fxshard.FxshardError):
+        parallelize(Branch(), (x,), mesh(), backend="eager", dump=folder / f"branch{dist.get_rank()}")
+    dist.barrier()
+    assert sorted(p.name for p in folder.iterdir()) == ["0", "branch0"]
+    names = ["trace", "annotate", "constrain", "formulate", "choose", "verify", "lower"]
+    for program in ("00_train", "01_eval"):
+        assert sorted(p.name for p in (folder / "0" / program).iterdir()) == [f"0{i}_{n}.txt" for i, n in enumerate(names)]
+    assert [p.name for p in (folder / "branch0" / "00_train").iterdir()] == ["00_trace.failed.txt"]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
+class Branch(nn.Module):
+    """No graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
 
 
 def submodule() -> None:
@@ -206,8 +279,25 @@ def errors() -> None:
         parallelize(Net(), (x,), mesh(), backed="eager")
     with pytest.raises(OptionError, match="unknown backend 'inducter'"):
         parallelize(Net(), (x,), mesh(), backend="inducter")
-    with pytest.raises(PlanError, match="mesh a=4, the device mesh is dp=2"):
+    with pytest.raises(PlanError, match="mesh a=4, not dp=2"):
         parallelize(Net(), (x,), mesh(), random_plan(Net(), (x,), Mesh({"a": 4})), backend="eager")
+    for options, said in (
+        ({"pins": 5}, "pins map names to layouts, these are a int"),
+        ({"timeout": "x"}, "'timeout' is 'x'"),
+        ({"timeout": None}, "'timeout' is None"),
+        ({"memory_limit": "1GB"}, "'memory_limit' is '1GB'"),
+        ({"objective": "speed"}, "unknown objective 'speed'"),
+        ({"dump": 3}, "dump is a int"),
+        ({"planner": 3}, "the planner is a int"),
+        ({"plan": random_plan(Net(), (x,), mesh()), "pins": {"b.weight": "R"}}, "pins would be ignored"),
+        ({"plan": 3}, "plan is a int"),
+    ):
+        with pytest.raises(OptionError, match=said) as error:
+            parallelize(Net(), (x,), mesh(), **{"backend": "eager", **options})
+        assert error.value.remedy
+    for batch, size in ((3, None), (x, "x")):
+        with pytest.raises(OptionError, match="batch is"):
+            local_batch(batch, mesh(), size=size)
     with pytest.raises(PlanError, match="another graph"):
         parallelize(Net(), (x,), mesh(), random_plan(Net(), (x[:2],), mesh()), backend="eager")
     model = parallelize(Net(), (x,), mesh(), backend="eager")
@@ -216,14 +306,25 @@ def errors() -> None:
     with pytest.raises(RunError, match=r"differ in checksum: args\[0\](.|\n)*local_batch"):
         model(x + dist.get_rank())
     torch.manual_seed(dist.get_rank())
-    with pytest.raises(RunError, match="differ in weights"):
+    with pytest.raises(RunError, match=r"differ in weights(.|\n)*torch.manual_seed"):
         parallelize(Net(), (x,), mesh(), backend="eager")
     layouts = {n: Layout(p.placements) for n, p in model.named_parameters()}
     assert set(map(str, layouts.values())) <= {"R", "S(0)", "S(1)"}
 
 
 SCENARIOS: dict[str, Scenario] = {
-    f.__name__: f for f in (training_evaluation_training, own_batches, gradients_of_inputs, submodule, from_meta, dropout, errors)
+    f.__name__: f
+    for f in (
+        training_evaluation_training,
+        own_batches,
+        gradients_of_inputs,
+        outputs_that_are_not_whole,
+        dumps,
+        submodule,
+        from_meta,
+        dropout,
+        errors,
+    )
 }
 
 

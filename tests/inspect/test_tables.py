@@ -119,7 +119,9 @@ def test_a_partial_plan_has_no_objective() -> None:
 def test_a_cut_search_says_so() -> None:
     plan = small_plan()
     cut = dataclasses.replace(plan, certificate=dataclasses.replace(plan.certificate, cut=True))
-    assert "cut short" in inspect.summary(cut) and "cut short" not in inspect.summary(plan)
+    said = "cut short by its time or work limit"
+    assert said in inspect.summary(cut) and said not in inspect.summary(plan)
+    assert said in str(cut).splitlines()[0] and said not in str(plan)
 
 
 def test_sizes() -> None:

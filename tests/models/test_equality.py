@@ -29,16 +29,14 @@ def test_random_plan_equals_one_device(name: str, mesh: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE])
 def test_solved_plan_equals_one_device(name: str, mesh: str) -> None:
-    check_solver(name, mesh)
+    assert check_solver(name, mesh).gap == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "cnn"])
 def test_plan_under_a_memory_limit_equals_one_device(name: str) -> None:
-    free = check_solver(name, "a=2")
-    limit = int(0.6 * sum(free.memory.values()))
-    tight = check_solver(name, "a=2", memory_limit=limit)
-    assert sum(tight.memory.values()) <= limit
-    assert tight.collectives, "half of the memory cannot do without communication"
+    parameters = sum(p.numel() * p.element_size() for p in make(name)[0].parameters())
+    limit = int(1.2 * parameters)  # parameters and gradients whole take twice of it
+    assert sum(check_solver(name, "a=2", memory_limit=limit).memory.values()) <= limit
 
 
 @pytest.mark.slow

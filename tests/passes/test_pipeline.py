@@ -54,7 +54,7 @@ def test_a_dump_holds_one_file_a_pass(tmp_path: Path) -> None:
     assert str(plan) in text["choose"]
     assert all(f"# {earlier}: " in text["verify"] for earlier in NAMES)
     fxshard.lower(*model(), plan, dump=folder)
-    assert "size class" in (folder / "00_lower.txt").read_text()
+    assert "size class" in (folder / "06_lower.txt").read_text()
 
 
 def test_a_failing_pass_leaves_its_error(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_bad_options_are_refused_with_a_remedy_and_not_wrapped(options: dict[str
 
 def test_a_plan_for_another_mesh_is_refused() -> None:
     plan = fxshard.plan(nn.Linear(2, 2), (torch.ones(1, 2),), fxshard.Mesh({"dp": 2}))
-    with pytest.raises(OptionError, match="dp=2"):
+    with pytest.raises(PlanError, match="dp=2"):
         sharded(nn.Linear(2, 2), plan=plan)(torch.ones(1, 2))
 
 

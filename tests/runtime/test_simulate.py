@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import fx, nn
 
 import fxshard
-from fxshard.errors import OptionError, RunError
+from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.local_graph import LocalGraph
@@ -178,16 +179,46 @@ def test_arguments_that_the_program_was_not_traced_with() -> None:
     model, x, scale = net()
     plan = fxshard.plan(model, (x,), PAIR, {"scale": scale}, train=False)
     program = fxshard.lower(model, (x,), plan, {"scale": scale})
-    with pytest.raises(RunError, match=r"no value for parameter 'one.weight'"):
+    with pytest.raises(RunError, match=r"no value for parameter 'one.weight'(.|\n)*pass the model, or weights="):
         fxshard.simulate(program, (x,), kwargs={"scale": scale})
     weights = {"one.weight": model.one.weight}
-    with pytest.raises(RunError, match=r"no value for input \"kwargs\['scale'\]\""):
+    with pytest.raises(RunError, match=r"the argument kwargs\['scale'\] is missing"):
         fxshard.simulate(program, (x,), weights=weights)
     with pytest.raises(RunError, match=r"args\[0\] is \(5, 4\) torch.float64, the program takes \(6, 4\)"):
         fxshard.simulate(program, (x[:5],), kwargs={"scale": scale}, weights=weights)
+    for kwargs, said in (
+        ({"scale": scale, "twice": True}, r"the argument kwargs\['twice'\] is unexpected"),
+        ({"scale": 2.0}, r"kwargs\['scale'\] is 2.0, the program was traced with a tensor"),
+        ({"scale": [scale]}, r"kwargs\['scale'\] is a list, the program was traced with a single value"),
+    ):
+        with pytest.raises(RunError, match=said):
+            fxshard.simulate(program, (x,), kwargs=kwargs, weights=weights)
+    with pytest.raises(OptionError, match="has its plan already"):
+        fxshard.simulate(program, (x,), plan, kwargs={"scale": scale}, weights=weights)
+    with pytest.raises(PlanError, match="the plan is for mesh a=2, not a=4"):
+        fxshard.simulate(program, (x,), kwargs={"scale": scale}, weights=weights, mesh=Mesh({"a": 4}))
     result = fxshard.simulate(program, (x,), kwargs={"scale": scale}, weights=weights)
     torch.testing.assert_close(result.outputs["y"], model(x, scale=scale)["y"].detach())
     assert result.grads == {}
+
+
+@pytest.mark.parametrize("value", [True, 3, 0.5, float("inf"), "text", None])
+def test_constants_are_part_of_a_program_and_of_its_file(value: object, tmp_path: Path) -> None:
+    """Keywords in any order; another value is an error, be it equal like 1 and True."""
+
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor, how: object, *, other: int) -> torch.Tensor:
+            return x * other if how else x
+
+    x = torch.ones(4, 2)
+    fxshard.export(Chosen(), (x, value), PAIR, example_kwargs={"other": 2}).save(tmp_path / "m.pt2")
+    program = fxshard.load(tmp_path / "m.pt2")
+    assert dict(program.constants) == {"args[1]": value, "kwargs['other']": 2}
+    torch.testing.assert_close(fxshard.simulate(program, (x, value), kwargs={"other": 2}).outputs, x * 2 if value else x)
+    for wrong in (False, 1, 1.0, "other", x):
+        with pytest.raises(RunError, match=r"args\[1\] is .*, the program was traced with") as error:
+            fxshard.simulate(program, (x, wrong), kwargs={"other": 2})
+        assert error.value.remedy
 
 
 def test_what_cannot_be_simulated() -> None:
