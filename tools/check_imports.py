@@ -25,7 +25,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT}
-    plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "plan_json", "planning_graph", "call", "files"}
+    plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
     program = plan | {"program", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver"}
@@ -44,7 +44,6 @@ def _rooms() -> dict[str, frozenset[str]]:
         "files": {"errors"},
         "factory": {"errors"},
         "sharding_plan": plan - {"sharding_plan"},
-        "plan_json": plan - {"plan_json"},
         "program": plan,
         "archive": plan | {"program", "ops"},
         "ops": base,
@@ -64,6 +63,9 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 
 ROOMS = _rooms()
+
+SHARED = {"plan_json": "sharding_plan"}
+"""Files that belong to another file's room: the plan and its JSON are one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -177,7 +179,8 @@ def check_direction(room: str, imports: list[Import]) -> Iterator[tuple[int, str
         yield 1, f"{PACKAGE} has no room named {room}", f"move it into a room, or give it a line in ROOMS of {TABLE}"
         return
     for item in imports:
-        target = room_of(item)
+        found = room_of(item)
+        target = SHARED.get(found, found) if found else None
         if target is not None and target != room and target not in ROOMS[room]:
             allowed = ", ".join(sorted(ROOMS[room])) or f"nothing else of {PACKAGE}"
             remedy = f"move what both need into a room below, or take it as an argument ({room} may import: {allowed})"
@@ -204,6 +207,7 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
 
     imports = list(imports_of(tree, ".".join(relative.parent.parts)))
     room = relative.parts[1].removesuffix(".py") if relative.parts[0] == PACKAGE else None
+    room = SHARED.get(room, room) if room else None
     if room is not None:
         for line, what, remedy in check_direction(room, imports):
             yield Violation(str(relative), line, what, remedy)

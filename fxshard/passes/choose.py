@@ -24,14 +24,24 @@ WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
 the same input gives the same plan; a plan cut by it says so."""
 
+EQUAL = 1e-9
+"""Relative difference between sums of the same costs that counts as none."""
+
 Specs = Mapping[str, OpSpec]
 
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
-    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
+    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none.
+
+    Where nothing fits among the specs that leave no rank without work, those that do are looked at too.
+    """
     try:
         solution = solve(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
+        if annotated.full != annotated.specs:
+            wider = dataclasses.replace(annotated, full=annotated.specs)
+            objective = "time" if formulation.unit == "microseconds" else "communication"
+            return choose(wider, constraints, formulate(wider, constraints, objective), time_limit)
         raise infeasible(error, annotated, constraints) from error
     except NoPlanError as error:
         remedy = "give more seconds, or loosen memory_limit and the pins"
@@ -40,8 +50,9 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
     plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit)
+    assert plan.objective <= solution.objective * (1 + EQUAL) + EQUAL, "the plan costs more than the problem said"
     bound = min(solution.lower_bound, plan.objective)
-    if solution.proven:
+    if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective
     return _with(plan, Certificate(formulation.unit, plan.objective, bound, solution.cut))
 

@@ -11,7 +11,7 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,8 @@ from fxshard.runtime.values import program_values
 
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
 SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "layers": 2}
+RATE = 0.1
+SIMULATED_STEPS, SOLVER_SECONDS = 3, 15
 SECONDS = 240
 """After this long the ranks are ended and the demo fails."""
 
@@ -46,7 +48,7 @@ def main() -> None:
     print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, beside one device ==", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         _run_ranks(Path(folder))
-    print("\n== one step on a simulated 2x2 mesh ==")
+    print("\n== the same on a simulated 2x2 mesh ==", flush=True)
     simulated(text)
 
 
@@ -131,7 +133,7 @@ def _program(model: nn.Module) -> Any:
 
 def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float], list[Any]]:
     """Losses of all steps, and the collectives that the last one issued."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses: list[float] = []
     last: list[Any] = []
     for tokens, targets in tqdm(batches(text, STEPS), total=STEPS, disable=rank != 0, desc="steps"):
@@ -148,7 +150,7 @@ def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float]
 def _alone(text: torch.Tensor) -> list[float]:
     """The same training on one device, eager."""
     model = llama()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
     for tokens, targets in batches(text, STEPS):
         loss = model(tokens, targets)
@@ -174,24 +176,38 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
 
 
 def simulated(text: torch.Tensor) -> None:
-    """One training step on a 2x2 mesh in this process, in float64."""
-    model = llama().double()
+    """A few training steps on a 2x2 mesh in this process, in float64, beside one device."""
+    model, alone = llama().double(), llama().double()
     tokens, targets = next(iter(batches(text, 1)))
-    graph = trace(model, (tokens, targets))
     mesh = Mesh({"dp": 2, "tp": 2}, hardware="cpu")
-    plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR"))
+    graph = trace(model, (tokens, targets))
+    plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR", time_limit=SOLVER_SECONDS))
     program = lower_plan(graph, plan)
-    result = simulate_program(program, program_values(program, model, (tokens, targets)))
-    loss = model(tokens, targets)
-    loss.backward()
+    rows, worst = [], 0.0
+    for step, (tokens, targets) in enumerate(tqdm(batches(text, SIMULATED_STEPS), total=SIMULATED_STEPS, desc="steps")):
+        result = simulate_program(program, program_values(program, model, (tokens, targets)))
+        loss = alone(tokens, targets)
+        loss.backward()
+        worst = max(worst, *(float((result.grads[n] - p.grad).norm() / p.grad.norm()) for n, p in alone.named_parameters()))
+        rows.append((step, result.outputs.item(), loss.item()))
+        _descend(model, result.grads)
+        _descend(alone, {n: p.grad for n, p in alone.named_parameters() if p.grad is not None})
+        alone.zero_grad()
     counted = Counter((c.kind, c.axis) for c in result.collectives)
     wanted = Counter((c.kind, c.axis) for c in plan.collectives)
-    rows = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
-    print(tabulate(rows, headers=("collective", "axis", "predicted", "issued")))
-    worst = max(float((result.grads[n] - p.grad).norm() / p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None)
-    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}")
-    print(f"loss {result.outputs.item():.12f} sharded, {loss.item():.12f} on one device")
+    kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
+    print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
+    cut = f" (solver stopped after {SOLVER_SECONDS} s)" if plan.certificate.cut else ""
+    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}{cut}")
+    print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
+    print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")
+
+
+def _descend(model: nn.Module, grads: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter -= RATE * grads[name]
 
 
 if __name__ == "__main__":

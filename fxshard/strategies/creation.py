@@ -23,7 +23,7 @@ def create(call: Call) -> Factors:
 
 
 def local_arange(ctx: LocalContext) -> Any:
-    """start + step * (offset + i) for the i of the shard."""
+    """start + step * (offset + i) for the i of the shard; for floats in float64, as torch's own kernel computes it."""
     if not ctx.outputs[0].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     start, step = _start_step(ctx.call)
@@ -32,6 +32,8 @@ def local_arange(ctx: LocalContext) -> Any:
     options = {k: v for k, v in ctx.kwargs.items() if k in ("device", "layout", "pin_memory")}
     index = ctx.emit(aten.arange.default, ctx.output_shape()[0], dtype=torch.int64, **options)
     index = ctx.emit(aten.add.Tensor, index, ctx.output_offset(0, 0))
+    if out.dtype.is_floating_point:
+        index = ctx.emit(aten._to_copy.default, index, dtype=torch.float64)
     if step != 1:
         index = ctx.emit(aten.mul.Tensor, index, step)
     if start != 0:

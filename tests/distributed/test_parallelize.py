@@ -158,7 +158,7 @@ def gradients_of_inputs() -> None:
     for layout in ("S(0)", "S(1)"):
         with pytest.raises(PlanError, match=r"args\[0\] is a plain tensor planned in S\(\d\), its gradient would have to be gathered"):
             parallelize(doubles()[0], (x,), mesh(), backend="eager", input_layouts={"args[0]": layout})
-    model, _, values = doubles()
+    model, reference, values = doubles()
     parallelize(model, (values,), mesh(), backend="eager", input_layouts={"args[0]": "S(0)"})
     same(model(values)["y"], reference(values)["y"])
 

@@ -38,11 +38,9 @@ TWO = {
 }
 FOUR = {
     "mlp_dp_tp": Case("mlp", "dp=2,tp=2", {**MLP, **DATA}),
-    "llama_random": Case("llama_batch5", "a=4", seed=0),
     "mlp_random": Case("mlp_batch5", "a=2,b=2", seed=2),
     "cnn_random": Case("cnn", "a=2,b=2", seed=1),
     "mlp_inductor": Case("mlp", "dp=2,tp=2", {**MLP, **DATA}, **FLOAT),
-    "llama_inductor": Case("llama", "dp=2,tp=2", {**LLAMA, **DATA}, **FLOAT),
 }
 
 
