@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,7 +236,3 @@ def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh)
     if step.kind == "reduce_scatter":
         return (n * after[0], *after[1:])
     return (n, *exchange_shape(step, layout, shape, mesh))
-
-
-def buffer_bytes(collective: PlannedCollective) -> int:
-    return math.prod(collective.buffer) * collective.itemsize

@@ -87,14 +87,6 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
     verify_edges(graph, plan)
 
 
-def value_layout(plan: ShardingPlan, node: fx.Node) -> Layout:
-    """The layout in which ``node``'s tensor is produced; getitems look at their producer."""
-    if is_getitem(node):
-        source, index = node.args
-        return plan.specs[source.name].outputs[index]
-    return plan.specs[node.name].outputs[0]
-
-
 def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
