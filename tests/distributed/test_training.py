@@ -44,13 +44,16 @@ FOUR = {
 }
 
 
+SMALL = 1e-4
+"""The sum of 50257 logits is steep: larger steps leave the region in which float32 can be compared."""
+
 SWEEP = {
     2: {
-        name: Case(name, "dp=2", {"input_layouts": "S(0)"}, **FLOAT)
+        name: Case(name, "dp=2", {"input_layouts": "S(0)"}, rate=SMALL, **FLOAT)
         for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
     },
     4: {
-        name: Case(name, "dp=2,tp=2", {"input_layouts": "S(0)R"}, **FLOAT)
+        name: Case(name, "dp=2,tp=2", {"input_layouts": "S(0)R"}, rate=SMALL, **FLOAT)
         for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
     },
 }

@@ -37,6 +37,7 @@ class Case:
     seed: int | None = None
     dtype: torch.dtype = torch.float64
     backend: str = "eager"
+    rate: float = RATE
 
     @property
     def rtol(self) -> float:
@@ -67,7 +68,7 @@ def check(case: Case, run: Run) -> None:
 
 
 def one_device(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    return _train(model, lambda: model(*args, **kwargs))
+    return _train(case, model, lambda: model(*args, **kwargs))
 
 
 def plan_of(case: Case, model: nn.Module, args: Any, kwargs: Any) -> ShardingPlan:
@@ -91,7 +92,7 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
             for name, buffer in model.named_buffers():
                 buffer.copy_(result.mutations.get(name, buffer))
             for name, parameter in model.named_parameters():
-                parameter -= RATE * result.grads.get(name, torch.zeros(()))
+                parameter -= case.rate * result.grads.get(name, torch.zeros(()))
     return Trained(losses, {n: p.detach() for n, p in model.named_parameters()})
 
 
@@ -101,7 +102,7 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
     parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, backend=case.backend)
     with record_collectives() as issued:
-        trained = _train(model, lambda: model(*args, **kwargs))
+        trained = _train(case, model, lambda: model(*args, **kwargs))
     (program,) = model.forward.programs
     predicted = [(c.kind, c.axis, c.shape, c.dtype) for c in in_order_of_issue(program)]
     assert [(c.kind, c.axis, c.shape, c.dtype) for c in issued] == predicted * STEPS
@@ -109,8 +110,8 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     return Trained(trained.losses, {n: p.full_tensor() for n, p in trained.parameters.items() if isinstance(p, DTensor)})
 
 
-def _train(model: nn.Module, call: Callable[[], Any]) -> Trained:
-    optimizer, losses = torch.optim.SGD(model.parameters(), RATE), []
+def _train(case: Case, model: nn.Module, call: Callable[[], Any]) -> Trained:
+    optimizer, losses = torch.optim.SGD(model.parameters(), case.rate), []
     for _ in range(STEPS):
         outputs = [o for o in torch.utils._pytree.tree_leaves(call()) if isinstance(o, Tensor) and o.requires_grad]
         loss = torch.stack([o.sum() for o in outputs]).sum()
