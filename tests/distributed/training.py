@@ -105,7 +105,9 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
         trained = _train(case, model, lambda: model(*args, **kwargs))
     (program,) = model.forward.programs
     predicted = [(c.kind, c.axis, c.shape, c.dtype) for c in in_order_of_issue(program)]
-    assert [(c.kind, c.axis, c.shape, c.dtype) for c in issued] == predicted * STEPS
+    ran = [(c.kind, c.axis, c.shape, c.dtype) for c in issued]
+    differing = [pair for pair in zip(ran, predicted * STEPS, strict=False) if pair[0] != pair[1]]
+    assert ran == predicted * STEPS, f"{len(ran)} ran, {STEPS} x {len(predicted)} predicted: {differing[:3]}"
     assert len(predicted) == len(plan.collectives)
     return Trained(trained.losses, {n: p.full_tensor() for n, p in trained.parameters.items() if isinstance(p, DTensor)})
 
