@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from fxshard.layout import Layout, ceil_shape, chunk, chunk_lengths
 from fxshard.passes.local_graph import LocalGraph
-from fxshard.redistribution import Step, exchange_shape
+from fxshard.redistribution import LOCAL_STEPS, Step, exchange_shape
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -22,7 +22,12 @@ c10d = torch.ops._c10d_functional
 
 def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
     """Applies ``step`` to the local tensor ``x`` of a tensor of global ``shape`` in ``layout``; returns (result, collective node)."""
-    return _EMIT[step.kind](local, x, step, layout, shape)
+    if x.meta["val"].dtype != torch.bool or step.kind in LOCAL_STEPS:
+        return _EMIT[step.kind](local, x, step, layout, shape)
+    # Bools travel as bytes: Inductor promotes a collective's bool operand with its integer arguments, to int64.
+    as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
+    result, collective = _EMIT[step.kind](local, as_bytes, step, layout, shape)
+    return local.emit(aten._to_copy.default, result, dtype=torch.bool), collective
 
 
 def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:

@@ -35,6 +35,7 @@ TWO = {
     "mlp_inductor": Case("mlp", "tp=2", MLP, **FLOAT),
     "llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT),
     "mlp_random_inductor": Case("mlp_batch5", "a=2", seed=1, **FLOAT),
+    "bert_inductor": Case("bert", "dp=2", {"input_layouts": "S(0)"}, **FLOAT),
 }
 FOUR = {
     "mlp_dp_tp": Case("mlp", "dp=2,tp=2", {**MLP, **DATA}),
@@ -44,16 +45,13 @@ FOUR = {
 }
 
 
-SMALL = 1e-4
-"""The sum of 50257 logits is steep: larger steps leave the region in which float32 can be compared."""
-
 SWEEP = {
     2: {
-        name: Case(name, "dp=2", {"input_layouts": "S(0)"}, rate=SMALL, **FLOAT)
+        name: Case(name, "dp=2", {"input_layouts": "S(0)"}, **FLOAT)
         for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
     },
     4: {
-        name: Case(name, "dp=2,tp=2", {"input_layouts": "S(0)R"}, rate=SMALL, **FLOAT)
+        name: Case(name, "dp=2,tp=2", {"input_layouts": "S(0)R"}, **FLOAT)
         for name in ("mlp", "llama", "gpt2", "bert", "vit", "cnn", "llama_batch5")
     },
 }

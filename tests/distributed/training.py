@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
@@ -37,7 +38,6 @@ class Case:
     seed: int | None = None
     dtype: torch.dtype = torch.float64
     backend: str = "eager"
-    rate: float = RATE
 
     @property
     def rtol(self) -> float:
@@ -56,15 +56,28 @@ Run = Callable[[Case, nn.Module, Any, Any], Trained]
 
 
 def check(case: Case, run: Run) -> None:
-    """``run`` trains as one device does."""
+    """``run`` trains as one device does.
+
+    Some parameters have gradients that are zero in exact arithmetic, a key's bias for one, and start at zero: what rounding
+    leaves in them is held against five roundings of the whole step, as law 1 does with gradients.
+    """
     model, args, kwargs = zoo.make(case.model, case.dtype)
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
     want = one_device(case, copy.deepcopy(model), args, kwargs)
+    moved = torch.stack([(p - start[n]).norm() for n, p in want.parameters.items()]).norm()
+    noise = 5 * torch.finfo(case.dtype).eps * float(moved)
     have = run(case, model, args, kwargs)
     for loss, reference in zip(have.losses, want.losses, strict=True):
         assert abs(loss - reference) <= case.rtol * abs(reference), f"losses {have.losses}, not {want.losses}"
     for name, parameter in want.parameters.items():
         error, size = float((have.parameters[name] - parameter).norm()), float(parameter.norm())
-        assert error <= case.rtol * max(size, 1e-3), f"{name} is off by {error:.3g}, its norm is {size:.3g}"
+        assert error <= max(case.rtol * size, noise), f"{name} is off by {error:.3g}, its norm is {size:.3g}"
+
+
+def objective(outputs: list[Tensor]) -> Tensor:
+    """The loss among a model's outputs, or the sum of its only one."""
+    (loss,) = [o for o in outputs if o.ndim == 0] or [o.sum() for o in outputs]
+    return loss
 
 
 def one_device(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
@@ -79,20 +92,20 @@ def plan_of(case: Case, model: nn.Module, args: Any, kwargs: Any) -> ShardingPla
 
 
 def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    """All ranks in this process; tangents are ones, so the loss is the sum of the differentiable outputs."""
+    """All ranks in this process; the tangents are the gradients of ``objective``."""
     program = lower_plan(trace(model, args, kwargs), plan_of(case, model, args, kwargs))
-    differentiable = {end.name.replace("tangents", "outputs") for end in program.inputs if end.kind == "tangent"}
-    kept = [o.name in differentiable for o in program.outputs if o.kind == "output"]
+    with torch.no_grad():
+        outputs = tree_leaves(copy.deepcopy(model)(*args, **kwargs))
+    tangents = [torch.full_like(o, len(outputs) == 1 or o.ndim == 0) for o in outputs]
     losses = []
     for _ in range(STEPS):
-        result = simulate_program(program, program_values(program, model, args, kwargs))
-        leaves = torch.utils._pytree.tree_leaves(result.outputs)
-        losses.append(sum(float(o.sum()) for o, mine in zip(leaves, kept, strict=True) if mine))
+        result = simulate_program(program, program_values(program, model, args, kwargs, tangents))
+        losses.append(float(objective(tree_leaves(result.outputs))))
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(result.mutations.get(name, buffer))
             for name, parameter in model.named_parameters():
-                parameter -= case.rate * result.grads.get(name, torch.zeros(()))
+                parameter -= RATE * result.grads.get(name, torch.zeros(()))
     return Trained(losses, {n: p.detach() for n, p in model.named_parameters()})
 
 
@@ -113,10 +126,9 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 
 
 def _train(case: Case, model: nn.Module, call: Callable[[], Any]) -> Trained:
-    optimizer, losses = torch.optim.SGD(model.parameters(), case.rate), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), RATE), []
     for _ in range(STEPS):
-        outputs = [o for o in torch.utils._pytree.tree_leaves(call()) if isinstance(o, Tensor) and o.requires_grad]
-        loss = torch.stack([o.sum() for o in outputs]).sum()
+        loss = objective(tree_leaves(call()))
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
