@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class FxshardError(Exception):
     """Base of every error that fxshard raises.
@@ -23,6 +26,12 @@ class FxshardError(Exception):
         if self.remedy:
             lines.append(f"  to do: {self.remedy}")
         return "\n".join(lines)
+
+
+def closest(name: object, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the likest of ``known``, nothing where none is like ``name``."""
+    close = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class LayoutError(FxshardError):

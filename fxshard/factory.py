@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from fxshard.errors import FxshardError, OptionError
+from fxshard.errors import FxshardError, OptionError, closest
 
 SHAPE = "return (model, args) or (model, args, kwargs): an nn.Module, a tuple of example inputs, a dict of keyword inputs"
 
@@ -67,10 +66,8 @@ def _function(module: ModuleType, name: str, text: str) -> Any:
     if callable(factory):
         return factory
     own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
-    close = difflib.get_close_matches(name, own, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
     remedy = f"its functions are {', '.join(own)}" if own else "write a function there that returns (model, args)"
-    raise OptionError(f"the file has no function {name!r}{hint}", where=text, remedy=remedy)
+    raise OptionError(f"the file has no function {name!r}{closest(name, own)}", where=text, remedy=remedy)
 
 
 @contextlib.contextmanager

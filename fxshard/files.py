@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fxshard.errors import FileError
+from fxshard.errors import FileError, closest
 
 T = TypeVar("T")
 REMAKE = "make the file again, or copy it again from where it came"
@@ -176,9 +175,7 @@ class Field:
         fields = self.entries()
         for name in fields:
             if name not in names:
-                close = difflib.get_close_matches(name, list(names), 1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise self.fail(f"unknown field {name!r}{hint}", f"the fields here are {', '.join(names)}")
+                raise self.fail(f"unknown field {name!r}{closest(name, names)}", f"the fields here are {', '.join(names)}")
         return fields
 
     def get(self, name: str, read: Callable[[Field], T], default: T = _NONE) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import LayoutError, OptionError
+from fxshard.errors import LayoutError, OptionError, closest
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,8 @@ class Mesh:
     def axis(self, name: str) -> int:
         """Index of the axis called ``name``; raises LayoutError for a name the mesh does not have."""
         if name not in self.axis_names:
-            close = difflib.get_close_matches(str(name), self.axis_names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise LayoutError(f"the mesh has no axis {name!r}{hint}", remedy=f"its axes are {', '.join(self.axis_names)}")
+            what = f"the mesh has no axis {name!r}{closest(name, self.axis_names)}"
+            raise LayoutError(what, remedy=f"its axes are {', '.join(self.axis_names)}")
         return self.axis_names.index(name)
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
@@ -127,9 +125,8 @@ def find_hardware(hardware: str | Hardware) -> Hardware:
     if isinstance(hardware, Hardware):
         return hardware
     if not isinstance(hardware, str) or hardware not in HARDWARE:
-        close = difflib.get_close_matches(str(hardware), list(HARDWARE), 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"unknown hardware {hardware!r}{hint}", where="hardware", remedy=f"presets are {', '.join(HARDWARE)}")
+        what = f"unknown hardware {hardware!r}{closest(hardware, HARDWARE)}"
+        raise OptionError(what, where="hardware", remedy=f"presets are {', '.join(HARDWARE)}")
     return HARDWARE[hardware]
 
 

@@ -39,6 +39,11 @@ class GraphOutput:
     kind: str
     name: str
 
+    @property
+    def tangent(self) -> str | None:
+        """The name of the tangent that belongs to it, if it is a differentiable output: ``tangents[0]`` for ``outputs[0]``."""
+        return self.name.replace("outputs", "tangents", 1) if self.kind == "output" else None
+
 
 @dataclass(frozen=True)
 class PlanningGraph:

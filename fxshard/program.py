@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
@@ -16,6 +17,15 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
 from fxshard.sharding_plan import ShardingPlan
+
+c10d = torch.ops._c10d_functional
+KINDS = {
+    c10d.all_reduce.default: "all_reduce",
+    c10d.all_gather_into_tensor.default: "all_gather",
+    c10d.reduce_scatter_tensor.default: "reduce_scatter",
+    c10d.all_to_all_single.default: "all_to_all",
+}
+"""The operators of a local graph that are collectives, and what their kinds are called."""
 
 SizeClass = tuple[tuple[int, ...], ...]
 """Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
@@ -77,3 +87,12 @@ class ShardedProgram:
         """SHA-256 of the plan and of the collectives in order: what ranks compare."""
         issued = [(c.kind, c.axis, c.shape, c.dtype) for c in self.collectives]
         return hashlib.sha256((self.plan.hash + json.dumps(issued)).encode()).hexdigest()
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` of a local graph starts a collective (waits do not)."""
+    return node.target in KINDS
+
+
+def is_wait(node: fx.Node) -> bool:
+    return node.target is c10d.wait_tensor.default

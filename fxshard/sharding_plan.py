@@ -5,7 +5,6 @@ Everything before the plan only decides, everything after it only obeys: lowerin
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fxshard.errors import PlanError
+from fxshard.errors import PlanError, closest
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
@@ -165,9 +164,9 @@ class ShardingPlan:
         """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for another name."""
         node = next((end.node for end in self.inputs if end.name == name), name)
         if node not in self.specs:
-            close = difflib.get_close_matches(name, [*(end.name for end in self.inputs), *self.specs], 1)
-            remedy = f"did you mean {close[0]!r}?" if close else "print(plan) lists its nodes"
-            raise PlanError(f"the plan has no input or node {name!r}", where=f"plan on mesh {self.mesh}", remedy=remedy)
+            hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
+            what = f"the plan has no input or node {name!r}{hint}"
+            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="print(plan) lists its nodes")
         return self.specs[node].outputs[0]
 
     def parameter_layouts(self) -> dict[str, Layout]:

@@ -1,10 +1,9 @@
 """The passes, one a file, run in this order: trace, annotate, constrain, formulate, choose, verify, lower.
 
-``PIPELINE`` is that order as (name, function) pairs; ``pipeline.run`` runs it or a part of it.
+``PIPELINE`` is that order; ``pipeline.run`` runs it or a part of it. What happens on a rank (bind, partition, compile) are
+passes too: ``fxshard.runtime.compile.COMPILING``.
 """
 
-from fxshard.passes.pipeline import LOWERING, PLANNING
-
-PIPELINE = (*PLANNING, *LOWERING)
+from fxshard.passes.pipeline import LOWERING, PIPELINE, PLANNING
 
 __all__ = ["LOWERING", "PIPELINE", "PLANNING"]

@@ -5,7 +5,6 @@ Pins come by the user's names (parameters, buffers, inputs, nodes; globs), as la
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import ConstraintError, LayoutError, OptionError
+from fxshard.errors import ConstraintError, LayoutError, OptionError, closest
 from fxshard.layout import Layout, normal_placement, placement_str
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of, source_line
@@ -134,7 +133,8 @@ def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                raise ConstraintError(f"{what} names {name!r}, which is none of {known}", where=what, remedy=_closest(str(name), names))
+                said = f"{what} names {name!r}, which there is not{closest(name, names)}"
+                raise ConstraintError(said, where=what, remedy=f"name one of {known}")
         return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
         raise ConstraintError(
@@ -161,18 +161,12 @@ def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
     found = [graph.by_name[node] for user, node in known.items() if user == name or fnmatch.fnmatchcase(user, name)]
     found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
     if not found:
-        names = [*known, *tensors]
-        raise ConstraintError(
-            f"pin {name!r} matches no parameter, buffer, input or node", where=f"pins[{name!r}]", remedy=_closest(name, names)
-        )
+        what = f"pin {name!r} matches no parameter, buffer, input or node{closest(name, [*known, *tensors])}"
+        raise ConstraintError(what, where=f"pins[{name!r}]", remedy=NAMES)
     return list(dict.fromkeys(found))
 
 
-def _closest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {close[0]!r}?" if close else "fxshard inspect --nodes lists the names of a plan"
-
-
+NAMES = "fxshard inspect --nodes lists the names of a plan"
 PLAN_PINS = "pins, which are a plan"
 
 
@@ -189,8 +183,8 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
     specs = {}
     for node in plan.nodes:
         if node.name not in graph.by_name:
-            remedy = _closest(node.name, list(graph.by_name))
-            raise ConstraintError(f"the plan names node {node.name!r}, which this graph lacks", where=PLAN_PINS, remedy=remedy)
+            what = f"the plan names node {node.name!r}, which this graph lacks{closest(node.name, graph.by_name)}"
+            raise ConstraintError(what, where=PLAN_PINS, remedy=NAMES)
         target = graph.by_name[node.name]
         if is_getitem(target):
             remedy = f"name {target.args[0]} instead"

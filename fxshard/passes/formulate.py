@@ -285,7 +285,7 @@ class _Builder:
                 self.start[result], self.start[var] = both[0]
 
     def _tangent_pairs(self) -> list[tuple[int, tuple[Layout, ...], int, tuple[OpSpec, ...]]]:
-        by_name = {o.name.replace("outputs", "tangents"): i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
+        by_name = {o.tangent: i for i, o in enumerate(self.graph.outputs)}
         return [(*self.result_vars[by_name[end.name]], *self.node_vars[end.node]) for end in self.graph.inputs_of("tangent")]
 
 

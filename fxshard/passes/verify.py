@@ -1,15 +1,36 @@
-"""verify: a plan is legal for its graph - specs that the rules offer, layouts that meet on each edge, nothing left pending."""
+"""verify: a traced graph has its ends; a plan is legal for it - specs that the rules offer, layouts that meet on each edge."""
 
 from __future__ import annotations
 
 from torch import fx
 
-from fxshard.errors import PlanError
+from fxshard.errors import PlanError, TraceError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.redistribution import is_legal, walk
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
+
+
+def verify_graph(graph: PlanningGraph) -> None:
+    """Raises TraceError unless nodes carry fake CPU tensors and the ends are those that the graph's lists name."""
+    graph.module.graph.lint()
+    remedy = "this is a fault of the trace pass; please report it"
+    placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
+    if placeholders != [i.node for i in graph.inputs]:
+        raise TraceError(f"the graph's inputs are {placeholders}, not {[i.node for i in graph.inputs]}", remedy=remedy)
+    if len(operands(graph.module.graph.output_node())) != len(graph.outputs):
+        raise TraceError(f"the graph returns other than {[o.name for o in graph.outputs]}", remedy=remedy)
+    known = {i.name for i in graph.inputs}
+    tangents = {o.tangent for o in graph.outputs}
+    lost = [i.name for i in graph.inputs_of("tangent") if i.name not in tangents]
+    lost += [o.name for o in graph.outputs if o.kind != "output" and o.name not in known]
+    if lost:
+        raise TraceError(f"nothing in the graph belongs to {lost[0]}", remedy=remedy)
+    for node in planned_nodes(graph):
+        for value in outputs_of(node) if node.op != "output" else ():
+            if value is not None and value.device.type != "cpu":
+                raise TraceError(f"{node.name} is planned on {value.device}", where=_where(node), remedy=remedy)
 
 
 def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
@@ -89,7 +110,7 @@ def _check_results(graph: PlanningGraph, plan: ShardingPlan) -> None:
         if layout.has_partial:
             remedy = "outputs can be replicated or sharded"
             raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)
-        twin = end.name.replace("outputs", "tangents") if end.kind == "output" else end.name
+        twin = end.tangent or end.name
         if twin in layouts and layout != layouts[twin]:
             what = f"{end.kind} {end.name} lies as {layout}, {'its tangent' if end.kind == 'output' else 'its input'} as {layouts[twin]}"
             raise PlanError(what, where=_where(node), remedy="plan again")

@@ -41,14 +41,16 @@ from fxshard._torch_compat import mesh_of_one
 from fxshard.errors import OptionError, RunError
 from fxshard.layout import Layout
 from fxshard.passes.pipeline import lower_plan, plan_graph
+from fxshard.passes.runner import Dump
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
-from fxshard.runtime.compile import CompiledProgram, compile_program
+from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.foreign_plan import traced_for
-from fxshard.runtime.graph_runner import GraphRunner, plain_arithmetic
-from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
+from fxshard.runtime.graph_runner import GraphRunner
+from fxshard.runtime.inputs import check_whole
+from fxshard.runtime.launch import checksum, compare, leads, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.wishes import Held, check_held, request_of
 from fxshard.sharding_plan import ShardingPlan
@@ -124,15 +126,17 @@ class GraphPrograms:
         return GraphRunner(compiled, names, outputs, self.graph.distributed)
 
     def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
-        options, dump = self.options, _dump(graph, self.options)
+        options, dump = self.options, self._dump(graph)
         self._compare(_fields(graph, held, options))
-        plan = self._plan(graph, held, [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed], dump)
+        distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
+        plan = self._plan(graph, held, distributed, dump)
         program = lower_plan(graph, plan, dump)
         check_held(program, held, options)
+        check_whole(program, held, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"
         log.info("%s graph of %d nodes on %s: %d collectives", kind, len(graph.by_name), program.mesh, len(program.collectives))
-        return compile_program(self._bind(program), options.compiler)
+        return compile_program(self._bind(program), options.compiler, dump)
 
     def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
         """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""
@@ -143,7 +147,7 @@ class GraphPrograms:
         names = [self.graph.names[i] for i in self.places]
         return trace_graph(module, tensors, names, [self.graph.kinds[i] for i in self.places]), names
 
-    def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Path | None) -> ShardingPlan:
+    def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
@@ -165,6 +169,18 @@ class GraphPrograms:
         origin = (0,) * program.mesh.ndim
         module, axes = bind_graph(program.local(origin), {})
         return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), module, axes, ())
+
+    def _dump(self, graph: PlanningGraph) -> Dump:
+        """A folder for this graph among others, the graph written to it; on the lowest rank of the mesh, False on the others."""
+        chosen = self.options.dump or os.environ.get("FXSHARD_DUMP")
+        if not chosen:
+            return None
+        if not leads(self.device_mesh):
+            return False
+        folder = Path(chosen) / f"graph_{graph.hash[:12]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
+        return folder
 
     def _compare(self, fields: Mapping[str, str]) -> None:
         compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout)
@@ -196,14 +212,3 @@ def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[s
 def _shape(value: torch.Tensor) -> str:
     layout = f" {Layout(value.placements)}" if isinstance(value, DTensor) else ""
     return f"{tuple(value.shape)} {value.dtype}{layout}"
-
-
-def _dump(graph: PlanningGraph, options: BackendOptions) -> Path | None:
-    """A folder for this graph among others, the graph written to it."""
-    chosen = options.dump or os.environ.get("FXSHARD_DUMP")
-    if not chosen:
-        return None
-    folder = Path(chosen) / f"graph_{graph.hash[:12]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
-    return folder

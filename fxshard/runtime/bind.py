@@ -18,10 +18,9 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import register_group_alias
 from fxshard.errors import PlanError, RunError
 from fxshard.mesh import as_mesh
-from fxshard.program import ShardedProgram, SizeClass
+from fxshard.program import ShardedProgram, SizeClass, is_collective
 
 AXIS_INPUT = "axis_index_"
-NAMESPACE = "_c10d_functional"
 ALIAS = "fxshard_"
 
 
@@ -108,15 +107,6 @@ def _make_input(graph: fx.Graph, node: fx.Node) -> None:
     value.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(value)
     graph.erase_node(node)
-
-
-def is_collective(node: fx.Node) -> bool:
-    """Whether ``node`` starts a collective (waits do not)."""
-    return getattr(node.target, "namespace", None) == NAMESPACE and not is_wait(node)
-
-
-def is_wait(node: fx.Node) -> bool:
-    return node.target is torch.ops._c10d_functional.wait_tensor.default
 
 
 _NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,13 +14,15 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import inductor_compile, inductor_decompositions, inductor_output_strides, wrap_like
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, closest
+from fxshard.passes.pipeline import PIPELINE
+from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import forward_collectives, forward_results, partition
+from fxshard.runtime.partition import Partition, forward_collectives, forward_results, partition
 
-BACKENDS = ("inductor", "eager")
+COMPILERS = ("inductor", "eager")
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes its inputs in one list, which it may empty."""
 
@@ -59,56 +62,109 @@ class CompiledProgram:
         return self.bound.program
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        kind = self.bound.device.type
-        if torch.is_autocast_enabled(kind):  # its casts are in the graph already
-            with torch.autocast(kind, enabled=False):
-                return self(inputs)
         everything = [*inputs, *self.bound.axis_values]
-        if self.artefact.backward is not None and torch.is_grad_enabled():
-            return _Step.apply(self.artefact, *everything)
-        with torch.no_grad():
-            return tuple(self.artefact.forward([local_of(x) for x in everything])[: self.artefact.results])
+        with plain_arithmetic(self.bound.device.type):
+            if self.artefact.backward is not None and torch.is_grad_enabled():
+                return _Step.apply(self.artefact, *everything)
+            with torch.no_grad():
+                return tuple(self.artefact.forward([local_of(x) for x in everything])[: self.artefact.results])
+
+
+def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Without autocast for a kind of device: its casts are in the graph already."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 _ARTEFACTS: WeakValueDictionary[Any, Artefact] = WeakValueDictionary()
 
 
-def compile_program(bound: BoundProgram, backend: str = "inductor") -> CompiledProgram:
+def compile_program(bound: BoundProgram, compiler: str = "inductor", dump: Dump = None) -> CompiledProgram:
     """Compiles ``bound``; programs and ranks whose local graphs are the same share one artefact in a process.
 
-    Raises OptionError for an unknown ``backend``.
+    ``dump`` as in ``fxshard.plan``. Raises OptionError for an unknown ``compiler``.
     """
-    if backend not in BACKENDS:
-        raise OptionError(f"unknown backend {backend!r}", remedy=f"use one of {', '.join(BACKENDS)}")
-    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), backend)
+    if compiler not in COMPILERS:
+        raise OptionError(f"unknown compiler {compiler!r}{closest(compiler, COMPILERS)}", remedy=f"use one of {', '.join(COMPILERS)}")
+    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        artefact = _ARTEFACTS[key] = _compile(bound, backend)
+        made = run_passes(COMPILING, _Building(bound, compiler), dump, first=len(PIPELINE)).artefact
+        assert made is not None
+        artefact = _ARTEFACTS[key] = made
     return CompiledProgram(bound, artefact)
 
 
-def _compile(bound: BoundProgram, backend: str) -> Artefact:
-    program = bound.program
-    table = inductor_decompositions() if backend == "inductor" else None
-    seeds = frozenset(i for i, end in enumerate(program.inputs) if end.kind == "seed")
-    module = device_graph(bound.module, bound.device, table, on_host=seeds)
-    results = forward_results(program)
-    tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
-    if not program.train or not any(o.kind == "gradient" for o in program.outputs):
-        return Artefact(_run(module, backend, results, is_inference=True), None, results, (), (), (), (module,))
-    parts = partition(module, results, tangents, forward_collectives(program))
-    forward = _run(parts.forward, backend, results)
-    if backend == "inductor":
-        _follow_strides(parts.backward, inductor_output_strides(forward), results, len(parts.kept_inputs), parts.kept)
-    count = sum(o.kind == "gradient" for o in program.outputs)
-    backward = _run(parts.backward, backend, count, is_backward=True)
-    ends = _tangent_of(program), _gradient_of(program, len(bound.axes))
-    return Artefact(forward, backward, results, parts.kept_inputs, *ends, (parts.forward, parts.backward))
+@dataclass(frozen=True, eq=False)
+class _Building:
+    """The state between passes: None where a pass has not run yet; ``parts`` stays None for inference."""
+
+    bound: BoundProgram
+    compiler: str
+    module: fx.GraphModule | None = None
+    parts: Partition | None = None
+    artefact: Artefact | None = None
+    records: tuple[PassRecord, ...] = ()
+
+    @property
+    def program(self) -> ShardedProgram:
+        return self.bound.program
 
 
-def _run(module: fx.GraphModule, backend: str, visible: int, **kind: bool) -> Run:
+def _bind(b: _Building) -> tuple[_Building, str]:
+    table = inductor_decompositions() if b.compiler == "inductor" else None
+    seeds = frozenset(i for i, end in enumerate(b.program.inputs) if end.kind == "seed")
+    module = device_graph(b.bound.module, b.bound.device, table, on_host=seeds)
+    groups = ", ".join(f"{axis} as {name}" for axis, name in b.bound.groups)
+    return replace(b, module=module), f"{len(module.graph.nodes)} nodes for {b.bound.coordinate} on {b.bound.device}, groups {groups}"
+
+
+def _partition(b: _Building) -> tuple[_Building, str]:
+    assert b.module is not None
+    if not b.program.train or not any(o.kind == "gradient" for o in b.program.outputs):
+        return b, "nothing to differentiate: one graph"
+    tangents = [i for i, end in enumerate(b.program.inputs) if end.kind == "tangent"]
+    parts = partition(b.module, forward_results(b.program), tangents, forward_collectives(b.program))
+    sizes = f"forward of {len(parts.forward.graph.nodes)} nodes, backward of {len(parts.backward.graph.nodes)}"
+    return replace(b, parts=parts), f"{sizes}, {parts.kept} values and {len(parts.kept_inputs)} inputs kept"
+
+
+def _compile(b: _Building) -> tuple[_Building, str]:
+    assert b.module is not None
+    results = forward_results(b.program)
+    said = f"by {b.compiler}"
+    if b.parts is None:
+        whole = _run(b.module, b.compiler, results, is_inference=True)
+        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (b.module,))), said
+    forward = _run(b.parts.forward, b.compiler, results)
+    if b.compiler == "inductor":
+        _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
+    count = sum(o.kind == "gradient" for o in b.program.outputs)
+    backward = _run(b.parts.backward, b.compiler, count, is_backward=True)
+    ends = _tangent_of(b.program), _gradient_of(b.program, len(b.bound.axes))
+    graphs = (b.parts.forward, b.parts.backward)
+    return replace(b, artefact=Artefact(forward, backward, results, b.parts.kept_inputs, *ends, graphs)), said
+
+
+def _parts(b: _Building) -> str:
+    return "one graph" if b.parts is None else f"forward\n{b.parts.forward.graph}\n\nbackward\n{b.parts.backward.graph}"
+
+
+def _code(b: _Building) -> str:
+    assert b.artefact is not None
+    return "\n\n".join(graph.print_readable(print_output=False) for graph in b.artefact.graphs)
+
+
+COMPILING: tuple[Pass, ...] = (
+    Pass("bind", _bind, lambda b: str(b.module.graph)),
+    Pass("partition", _partition, _parts),
+    Pass("compile", _compile, _code),
+)
+"""What a rank does with a program, after ``fxshard.passes.PIPELINE``."""
+
+
+def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> Run:
     """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph."""
-    if backend == "eager":
+    if compiler == "eager":
         return lambda inputs: module(*inputs)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
     output = copy.graph.output_node()
@@ -136,8 +192,8 @@ def _follow_strides(backward: fx.GraphModule, strides: list[tuple[int, ...] | No
 
 
 def _tangent_of(program: ShardedProgram) -> tuple[int, ...]:
-    positions = {o.name: i for i, o in enumerate(program.outputs) if o.kind == "output"}
-    return tuple(positions[end.name.replace("tangents", "outputs")] for end in program.inputs if end.kind == "tangent")
+    positions = {o.tangent: i for i, o in enumerate(program.outputs)}
+    return tuple(positions[end.name] for end in program.inputs if end.kind == "tangent")
 
 
 def _gradient_of(program: ShardedProgram, axes: int) -> tuple[int | None, ...]:
@@ -174,7 +230,8 @@ class _Step(torch.autograd.Function):
         artefact: Artefact = ctx.artefact
         assert artefact.backward is not None
         tangents = [grads[i].contiguous() for i in artefact.tangent_of]
-        out = artefact.backward([*ctx.saved_tensors, *tangents])
+        with plain_arithmetic(tangents[0].device.type):
+            out = artefact.backward([*ctx.saved_tensors, *tangents])
         return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
 
 

@@ -18,7 +18,7 @@ from fxshard.errors import OptionError, RunError
 from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.compile import BACKENDS, compile_program
+from fxshard.runtime.compile import COMPILERS, compile_program
 from fxshard.runtime.inputs import leaf_names
 from fxshard.runtime.launch import compare, mesh_ranks, versions
 from fxshard.runtime.options import check_choice, check_device_mesh
@@ -54,14 +54,14 @@ class ExportedProgram(ShardedProgram):
         device_mesh: DeviceMesh,
         weights: Mapping[str, torch.Tensor] | None = None,
         *,
-        backend: str = "inductor",
+        compiler: str = "inductor",
         device: torch.device | str | None = None,
     ) -> BoundModule:
         """The program as a module for this rank, compiled; every rank of the mesh calls this.
 
         Args:
             weights: whole tensors by the model's names; the program's own by default.
-            backend: ``"inductor"`` or ``"eager"``.
+            compiler: ``"inductor"`` or ``"eager"``.
 
         Raises PlanError for another mesh, RunError for a missing weight or ranks that hold different programs.
         """
@@ -69,19 +69,19 @@ class ExportedProgram(ShardedProgram):
         if not isinstance(weights, Mapping | None):
             remedy = "pass whole tensors by the model's names, such as a state_dict"
             raise OptionError(f"weights are a {type(weights).__name__}", remedy=remedy)
-        check_choice("backend", backend, BACKENDS)
+        check_choice("compiler", compiler, COMPILERS)
         values = dict(weights or self.weights)
         fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash}
         bound = bind(self, device_mesh, device)
         compare(fields_, ranks=mesh_ranks(device_mesh))
-        return BoundModule(self, values, bound, device_mesh, backend)
+        return BoundModule(self, values, bound, device_mesh, compiler)
 
 
 class BoundModule(nn.Module):
     """A program on this rank: called like the model; its parameters are DTensors under the model's names."""
 
     def __init__(
-        self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, backend: str
+        self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, compiler: str
     ) -> None:
         super().__init__()
         self._program = program
@@ -89,7 +89,7 @@ class BoundModule(nn.Module):
         shard_parameters(self, planned_layouts(program), device_mesh, mesh_device(device_mesh, bound.device))
         shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
-        self._compiled = compile_program(bound, backend)
+        self._compiled = compile_program(bound, compiler)
         self._runners: dict[tuple[tuple[str, bool], ...], Runner] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

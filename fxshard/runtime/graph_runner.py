@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,9 +29,7 @@ class GraphRunner:
             local_input(tensors[i], layout, self.bound, name) if i is not None else torch.randint(0, 2**62, (), dtype=torch.int64)
             for name, i, layout in self.reads
         ]
-        with plain_arithmetic(self.bound.device.type):
-            values = self.compiled(inputs)
-        return self._outputs(tensors, values)
+        return self._outputs(tensors, self.compiled(inputs))
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
         outputs = [o.value if o.of_input is None else tensors[o.of_input] for o in self.outputs]
@@ -44,13 +41,3 @@ class GraphRunner:
                 i = next(computed)
                 outputs[i] = global_result(value, layout, shape, self.bound, self.distributed[i])
         return outputs
-
-
-@contextlib.contextmanager
-def plain_arithmetic(device: str) -> Iterator[None]:
-    """Without autocast: its casts are in the graph already."""
-    if not torch.is_autocast_enabled(device):
-        yield
-        return
-    with torch.autocast(device, enabled=False):
-        yield

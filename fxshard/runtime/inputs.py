@@ -93,9 +93,6 @@ def local_input(value: torch.Tensor, layout: Layout, bound: BoundProgram, name: 
     value = value.to(bound.device)
     if layout.is_replicated:
         return value
-    if value.requires_grad and torch.is_grad_enabled() and not layout.has_partial:
-        whole = DTensor.from_local(value, bound.device_mesh, [Replicate()] * len(layout), run_check=False)
-        return whole.redistribute(placements=tuple(layout))
     return scatter(value.detach(), layout, bound.program.mesh, bound.coordinate)
 
 
@@ -112,26 +109,30 @@ def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], b
     return local
 
 
-def check_whole(program: ShardedProgram, leaves: Mapping[str, Any]) -> None:
+def check_whole(program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None) -> None:
     """Raises PlanError where a plain tensor of the user's would have to be gathered, which no plan decided.
 
-    That is an output while no argument is a DTensor, the gradient of a plain argument, the new value of a plain
-    argument or buffer. ``leaves``: the arguments by name.
+    That is a plain output, the gradient of a plain argument, the new value of a plain argument or buffer. ``leaves``: the
+    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default.
     """
     shared = {name for name, x in leaves.items() if isinstance(x, DTensor)}
     kinds = {end.name: end.kind for end in program.inputs}
+    returned = [end.name for end in program.outputs if end.kind == "output"]
+    if distributed is not None:
+        shared |= {name for name, one in zip(returned, distributed, strict=True) if one}
+    elif shared:
+        shared |= set(returned)
     for end, layout in zip(program.outputs, program.output_layouts, strict=True):
         whole = str(Layout.replicated(len(layout)))
         if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":
             continue
-        if end.kind == "output" and not shared:
+        if end.kind == "output":
             remedy = f"fxshard.plan(..., output_layouts={whole!r}), or pass DTensors (fxshard.local_batch): then outputs are DTensors"
-            raise PlanError(f"{end.name} is planned in {layout}, but all arguments are plain, so that it must return whole", remedy=remedy)
-        if end.kind != "output":
-            what = "its gradient" if end.kind == "gradient" else "what it is changed to"
-            option = "input_layouts" if kinds[end.name] == "input" else "pins"
-            remedy = f"fxshard.plan(..., {option}={{{end.name!r}: {whole!r}}})" + (", or pass a DTensor" if option != "pins" else "")
-            raise PlanError(f"{end.name} is a plain tensor planned in {layout}, {what} would have to be gathered", remedy=remedy)
+            raise PlanError(f"{end.name} is planned in {layout}, but returns as a plain tensor, so that it must be whole", remedy=remedy)
+        what = "its gradient" if end.kind == "gradient" else "what it is changed to"
+        option = "input_layouts" if kinds[end.name] == "input" else "pins"
+        remedy = f"fxshard.plan(..., {option}={{{end.name!r}: {whole!r}}})" + (", or pass a DTensor" if option != "pins" else "")
+        raise PlanError(f"{end.name} is a plain tensor planned in {layout}, {what} would have to be gathered", remedy=remedy)
 
 
 def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -49,6 +50,11 @@ def versions() -> dict[str, str]:
 def mesh_ranks(device_mesh: DeviceMesh) -> tuple[int, ...]:
     """Global ranks in ``device_mesh``, sorted: the ``ranks`` of the calls below."""
     return tuple(sorted(int(rank) for rank in device_mesh.mesh.flatten().tolist()))
+
+
+def leads(device_mesh: DeviceMesh) -> bool:
+    """Whether this process is the lowest rank of ``device_mesh``, or alone."""
+    return not dist.is_initialized() or dist.get_rank() == mesh_ranks(device_mesh)[0]
 
 
 def share_plan(

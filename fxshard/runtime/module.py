@@ -21,19 +21,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
-from fxshard.errors import OptionError, PlanError, RunError
+from fxshard.errors import OptionError, PlanError, RunError, closest
 from fxshard.layout import Layout
-from fxshard.mesh import Mesh, as_mesh
+from fxshard.mesh import Hardware, Mesh, as_mesh, find_hardware
 from fxshard.passes.formulate import OBJECTIVES
-from fxshard.passes.pipeline import Dump, Request, lower_plan, plan_graph, trace_model
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
+from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.compile import BACKENDS, compile_program
+from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
-from fxshard.runtime.launch import compare, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import compare, leads, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters, weights_digest
 from fxshard.runtime.runner import Runner
@@ -50,13 +51,14 @@ Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 class Settings:
     """How the programs of one module are planned and compiled; fields as in ``parallelize``."""
 
+    hardware: str | Hardware | None = None
     input_layouts: Any = None
     output_layouts: Any = None
     pins: Any = None
     memory_limit: int | None = None
     objective: str = "time"
     time_limit: float | None = None
-    backend: str = "inductor"
+    compiler: str = "inductor"
     timeout: float = TIMEOUT
     dump: str | Path | None = None
     planner: Planner = plan_graph
@@ -82,9 +84,10 @@ def parallelize(
         example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
         plan: a plan for these arguments; made by one rank for all if None.
         train: whether the first program is for training; others are made when they are called for.
-        options: fields of ``Settings``: ``input_layouts`` (plain inputs start replicated where it does not say
+        options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
+            device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
-            ``objective``, ``time_limit``, ``backend`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
+            ``objective``, ``time_limit``, ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
             ranks while planning), ``dump``, ``planner``.
 
     Raises:
@@ -108,21 +111,19 @@ def parallelize(
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    import difflib
-
     known = list(Settings.__dataclass_fields__)
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise OptionError(f"parallelize has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
+            raise OptionError(f"parallelize has no option {name!r}{closest(name, known)}", remedy=f"its options are {', '.join(known)}")
     settings = Settings(**options)
-    check_choice("backend", settings.backend, BACKENDS)
+    check_choice("compiler", settings.compiler, COMPILERS)
     check_choice("objective", settings.objective, OBJECTIVES)
     check_number("timeout", settings.timeout, optional=False)
     check_number("memory_limit", settings.memory_limit)
     check_number("time_limit", settings.time_limit)
     check_pins(settings.pins)
+    if settings.hardware is not None:
+        find_hardware(settings.hardware)
     if not isinstance(settings.dump, str | Path | None):
         raise OptionError(f"dump is a {type(settings.dump).__name__}", remedy="give a folder")
     if not callable(settings.planner):
@@ -140,7 +141,7 @@ class ShardedForward:
     runners: dict[Any, list[tuple[pytree.TreeSpec, Runner]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.mesh = as_mesh(self.device_mesh)
+        self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
         self.device = mesh_device(self.device_mesh)
         self.modules = list(self.model.modules())
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
@@ -165,14 +166,15 @@ class ShardedForward:
         names = leaf_names(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         named = dict(zip(names, leaves, strict=True))
-        if plan is None:
-            plan = self._plan(graph, named, first, dump)
-        program = self._lower(graph, plan, dump)
-        check_whole(program, named)
-        if first:
-            shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
-        self._check_parameters(program)
-        compiled = compile_program(bind(program, self.device_mesh, self.device), self.settings.backend)
+        with plain_arithmetic(self.device.type):
+            if plan is None:
+                plan = self._plan(graph, named, first, dump)
+            program = self._lower(graph, plan, dump)
+            check_whole(program, named)
+            if first:
+                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
+            self._check_parameters(program)
+            compiled = compile_program(bind(program, self.device_mesh, self.device), self.settings.compiler, dump)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
         self.runners.setdefault(self._key(leaves, train), []).append((spec, runner))
         return runner
@@ -182,7 +184,7 @@ class ShardedForward:
         chosen = self.settings.dump or os.environ.get("FXSHARD_DUMP")
         if not chosen:
             return None
-        if self.device_mesh.get_rank() != mesh_ranks(self.device_mesh)[0]:
+        if not leads(self.device_mesh):
             return False
         return Path(chosen) / f"{len(self.programs):02d}_{'train' if train else 'eval'}"
 

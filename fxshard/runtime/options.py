@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,11 +11,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import OptionError, PlanError
+from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh import Hardware, Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.compile import BACKENDS
+from fxshard.runtime.compile import COMPILERS
 from fxshard.sharding_plan import ShardingPlan
 
 MESH_REMEDY = (
@@ -63,12 +62,11 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     known = [f.name for f in fields(BackendOptions)]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise OptionError(f"the backend fxshard has no option {name!r}{hint}", remedy=f"its options are {', '.join(known)}")
+            what = f"the backend fxshard has no option {name!r}{closest(name, known)}"
+            raise OptionError(what, remedy=f"its options are {', '.join(known)}")
     _check_mesh(given.get("mesh"))
     check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
-    check_choice("compiler", given.get("compiler", BACKENDS[0]), BACKENDS)
+    check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
     check_number("memory_limit", given.get("memory_limit"))
     check_number("time_limit", given.get("time_limit"))
@@ -136,9 +134,7 @@ def _kind(value: Any) -> str:
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"unknown {name} {value!r}{hint}", remedy=f"use one of {', '.join(choices)}")
+        raise OptionError(f"unknown {name} {value!r}{closest(value, choices)}", remedy=f"use one of {', '.join(choices)}")
 
 
 def check_number(name: str, value: Any, *, optional: bool = True) -> None:

@@ -15,8 +15,7 @@ from torch import fx
 
 from fxshard._torch_compat import values_to_save
 from fxshard.errors import PlanError
-from fxshard.program import ShardedProgram
-from fxshard.runtime.bind import is_collective, is_wait
+from fxshard.program import ShardedProgram, is_collective, is_wait
 
 
 @dataclass(frozen=True)

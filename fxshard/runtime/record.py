@@ -9,17 +9,13 @@ from typing import Any
 import torch
 
 from fxshard._torch_compat import TorchDispatchMode
-from fxshard.program import ProgramCollective, ShardedProgram
-from fxshard.runtime.bind import NAMESPACE, axis_of_group
+from fxshard.program import KINDS, ProgramCollective, ShardedProgram
+from fxshard.runtime.bind import axis_of_group
 from fxshard.runtime.partition import forward_collectives
 from fxshard.runtime.simulate import Recorded
 
-KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
+NAMES = {operator.overloadpacket.__name__: kind for operator, kind in KINDS.items()}
+"""By the operator's name, which Inductor's in-place and out variants extend."""
 
 
 @contextmanager
@@ -46,10 +42,10 @@ class _Recorder(TorchDispatchMode):
         self.issued = issued
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", None) == NAMESPACE:
+        if getattr(func, "namespace", None) == "_c10d_functional":
             name = func.overloadpacket.__name__.removesuffix("_out").removesuffix("_")
-            if name in KINDS:
-                self.issued.append(_recorded(KINDS[name], func, args))
+            if name in NAMES:
+                self.issued.append(_recorded(NAMES[name], func, args))
         return func(*args, **(kwargs or {}))
 
 

@@ -13,16 +13,8 @@ from torch import fx
 from fxshard._torch_compat import pytree
 from fxshard.errors import RunError
 from fxshard.mesh import Mesh
-from fxshard.program import ShardedProgram
+from fxshard.program import KINDS, ShardedProgram, is_wait
 from fxshard.runtime.shards import gather, scatter
-
-c10d = torch.ops._c10d_functional
-KINDS = {
-    c10d.all_reduce.default: "all_reduce",
-    c10d.all_gather_into_tensor.default: "all_gather",
-    c10d.reduce_scatter_tensor.default: "reduce_scatter",
-    c10d.all_to_all_single.default: "all_to_all",
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,7 @@ def run_rank(module: fx.GraphModule, inputs: Sequence[torch.Tensor], index: Mapp
             kind = KINDS[node.target]
             reduction = args[1] if kind in ("all_reduce", "reduce_scatter") else ""
             values[node] = yield Issued(kind, args[-1], reduction, args[0], node.name)
-        elif node.target is c10d.wait_tensor.default:
+        elif is_wait(node):
             values[node] = args[0]
         elif node.target is torch.ops.fxshard.axis_index.default:
             values[node] = torch.tensor(index[args[0]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fxshard.errors import ConstraintError, PlanError
+from fxshard.errors import ConstraintError, PlanError, closest
 from fxshard.layout import Layout
 from fxshard.passes.constrain import Pin, pattern
 from fxshard.passes.pipeline import Request
@@ -118,9 +117,7 @@ def _known(name: str, names: Sequence[str], what: str, part: bool) -> bool:
     """Whether a name goes on to the planner, which refuses what matches nothing."""
     if not part or any(_means(name, n) for n in names):
         return True
-    close = difflib.get_close_matches(name, names, 1)
-    hint = f"; closest: {close[0]!r}" if close else ""
-    log.warning("%s: %r matches nothing in this graph, one of several of the model%s", what, name, hint)
+    log.warning("%s: %r matches nothing in this graph, one of several of the model%s", what, name, closest(name, names))
     return False
 
 

@@ -50,7 +50,7 @@ def random_graph_plan(annotated: Annotated, seed: int, whole_outputs: bool = Fal
     results = _results(annotated, specs, draw, whole_outputs)
     specs["output"] = OpSpec(results, ())
     for end in graph.inputs_of("tangent"):
-        index = next(k for k, o in enumerate(graph.outputs) if o.name.replace("outputs", "tangents") == end.name)
+        index = next(k for k, o in enumerate(graph.outputs) if o.tangent == end.name)
         specs[end.node] = OpSpec((), (results[index],))
     return write_plan(annotated, specs, bytes_price, "bytes")
 

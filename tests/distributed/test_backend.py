@@ -125,7 +125,7 @@ def work_is_shared() -> None:
     """The computation is cut though parameters are whole; a plan made without processes gives the same program."""
     made: list[Any] = []
     compile_program = backend.compile_program
-    backend.compile_program = lambda bound, how: made.append(bound.program) or compile_program(bound, how)
+    backend.compile_program = lambda bound, *how: made.append(bound.program) or compile_program(bound, *how)
     x = torch.randn(8, 16)
     pins = {"*.weight": "R", "*.bias": "R", "einsum": "S(0)"}
     plan = fxshard.plan(MLP(), (x,), mesh_of_two(), input_layouts="R", output_layouts="R", pins=pins)
@@ -204,10 +204,13 @@ def other_shapes() -> None:
 def input_gradients() -> None:
     model = MLP()
     reference, values = copy.deepcopy(model), torch.randn(8, 16)
-    compiled = sharded(model, input_layouts={"x": "S(0)"})
+    compiled, forced = sharded(model), sharded(MLP(), input_layouts={"x": "S(0)"})
     x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
     train_both(model, compiled, reference, lambda m: m(x).pow(2).mean(), lambda m: m(y).pow(2).mean())
     close(x.grad, y.grad)
+    with pytest.raises(PlanError, match=r"x is a plain tensor planned in S\(0\), its gradient would have to be gathered"):
+        forced(x)
+    forced(values)
 
 
 def distributed_parameters(model: nn.Module, layouts: Callable[[str], list[Any]]) -> nn.Module:

@@ -107,7 +107,7 @@ def training_evaluation_training() -> None:
         model, reference, x = doubles()
         names, shift = list(model.state_dict()), torch.randn(7)
         plan = None if seed is None else random_plan(model, (x,), mesh(), seed, example_kwargs={"shift": shift}, whole_outputs=True)
-        assert parallelize(model, (x,), mesh(), plan, example_kwargs={"shift": shift}, backend="eager") is model
+        assert parallelize(model, (x,), mesh(), plan, example_kwargs={"shift": shift}, compiler="eager") is model
         assert list(model.state_dict()) == names and model.c.weight is model.d.weight
         layouts = {n: p.placements for n, p in model.named_parameters()}
         train(model, reference, lambda m, x=x, s=shift: m(x, shift=s))
@@ -131,7 +131,7 @@ def own_batches() -> None:
     device_mesh = mesh()
     mine = local_batch(x.chunk(2)[dist.get_rank()], device_mesh)
     assert mine.shape == x.shape and mine.placements == (Shard(0),)
-    parallelize(model, (mine,), device_mesh, backend="eager", input_layouts={"args[0]": "S(0)"})
+    parallelize(model, (mine,), device_mesh, compiler="eager", input_layouts={"args[0]": "S(0)"})
     out = model(mine)
     assert isinstance(out["y"], DTensor)
     same_tree(torch.utils._pytree.tree_map(lambda t: t.full_tensor(), out), reference(x))
@@ -148,7 +148,7 @@ def gradients_of_inputs() -> None:
     """Plain inputs get plain gradients, without a collective that the program does not list: where it would take one, an error."""
     model, reference, values = doubles()
     x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
-    parallelize(model, (x,), mesh(), backend="eager")
+    parallelize(model, (x,), mesh(), compiler="eager")
     with record_collectives() as issued:
         loss_of(model(x)).backward()
     assert len(issued) == len(model.forward.programs[0].collectives)
@@ -157,9 +157,9 @@ def gradients_of_inputs() -> None:
     same(x.grad, y.grad)
     for layout in ("S(0)", "S(1)"):
         with pytest.raises(PlanError, match=r"args\[0\] is a plain tensor planned in S\(\d\), its gradient would have to be gathered"):
-            parallelize(doubles()[0], (x,), mesh(), backend="eager", input_layouts={"args[0]": layout})
+            parallelize(doubles()[0], (x,), mesh(), compiler="eager", input_layouts={"args[0]": layout})
     model, reference, values = doubles()
-    parallelize(model, (values,), mesh(), backend="eager", input_layouts={"args[0]": "S(0)"})
+    parallelize(model, (values,), mesh(), compiler="eager", input_layouts={"args[0]": "S(0)"})
     same(model(values)["y"], reference(values)["y"])
 
 
@@ -171,9 +171,9 @@ def outputs_that_are_not_whole() -> None:
     said = r"outputs\[0\] is planned in S\(1\)(.|\n)*output_layouts='R'"
     for options in ({"plan": fxshard.plan(model, (x,), mesh(), **planned)}, planned):
         with pytest.raises(PlanError, match=said):
-            parallelize(copy.deepcopy(model), (x,), mesh(), backend="eager", **options)
+            parallelize(copy.deepcopy(model), (x,), mesh(), compiler="eager", **options)
     program = fxshard.export(model, (x,), mesh(), **planned)
-    bound = program.bind(mesh(), backend="eager")
+    bound = program.bind(mesh(), compiler="eager")
     with record_collectives() as issued:
         with pytest.raises(PlanError, match=said):
             bound(x)
@@ -185,7 +185,7 @@ def outputs_that_are_not_whole() -> None:
     buffered = nn.BatchNorm1d(4)
     plan = fxshard.plan(buffered, (x,), mesh(), pins={"running_mean": "S(0)"}, input_layouts="S(1)", output_layouts="R")
     with pytest.raises(PlanError, match=r"running_mean is a plain tensor planned in S\(0\), what it is changed to"):
-        parallelize(buffered, (x,), mesh(), plan, backend="eager")
+        parallelize(buffered, (x,), mesh(), plan, compiler="eager")
 
 
 def dumps() -> None:
@@ -194,7 +194,7 @@ def dumps() -> None:
     found = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
     folder, x = Path(str(found[0])), torch.randn(4, 6)
-    model = parallelize(nn.Linear(6, 2), (x,), mesh(), backend="eager", dump=folder / str(dist.get_rank()))
+    model = parallelize(nn.Linear(6, 2), (x,), mesh(), compiler="eager", dump=folder / str(dist.get_rank()))
     said: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = said.append  # type: ignore[method-assign]
@@ -204,12 +204,13 @@ def dumps() -> None:
     logging.getLogger("fxshard").removeHandler(handler)
     assert [r.getMessage() for r in said] == ["planning again for inference: args[0] (2, 6)"]
     with pytest.raises(fxshard.FxshardError):
-        parallelize(Branch(), (x,), mesh(), backend="eager", dump=folder / f"branch{dist.get_rank()}")
+        parallelize(Branch(), (x,), mesh(), compiler="eager", dump=folder / f"branch{dist.get_rank()}")
     dist.barrier()
     assert sorted(p.name for p in folder.iterdir()) == ["0", "branch0"]
-    names = ["trace", "annotate", "constrain", "formulate", "choose", "verify", "lower"]
+    names = ["trace", "annotate", "constrain", "formulate", "choose", "verify", "lower", "bind", "partition", "compile"]
     for program in ("00_train", "01_eval"):
         assert sorted(p.name for p in (folder / "0" / program).iterdir()) == [f"0{i}_{n}.txt" for i, n in enumerate(names)]
+    assert "\nbackward\n" in (folder / "0" / "00_train" / "08_partition.txt").read_text()
     assert [p.name for p in (folder / "branch0" / "00_train").iterdir()] == ["00_trace.failed.txt"]
     dist.barrier()
     if dist.get_rank() == 0:
@@ -223,6 +224,24 @@ class Branch(nn.Module):
         return x + 1 if x.sum() > 0 else x
 
 
+def autocast() -> None:
+    """Casts are in the graph once: planned, compiled and run under autocast the numbers are those of one device."""
+    torch.set_default_dtype(torch.float32)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), torch.randn(4, 6)
+    reference = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        parallelize(model, (x,), mesh(), compiler="eager", pins={"0.weight": "S(0)"})
+        have, want = model(x), reference(x)
+        assert have.dtype == want.dtype == torch.bfloat16
+        have.float().square().sum().backward()
+        want.float().square().sum().backward()
+    same(have, want, 1e-2)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert p.grad.dtype == torch.float32
+        same(p.grad, q.grad, 2e-2)
+    same(model(x), reference(x), 1e-6)
+
+
 def submodule() -> None:
     """A part of a plain model, with hooks from before and after; its loss is outside."""
     torch.set_default_dtype(torch.float64)
@@ -231,7 +250,7 @@ def submodule() -> None:
     pins = {"0.weight": "S(0)", "2.weight": "S(1)"}
     model[1].register_forward_hook(lambda module, inputs, out: out.cos())
     reference[1].register_forward_hook(lambda module, inputs, out: out.cos())
-    parallelize(model[1], (x,), mesh(), backend="eager", pins=pins)
+    parallelize(model[1], (x,), mesh(), compiler="eager", pins=pins)
     for m in (model, reference):
         m[1].register_forward_hook(lambda module, inputs, out: out * 3)
         m[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
@@ -245,7 +264,7 @@ def from_meta() -> None:
     torch.set_default_dtype(torch.float64)
     with torch.device("meta"):
         model = Net()
-    parallelize(model, (torch.empty(5, 6, device="meta"),), mesh(), backend="eager", pins={"b.weight": "S(0)"})
+    parallelize(model, (torch.empty(5, 6, device="meta"),), mesh(), compiler="eager", pins={"b.weight": "S(0)"})
     assert model.b.weight.is_meta and model.b.weight.to_local().shape == (4 - dist.get_rank(), 10)
     x, reference = torch.randn(5, 6), Net()
     with pytest.raises(RunError, match=r"on meta(.|\n)*to_empty"):
@@ -263,7 +282,7 @@ def dropout() -> None:
     program = lower_plan(graph, plan_graph(graph, four, Request(pins={"0.weight": "S(0)S(0)"})))
     torch.manual_seed(7)
     want = simulate_program(program, program_values(program, model, (x,)))
-    parallelize(model, (x,), mesh(), backend="eager", pins={"0.weight": "S(0)", "2.weight": "S(1)"})
+    parallelize(model, (x,), mesh(), compiler="eager", pins={"0.weight": "S(0)", "2.weight": "S(1)"})
     torch.manual_seed(7)
     out = model(x)
     out.sum().backward()
@@ -275,12 +294,12 @@ def dropout() -> None:
 def errors() -> None:
     torch.set_default_dtype(torch.float64)
     x = torch.randn(4, 6)
-    with pytest.raises(OptionError, match="did you mean 'backend'"):
-        parallelize(Net(), (x,), mesh(), backed="eager")
-    with pytest.raises(OptionError, match="unknown backend 'inducter'"):
-        parallelize(Net(), (x,), mesh(), backend="inducter")
+    with pytest.raises(OptionError, match="did you mean 'compiler'"):
+        parallelize(Net(), (x,), mesh(), compile="eager")
+    with pytest.raises(OptionError, match="unknown compiler 'inducter'"):
+        parallelize(Net(), (x,), mesh(), compiler="inducter")
     with pytest.raises(PlanError, match="mesh a=4, not dp=2"):
-        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x,), Mesh({"a": 4})), backend="eager")
+        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x,), Mesh({"a": 4})), compiler="eager")
     for options, said in (
         ({"pins": 5}, "pins map names to layouts, these are a int"),
         ({"timeout": "x"}, "'timeout' is 'x'"),
@@ -293,21 +312,21 @@ def errors() -> None:
         ({"plan": 3}, "plan is a int"),
     ):
         with pytest.raises(OptionError, match=said) as error:
-            parallelize(Net(), (x,), mesh(), **{"backend": "eager", **options})
+            parallelize(Net(), (x,), mesh(), **{"compiler": "eager", **options})
         assert error.value.remedy
     for batch, size in ((3, None), (x, "x")):
         with pytest.raises(OptionError, match="batch is"):
             local_batch(batch, mesh(), size=size)
     with pytest.raises(PlanError, match="another graph"):
-        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x[:2],), mesh()), backend="eager")
-    model = parallelize(Net(), (x,), mesh(), backend="eager")
+        parallelize(Net(), (x,), mesh(), random_plan(Net(), (x[:2],), mesh()), compiler="eager")
+    model = parallelize(Net(), (x,), mesh(), compiler="eager")
     with pytest.raises(RunError, match="copy the model before"):
         copy.deepcopy(model)
     with pytest.raises(RunError, match=r"differ in checksum: args\[0\](.|\n)*local_batch"):
         model(x + dist.get_rank())
     torch.manual_seed(dist.get_rank())
     with pytest.raises(RunError, match=r"differ in weights(.|\n)*torch.manual_seed"):
-        parallelize(Net(), (x,), mesh(), backend="eager")
+        parallelize(Net(), (x,), mesh(), compiler="eager")
     layouts = {n: Layout(p.placements) for n, p in model.named_parameters()}
     assert set(map(str, layouts.values())) <= {"R", "S(0)", "S(1)"}
 
@@ -320,6 +339,7 @@ SCENARIOS: dict[str, Scenario] = {
         gradients_of_inputs,
         outputs_that_are_not_whole,
         dumps,
+        autocast,
         submodule,
         from_meta,
         dropout,

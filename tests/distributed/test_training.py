@@ -24,7 +24,7 @@ LLAMA = {
     }
 }
 DATA = {"input_layouts": {"args[0]": {"dp": Shard(0)}}}
-FLOAT = {"dtype": torch.float32, "backend": "inductor"}
+FLOAT = {"dtype": torch.float32, "compiler": "inductor"}
 
 TWO = {
     "mlp_tp": Case("mlp", "tp=2", MLP),

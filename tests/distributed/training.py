@@ -37,7 +37,7 @@ class Case:
     request: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     dtype: torch.dtype = torch.float64
-    backend: str = "eager"
+    compiler: str = "eager"
 
     @property
     def rtol(self) -> float:
@@ -113,7 +113,7 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     """This process is one of the ranks; what it issues is what the program says, one for one."""
     plan, mesh = plan_of(case, model, args, kwargs), parse_mesh(case.mesh)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
-    parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, backend=case.backend)
+    parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, compiler=case.compiler)
     with record_collectives() as issued:
         trained = _train(case, model, lambda: model(*args, **kwargs))
     (program,) = model.forward.programs

@@ -18,9 +18,8 @@ from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.size_classes import cuts, level_sizes, size_classes
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
-from fxshard.program import ShardedProgram
+from fxshard.program import KINDS, ShardedProgram
 from fxshard.redistribution import bytes_price
-from fxshard.runtime.simulate import KINDS
 from fxshard.sharding_plan import OpSpec
 from fxshard.testing.random_plan import random_graph_plan
 from tests.reference_shards import coordinates, shard

@@ -14,6 +14,7 @@ import fxshard
 from fxshard.errors import ConstraintError, OptionError
 from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
+from fxshard.passes.runner import Pass, run_passes
 
 MESH = Mesh({"a": 2})
 NAMES = ["trace", "annotate", "constrain", "formulate", "choose", "verify"]
@@ -83,7 +84,7 @@ def test_an_error_that_is_not_ours_passes_through_and_is_dumped(tmp_path: Path) 
         raise ZeroDivisionError("by zero")
 
     with pytest.raises(ZeroDivisionError):
-        run((*PLANNING[:1], ("stumble", stumble)), Compilation(MESH, Request(*model())), tmp_path)
+        run_passes((*PLANNING[:1], Pass("stumble", stumble, str)), Compilation(MESH, Request(*model())), tmp_path)
     assert files(tmp_path) == ["00_trace.txt", "01_stumble.failed.txt"]
 
 
@@ -111,4 +112,4 @@ def test_the_order_of_passes_is_one_literal() -> None:
     for name, passes in (("PLANNING", PLANNING), ("LOWERING", LOWERING)):
         literal = found[name]
         assert isinstance(literal, ast.Tuple)
-        assert [e.elts[0].value for e in literal.elts] == [n for n, _ in passes]  # type: ignore[attr-defined]
+        assert [e.args[0].value for e in literal.elts] == [p.name for p in passes]  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
-from fxshard.runtime.bind import axis_of_group, bind, bind_graph, is_collective
+from fxshard.program import ShardedProgram, is_collective
+from fxshard.runtime.bind import axis_of_group, bind, bind_graph
 from fxshard.runtime.compile import compile_program
 from fxshard.runtime.kernels import device_graph
 from fxshard.runtime.partition import forward_collectives, forward_results, partition
@@ -127,7 +127,7 @@ def test_ranks_of_one_size_class_share_the_artefact(four_ranks: DeviceMesh) -> N
     program = linear_program({"weight": "RS(0)"}, parse_mesh("dp=2,tp=2"))
     first, second = (compile_program(bind(program, four_ranks), "eager") for _ in range(2))
     assert first.artefact is second.artefact
-    with pytest.raises(OptionError, match="unknown backend 'jit'"):
+    with pytest.raises(OptionError, match="unknown compiler 'jit'"):
         compile_program(bind(program, four_ranks), "jit")
 
 

@@ -1,0 +1,77 @@
+"""verify: a lowered program - local shapes at both ends, the same collectives on every rank, each waited for once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from fxshard.errors import PlanError
+from fxshard.layout import Layout, local_shape
+from fxshard.planning_graph import GraphInput, GraphOutput
+from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective, is_wait
+
+REMEDY = "this is a fault of the lowering pass; please report it"
+
+
+def verify_program(program: ShardedProgram) -> None:
+    """Raises PlanError naming the size class and the node that is wrong."""
+    coordinates: dict[SizeClass, tuple[int, ...]] = {}
+    for coordinate, size_class in program.classes.items():
+        coordinates.setdefault(size_class, coordinate)
+    if set(coordinates) != set(program.modules):
+        raise PlanError("the program has graphs for other size classes than its ranks", remedy=REMEDY)
+    for size_class, coordinate in coordinates.items():
+        graph = program.modules[size_class].graph
+        graph.lint()
+        where = f"graph of the rank at {coordinate}"
+        inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        _verify_ends(program, coordinate, program.inputs, inputs, program.input_shapes, program.input_layouts, program.input_dtypes, where)
+        results = graph.output_node().args[0]
+        outputs = (program.output_shapes, program.output_layouts, program.output_dtypes)
+        _verify_ends(program, coordinate, program.outputs, results, *outputs, where)
+        _verify_collectives(program, graph, where)
+
+
+def _verify_ends(
+    program: ShardedProgram,
+    coordinate: tuple[int, ...],
+    ends: Sequence[GraphInput | GraphOutput],
+    nodes: Sequence[fx.Node],
+    shapes: Sequence[tuple[int, ...]],
+    layouts: Sequence[Layout],
+    dtypes: Sequence[str],
+    where: str,
+) -> None:
+    """Each end is there, in its local shape and dtype, with nothing pending that is returned."""
+    if len(nodes) != len(ends):
+        raise PlanError(f"{len(nodes)} ends in a graph for {len(ends)}", where=where, remedy=REMEDY)
+    for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
+        value = node.meta["val"]
+        want = local_shape(shape, layout, program.mesh.shape, coordinate)
+        if tuple(value.shape) != want or str(value.dtype) != dtype:
+            what = f"{end.kind} {end.name} in {layout} is {tuple(value.shape)} {value.dtype}, not {want} {dtype}"
+            raise PlanError(what, where=where, remedy=REMEDY)
+        if isinstance(end, GraphOutput) and layout.has_partial:
+            raise PlanError(f"{end.kind} {end.name} is returned pending, in {layout}", where=where, remedy=REMEDY)
+
+
+def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) -> None:
+    """Those that the program lists, in its order, and a wait for each."""
+    nodes = [n for n in graph.nodes if is_collective(n)]
+    have = [_signature(n) for n in nodes]
+    want = [(c.kind, c.axis, c.shape, c.dtype) for c in program.collectives]
+    if have != want:
+        differing = next((pair for pair in zip(have, want, strict=False) if pair[0] != pair[1]), (len(have), len(want)))
+        what = f"size classes issue different collectives: {differing[0]} here, {differing[1]} in the program"
+        raise PlanError(what, where=where, remedy=REMEDY)
+    for node in nodes:
+        if len(node.users) != 1 or not all(map(is_wait, node.users)):
+            raise PlanError(f"{node.name} is not waited for once, before anything reads it", where=where, remedy=REMEDY)
+
+
+def _signature(node: fx.Node) -> tuple[str, Any, tuple[int, ...], str]:
+    buffer: Any = node.args[0]
+    value = buffer.meta["val"]
+    return KINDS[node.target], node.args[-1], tuple(value.shape), str(value.dtype)
