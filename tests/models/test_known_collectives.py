@@ -106,19 +106,29 @@ def test_gpt_needs_4l_all_reduces_or_one_less(embed: bool, expected: int) -> Non
     assert all(c.buffer == (2, 32, dim) for c in plan.collectives)
 
 
+def llama_plan(vocabulary: int, *cut: str) -> fxshard.ShardingPlan:
+    """Two layers under Megatron's pins, those of ``cut`` column-parallel too; tokens (2, 32), hidden size 1024."""
+    with torch.device("meta"):
+        model = Llama.small(dim=1024, ffn=4096, vocab=vocabulary)
+        tokens = torch.empty(2, 32, dtype=torch.int64)
+    graph = trace(model, (tokens, tokens))
+    columns = ("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w[13].weight", *cut)
+    rows = ("layers.*.attention.wo.weight", "layers.*.feed_forward.w2.weight")
+    pins = megatron(graph, columns, rows) | residual_pins(graph, (2, 32, 1024))
+    return plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
+
+
 def test_llama_needs_4l_all_reduces_with_a_trained_embedding() -> None:
     """L layers: two forward and two backward each; embedding, head and loss are whole here, so they add none."""
-    with torch.device("meta"):
-        model = Llama.small(dim=1024, ffn=4096)
-        tokens = torch.empty(2, 32, dtype=torch.int64)
-    layers = len(model.layers)
-    graph = trace(model, (tokens, tokens))
-    columns = ("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w[13].weight")
-    rows = ("layers.*.attention.wo.weight", "layers.*.feed_forward.w2.weight")
-    dim = model.tok_embeddings.weight.shape[1]
-    pins = megatron(graph, columns, rows) | residual_pins(graph, (2, 32, dim))
-    plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
+    plan = llama_plan(256)
     assert plan.gap == 0
-    whole = [c for c in plan.collectives if c.buffer == (2, 32, dim)]
-    assert [c.kind for c in whole] == ["all_reduce"] * (4 * layers)
-    assert len(plan.collectives) == len(whole)
+    assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (2, 32, 1024))] * (4 * 2)
+
+
+def test_a_vocabulary_in_parallel_adds_the_collectives_of_embedding_head_and_loss() -> None:
+    """Beside 4L: a sum of looked-up rows, a sum of the head's gradients, and the logits gathered for the loss, which is whole."""
+    plan = llama_plan(32000, "tok_embeddings.weight", "output.weight")
+    assert plan.gap == 0
+    assert ("all_reduce", "embedding", (2, 32, 1024)) in [(c.kind, c.value, c.buffer) for c in plan.collectives]
+    assert [c.buffer for c in plan.collectives if c.kind == "all_gather"] == [(2, 32, 16000)]
+    assert kinds(plan) == {"all_reduce": 4 * 2 + 2, "all_gather": 1}

@@ -52,7 +52,9 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
 def test_names_that_match_nothing_have_the_closest_named() -> None:
     wrong(ConstraintError, "pin 'up.wieght' matches no.*did you mean 'up.weight'", "inspect --nodes", pins={"up.wieght": "RR"})
     wrong(ConstraintError, r"pin 'layers\.\*' matches no", "inspect --nodes", pins={"layers.*": "RR"})
-    wrong(ConstraintError, r"input_layouts names 'args\[2\]'.*there is not", r"one of args\[0\], args\[1\]", input_layouts={"args[2]": "RR"})
+    wrong(
+        ConstraintError, r"input_layouts names 'args\[2\]'.*there is not", r"one of args\[0\], args\[1\]", input_layouts={"args[2]": "RR"}
+    )
     wrong(ConstraintError, "output_layouts names 'output'", r"one of outputs\[", output_layouts={"output": "RR"})
     wrong(ConstraintError, "input_layouts has 3 layouts for 2 tensors", r"args\[0\], args\[1\]", input_layouts=["RR", None, None])
 
