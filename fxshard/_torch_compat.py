@@ -146,6 +146,26 @@ def noted_side_effects() -> Iterator[list[str]]:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
+def schema_of(operator: Any) -> torch.FunctionSchema | None:
+    """The schema of a torch operator; None for what is none."""
+    return getattr(operator, "_schema", None)
+
+
+def changes_of(value: torch.Tensor) -> int:
+    """How often a tensor was written into."""
+    return value._version
+
+
+def own_tensors(module: torch.nn.Module) -> list[torch.Tensor | None]:
+    """Parameters and buffers that ``module`` itself holds, tied ones as often as they are held."""
+    return [*module._parameters.values(), *module._buffers.values()]
+
+
+def captured_out_spec(captured: fx.GraphModule) -> pytree.TreeSpec:
+    """The structure of what a module captured by Dynamo returns."""
+    return captured.graph._codegen.pytree_info.out_spec
+
+
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
     """A DeviceMesh whose only rank is this process; it needs no process group and has none."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -169,6 +189,8 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
+    "captured_out_spec",
+    "changes_of",
     "dynamo_frame",
     "dynamo_source",
     "export_dtypes",
@@ -180,8 +202,10 @@ __all__ = [
     "lazy_graph_module",
     "mesh_of_one",
     "noted_side_effects",
+    "own_tensors",
     "pytree",
     "register_group_alias",
+    "schema_of",
     "storage_key",
     "values_to_save",
     "wrap_like",

@@ -38,6 +38,8 @@ class Hardware:
 
 
 # Dense rates from the vendors' data sheets; links are effective rates of NCCL's ring, latencies its tuner's per-hop constants.
+# The cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, 13 GB/s in a copy, and
+# for two ranks an all-reduce of 0.19 ms and 1 GB/s.
 HARDWARE = {
     h.name: h
     for h in (

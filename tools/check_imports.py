@@ -174,6 +174,23 @@ def private_names(tree: ast.AST, imports: list[Import]) -> Iterator[tuple[int, s
                 yield node.lineno, path
 
 
+def private_attributes(tree: ast.Module, imports: list[Import]) -> Iterator[tuple[int, str]]:
+    """Where a file reaches for a private attribute of something that is neither itself nor a namespace of operators.
+
+    Chains that start at an import from torch are `private_names`' affair.
+    """
+    own = {"self", "cls", *(item.bound for item in imports if item.path.split(".")[0] == "torch")}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("torch.ops"):
+            own.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        holder = ast.unparse(node.value)
+        if holder.split(".")[0] not in own or holder.startswith("self."):
+            yield node.lineno, f"{holder}.{node.attr}"
+
+
 def check_direction(room: str, imports: list[Import]) -> Iterator[tuple[int, str, str]]:
     if room not in ROOMS:
         yield 1, f"{PACKAGE} has no room named {room}", f"move it into a room, or give it a line in ROOMS of {TABLE}"
@@ -215,6 +232,10 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
         for line, name in private_names(tree, imports):
             remedy = f"use a public name, or give {PACKAGE}/{COMPAT}.py a function for it and call that"
             yield Violation(str(relative), line, f"private torch name {name}", remedy)
+    if room is not None and room != COMPAT:
+        for line, name in private_attributes(tree, imports):
+            remedy = f"give {PACKAGE}/{COMPAT}.py a function for what is torch's, a public name to what is ours"
+            yield Violation(str(relative), line, f"private attribute {name}", remedy)
 
 
 def check(root: Path) -> list[Violation]:

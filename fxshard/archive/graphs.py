@@ -21,7 +21,7 @@ from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensorMode, OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree
+from fxshard._torch_compat import FakeTensorMode, OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree, schema_of
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
 from fxshard.layout import REDUCE_OPS
@@ -77,9 +77,9 @@ def _exported(module: fx.GraphModule) -> ExportedProgram:
 
 def is_functional(target: Any) -> bool:
     """Whether ``target`` is an operator that makes new tensors from its arguments and writes into none."""
-    if not isinstance(target, OpOverload):
+    schema = schema_of(target) if isinstance(target, OpOverload) else None
+    if schema is None:
         return False
-    schema = target._schema
     returns = [str(one.type) for one in schema.returns]
     return not schema.is_mutable and bool(returns) and all(kind in ("Tensor", "Optional[Tensor]", "List[Tensor]") for kind in returns)
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensor, pytree
+from fxshard._torch_compat import FakeTensor, changes_of, pytree
 from fxshard.errors import TraceError
 from fxshard.ops.creation import MOST
 from fxshard.passes.probe import probe
@@ -69,11 +69,11 @@ def _origins(model: nn.Module, fake_model: nn.Module) -> dict[int, tuple[str, to
 def _refuse_changed(
     captured: fx.GraphModule, plain: Mapping[str, torch.Tensor], origin: Mapping[int, Any], flat_args: Sequence[Any]
 ) -> None:
-    before = {name: value._version for name, value in plain.items()}
+    before = {name: changes_of(value) for name, value in plain.items()}
     probes = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in flat_args]
     probe(captured, probes)
     for name, value in plain.items():
-        if value._version != before[name]:
+        if changes_of(value) != before[name]:
             path, _ = origin.get(id(value), (name, None))
             raise TraceError(f"the attribute {path} is changed in the forward but is no buffer", remedy=BUFFER)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import OpOverload
+from fxshard._torch_compat import OpOverload, schema_of
 from fxshard.errors import TraceError
 from fxshard.planning_graph import source_line
 
@@ -293,7 +293,8 @@ def check_draws(joint: fx.GraphModule) -> None:
         target = node.target
         if not isinstance(target, OpOverload) or target.namespace == "fxshard":
             continue
-        takes_generator = any("Generator" in str(a.type) for a in target._schema.arguments)
+        schema = schema_of(target)
+        takes_generator = schema is not None and any("Generator" in str(a.type) for a in schema.arguments)
         if takes_generator or torch.Tag.nondeterministic_seeded in target.tags:
             raise TraceError(
                 f"{target} draws random numbers that would depend on the mesh",

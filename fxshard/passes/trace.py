@@ -25,7 +25,9 @@ from fxshard._torch_compat import (
     TangentAOTInput,
     aot_export_joint_with_descriptors,
     capture_dynamo_graph,
+    captured_out_spec,
     noted_side_effects,
+    own_tensors,
     pytree,
     storage_key,
 )
@@ -59,7 +61,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
         with mode, _written_out(), noted_side_effects() as changed:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         _list_changes(type(model).__name__, changed)
-        out_spec = captured.graph._codegen.pytree_info.out_spec
+        out_spec = captured_out_spec(captured)
         captured.graph.set_codegen(fx.graph.CodeGen())
         captured.recompile()
         names = _parameter_names(model, fake_model, captured)
@@ -132,7 +134,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for value in (*module._parameters.values(), *module._buffers.values(), *plain_tensors(module).values()):
+        for value in (*own_tensors(module), *plain_tensors(module).values()):
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
     try:

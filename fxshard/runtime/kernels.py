@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat import FakeTensorMode, schema_of
 from fxshard.ops import attention, contraction, random
 
 Kernel = Callable[..., Any]
@@ -38,7 +38,7 @@ class _ToKernels(fx.Interpreter):
 
 def placed(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """``kwargs`` of an operator that names a device, or makes a tensor from none, with ``device`` in its place."""
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     arguments = () if schema is None else schema.arguments
     if not any(a.name == "device" for a in arguments):
         return dict(kwargs)

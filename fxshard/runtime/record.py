@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode
+from fxshard._torch_compat import TorchDispatchMode, schema_of
 from fxshard.program import KINDS, ProgramCollective, ShardedProgram
 from fxshard.runtime.bind import axis_of_group
 from fxshard.runtime.partition import forward_collectives
@@ -50,7 +50,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def _recorded(kind: str, func: Any, args: Any) -> Recorded:
-    names = [a.name for a in func._schema.arguments]
-    given = dict(zip(names, args, strict=False))
+    schema = schema_of(func)
+    assert schema is not None
+    given = dict(zip([a.name for a in schema.arguments], args, strict=False))
     buffer: torch.Tensor = given.get("input", args[0])
     return Recorded(kind, axis_of_group(given["group_name"]), tuple(buffer.shape), str(buffer.dtype), func.overloadpacket.__name__)

@@ -72,6 +72,18 @@ def test_relative_imports_inside_a_room(tmp_path: Path) -> None:
     assert not accepted(tmp_path, "fxshard/layout.py", "from .passes import lower")
 
 
+@pytest.mark.parametrize("text", ["def f(node):\n    return node._schema", "graph._codegen.info()", "x = y[0]._version"])
+def test_private_attributes_of_others(tmp_path: Path, text: str) -> None:
+    assert accepted(tmp_path, "fxshard/_torch_compat.py", text)
+    [found] = violations(tmp_path, {"fxshard/passes/lower.py": text})
+    assert "private attribute" in found
+
+
+def test_own_private_attributes_and_operators(tmp_path: Path) -> None:
+    text = "import torch\naten = torch.ops.aten\nclass A:\n    def f(self):\n        return self._x, aten._softmax, type(self).__name__"
+    assert accepted(tmp_path, "fxshard/passes/lower.py", text)
+
+
 def test_public_names_are_for_those_above(tmp_path: Path) -> None:
     assert accepted(tmp_path, "fxshard/testing/compare.py", "from fxshard import parallelize")
     assert not accepted(tmp_path, "fxshard/passes/lower.py", "from fxshard import parallelize")
