@@ -162,6 +162,10 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> Any:
     query, key, value = _cast(query, key, value)
+    if query.dim() == key.dim() == value.dim() in (2, 3) and not enable_gqa:  # kernels take four dims: one head, a batch of one
+        lifted = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
+        four = [t.unsqueeze(-3) for t in (query, key, value)]
+        return _sdpa(mode, *four, lifted, dropout_p, is_causal, scale=scale).squeeze(-3)
     learned = attn_mask is not None and attn_mask.requires_grad
     if dropout_p or learned or not _fits_kernel(query, key, value, enable_gqa):
         return _math_sdpa(mode, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -179,7 +183,7 @@ def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -
 
 
 def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is_causal: bool, scale: Any, gqa: bool) -> torch.Tensor:
-    """softmax(q k^T scale + mask) v in plain operators: with dropout, odd ranks, or a mask that is learned."""
+    """softmax(q k^T scale + mask) v in plain operators: with dropout, a mask that is learned, or shapes that no kernel takes."""
     if gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = _matmul(mode, q, k.transpose(-2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -49,6 +49,12 @@ FORMS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {
     "grouped": (Q, (2, 2, 7, 6), {"enable_gqa": True}),
     "grouped, causal": (Q, (2, 2, 5, 6), {"enable_gqa": True, "is_causal": True}),
     "grouped by one": (Q, K, {"enable_gqa": True}),
+    "three dims": ((4, 5, 6), (4, 7, 6), {}),
+    "three dims, causal": ((4, 5, 6), (4, 7, 6), {"is_causal": True}),
+    "three dims, scale 0": ((4, 5, 6), (4, 7, 6), {"scale": 0.0}),
+    "three dims, row without keys": ((4, 5, 6), (4, 7, 6), {"attn_mask": NOTHING_KEPT}),
+    "three dims, mask of three dims": ((4, 5, 6), (4, 7, 6), {"attn_mask": real(4, 5, 7, grad=False)}),
+    "two dims": ((5, 6), (7, 6), {}),
 }
 
 
@@ -59,16 +65,12 @@ def test_attention_is_one_node(q: tuple[int, ...], k: tuple[int, ...], options: 
 
 
 PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "three dims": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {}),
-    "three dims, causal": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"is_causal": True}),
-    "two dims": ((5, 6), (7, 6), (7, 6), {}),
     "five dims": ((2, 1, 2, 5, 6), (2, 1, 2, 7, 6), (2, 1, 2, 7, 6), {}),
-    "three dims, row without keys": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"attn_mask": NOTHING_KEPT}),
     "another size of v": (Q, K, (2, 4, 7, 3), {}),
     "k and v for all of the batch": (Q, (1, 4, 7, 6), (1, 4, 7, 6), {}),
     "k and v for all heads": (Q, (2, 1, 7, 6), (2, 1, 7, 6), {}),
     "all dropped": (Q, K, K, {"dropout_p": 1.0}),
-    "three dims, scale 0": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"scale": 0.0}),
+    "three dims, dropout": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"dropout_p": 1.0}),
 }
 
 
