@@ -64,8 +64,8 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = {"plan_json": "sharding_plan"}
-"""Files that belong to another file's room: the plan and its JSON are one."""
+SHARED = {"plan_json": "sharding_plan", "verify_program": "program"}
+"""Files that belong to another file's room: the plan and its JSON are one, a program and what holds in it."""
 
 
 @dataclass(frozen=True, order=True)

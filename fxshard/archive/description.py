@@ -10,14 +10,16 @@ from typing import Any
 from torch import fx
 
 from fxshard.archive.structure import read_structure, write_structure
+from fxshard.errors import PlanError
 from fxshard.files import Field, parse_json, write_json
-from fxshard.layout import Layout, local_shape
+from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.redistribution import COLLECTIVES
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.verify_program import verify_program
 
 _FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants")
 _END = ("kind", "name", "layout", "shape", "dtype")
@@ -99,9 +101,10 @@ class Description:
         program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **self.fields)
         for name, module in modules.items():
             _restore_meta(module, self.graphs[name][1], self.root)
-        for coordinate in self.mesh.coordinates():
-            _check_graph(program, coordinate, self.root)
-        _check_collectives(program, self.root)
+        try:
+            verify_program(program)
+        except PlanError as error:
+            raise self.root.fail(f"the program does not hold together: {error.what} ({error.where})") from None
         return program
 
 
@@ -212,25 +215,3 @@ def _restore_meta(module: fx.GraphModule, meta: Mapping[str, Mapping[str, Any]],
         if name not in nodes:
             raise root.fail(f"the graph has no node {name!r}")
         nodes[name].meta.update(values)
-
-
-def _check_graph(program: ShardedProgram, coordinate: tuple[int, ...], root: Field) -> None:
-    """A rank's graph reads and returns what its layouts say, in the order of the program's ends."""
-    graph = program.local(coordinate).graph
-    ends = [n for n in graph.nodes if n.op == "placeholder"]
-    if [n.name for n in ends] != [i.node for i in program.inputs]:
-        raise root.fail(f"the graph of the rank at {coordinate} does not have the program's inputs")
-    ins = zip(program.input_shapes, program.input_layouts, program.input_dtypes, strict=True)
-    outs = zip(program.output_shapes, program.output_layouts, program.output_dtypes, strict=True)
-    promised = [(local_shape(shape, layout, program.mesh.shape, coordinate), dtype) for shape, layout, dtype in [*ins, *outs]]
-    values = [n.meta["val"] for n in (*ends, *graph.output_node().args[0])]
-    if [(tuple(v.shape), str(v.dtype)) for v in values] != promised:
-        raise root.fail(f"the graph of the rank at {coordinate} does not have the shapes that the program's layouts give")
-
-
-def _check_collectives(program: ShardedProgram, root: Field) -> None:
-    nodes = {n.name for n in next(iter(program.modules.values())).graph.nodes}
-    decided = {(c.entry, c.step) for c in program.plan.collectives}
-    for c in program.collectives:
-        if c.node not in nodes or (c.entry, c.step) not in decided:
-            raise root.fail(f"the collective {c.node!r} is not in the graph, or not in the plan")

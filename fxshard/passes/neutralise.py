@@ -164,8 +164,8 @@ def _sdpa(
     query, key, value = _cast(query, key, value)
     if query.dim() == key.dim() == value.dim() in (2, 3) and not enable_gqa:  # kernels take four dims: one head, a batch of one
         lifted = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
-        four = [t.unsqueeze(-3) for t in (query, key, value)]
-        return _sdpa(mode, *four, lifted, dropout_p, is_causal, scale=scale).squeeze(-3)
+        query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
+        return _sdpa(mode, query, key, value, lifted, dropout_p, is_causal, scale=scale).squeeze(-3)
     learned = attn_mask is not None and attn_mask.requires_grad
     if dropout_p or learned or not _fits_kernel(query, key, value, enable_gqa):
         return _math_sdpa(mode, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fxshard.errors import OptionError, closest
 from fxshard.mesh import Mesh
-from fxshard.passes import annotate, choose, constrain, formulate, lower, trace, verify, verify_program
+from fxshard.passes import annotate, choose, constrain, formulate, lower, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.formulate import OBJECTIVES, Formulation
@@ -21,6 +21,7 @@ from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.verify_program import verify_program
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     program = lower.lower(c.graph, c.plan)
-    verify_program.verify_program(program)
+    verify_program(program)
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from fxshard import archive, simulate
+from fxshard import archive, load, simulate
 from fxshard.errors import FileError
+from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
 from tests.programs import small_program
 
@@ -96,3 +97,13 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FileError, match="No space left"):
         archive.save(small_program(), tmp_path / "m.pt2")
     assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"] and (tmp_path / "m.pt2").read_text() == "an older file"
+
+
+def test_a_file_whose_parts_do_not_belong_together_is_refused(tmp_path: Path) -> None:
+    """Each part is well formed, but the layouts of an input are another program's: its graph has other shapes."""
+    program = small_program(6)
+    layouts = tuple(Layout.replicated(program.mesh.ndim) for _ in program.input_layouts)
+    assert layouts != program.input_layouts
+    archive.save(dataclasses.replace(program, input_layouts=layouts), tmp_path / "m.pt2", WEIGHTS)
+    with pytest.raises(FileError, match=r"does not hold together: .* is .*, not"):
+        load(tmp_path / "m.pt2")

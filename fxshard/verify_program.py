@@ -1,4 +1,7 @@
-"""verify: a lowered program - local shapes at both ends, the same collectives on every rank, each waited for once."""
+"""What holds in a program: local shapes at both ends, the same collectives on every rank, each of the plan and waited for once.
+
+Asked after lowering, and of every file that is read.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ def verify_program(program: ShardedProgram) -> None:
         graph.lint()
         where = f"graph of the rank at {coordinate}"
         inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        if [n.name for n in inputs] != [end.node for end in program.inputs]:
+            raise PlanError("the graph does not have the program's inputs", where=where, remedy=REMEDY)
         _verify_ends(program, coordinate, program.inputs, inputs, program.input_shapes, program.input_layouts, program.input_dtypes, where)
         results = graph.output_node().args[0]
         outputs = (program.output_shapes, program.output_layouts, program.output_dtypes)
@@ -59,6 +64,11 @@ def _verify_ends(
 
 def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) -> None:
     """Those that the program lists, in its order, and a wait for each."""
+    first = {n.name for n in program.local((0,) * program.mesh.ndim).graph.nodes}
+    decided = {(c.entry, c.step) for c in program.plan.collectives}
+    foreign = [c.node for c in program.collectives if c.node not in first or (c.entry, c.step) not in decided]
+    if foreign:
+        raise PlanError(f"the collective {foreign[0]!r} is not in the graph, or not in the plan", where=where, remedy=REMEDY)
     nodes = [n for n in graph.nodes if is_collective(n)]
     have = [_signature(n) for n in nodes]
     want = [(c.kind, c.axis, c.shape, c.dtype) for c in program.collectives]
