@@ -13,12 +13,21 @@ MAX_MOVES = 20_000
 
 
 def greedy(model: Model) -> IntArray | None:
-    """Choices in node order, each the cheapest given those before that leaves every later neighbour a state."""
+    """Choices in node order, each the cheapest given those before that leaves every later neighbour a state.
+
+    Every reader of a value is taken to pay for itself.
+    """
     local = [cost.copy() for cost in model.costs]
     neighbours = model.neighbours()
+    readings: list[list[tuple[int, FloatArray]]] = [[] for _ in model.costs]
+    for transfer in model.transfers:
+        for reader, want in transfer.readers:
+            table = transfer.prices[np.ix_(transfer.have, want)]
+            first = reader > transfer.source
+            readings[min(reader, transfer.source)].append((max(reader, transfer.source), table if first else table.T))
     choices = np.zeros(len(model), dtype=np.int64)
     for node in range(len(model)):
-        later = [(other, model.table(node, other)) for other in neighbours[node] if other > node]
+        later = [(other, model.table(node, other)) for other in neighbours[node] if other > node] + readings[node]
         cost = local[node]
         for other, table in later:
             cost = cost + (table + local[other]).min(axis=1, initial=np.inf)
@@ -43,6 +52,14 @@ class Polish:
         for (i, j), table in model.edges.items():
             self._states(i)[:] += table[:, choices[j]]
             self._states(j)[:] += table[choices[i]]
+        self._terms: list[list[int]] = [[] for _ in model.costs]
+        for index, transfer in enumerate(model.transfers):
+            for node in transfer.nodes():
+                self._terms[node].append(index)
+        self._shared: dict[int, FloatArray] = {}
+        for node, terms in enumerate(self._terms):
+            if terms:
+                self._share(node)
         self.room = model.limits - model.usage(choices)
 
     def run(self) -> IntArray | None:
@@ -114,12 +131,27 @@ class Polish:
             self._states(other)[:] += table[:, state] - np.where(np.isinf(table[:, old]), 0.0, table[:, old])
             if np.isinf(table[:, old]).any():
                 self._refresh(other)
+        for other in sorted({n for index in self._terms[node] for n in self.model.transfers[index].nodes()}):
+            self._share(other)
+
+    def _share(self, node: int) -> None:
+        """Bring the costs of a node's transfers up to date."""
+        new = np.zeros(len(self.model.costs[node]))
+        for index in self._terms[node]:
+            new += self.model.transfers[index].local(node, self.choices)
+        old = self._shared.get(node)
+        self._shared[node] = new
+        if old is None or (np.isfinite(old).all() and np.isfinite(new).all()):
+            self._states(node)[:] += new if old is None else new - old
+        else:
+            self._refresh(node)
 
     def _refresh(self, node: int) -> None:
         """Sum a node's local costs anew: a forbidden pair cannot be subtracted."""
         cost = self.model.costs[node].copy()
         for other in self.neighbours[node]:
             cost += self.model.table(node, other)[:, self.choices[other]]
+        cost += self._shared.get(node, 0.0)
         self._states(node)[:] = cost
 
     def _states(self, node: int) -> FloatArray:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .problem import FloatArray, IntArray, PlacementProblem, usage_ceiling
+from .transfers import Transfer
 
 Pair = tuple[int, int]
 Undo = Callable[[IntArray], IntArray]
@@ -32,6 +33,7 @@ class Model:
 
     constant: cost already certain. cutoff: total cost of the best plan known; only what is strictly below it matters.
     prices: (rows,) the memory multipliers that gave the best bound so far, cost per byte.
+    transfers: values brought into the layouts that their readers want; only `relax` and what it uses knows them.
     unit: cost of 1 in the model it came from, by multiplication. grain: the least improvement that is worth anything.
     """
 
@@ -44,6 +46,7 @@ class Model:
     prices: FloatArray = field(default_factory=lambda: np.zeros(0))
     unit: float = 1.0
     grain: float = 1.0
+    transfers: tuple[Transfer, ...] = ()
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -51,11 +54,13 @@ class Model:
     @property
     def entries(self) -> int:
         """Numbers in all tables, the measure of work."""
-        return sum(c.size for c in self.costs) + sum(e.size for e in self.edges.values())
+        tables = sum(c.size for c in self.costs) + sum(e.size for e in self.edges.values())
+        return tables + sum(t.entries for t in self.transfers)
 
     def evaluate(self, choices: IntArray) -> float:
         """E(x), exactly while the costs are integers."""
         total = self.constant + sum(float(c[x]) for c, x in zip(self.costs, choices, strict=True))
+        total += sum(t.cost(choices) for t in self.transfers)
         return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
 
     def usage(self, choices: IntArray) -> FloatArray:
@@ -85,7 +90,8 @@ class Model:
 
     def describe(self) -> str:
         """Its size in words, for the history of a solve."""
-        return f"{len(self)} nodes, {len(self.edges)} edges, {self.entries} entries, {len(self.limits)} memory rows"
+        links = f"{len(self.edges)} edges" + (f", {len(self.transfers)} transfers" if self.transfers else "")
+        return f"{len(self)} nodes, {links}, {self.entries} entries, {len(self.limits)} memory rows"
 
 
 def from_problem(problem: PlacementProblem) -> Model:
@@ -99,7 +105,7 @@ def from_problem(problem: PlacementProblem) -> Model:
             add_edge(edges, i, j, table)
     uses: list[tuple[Use, ...]] = [()] * len(problem)
     if problem.usage_limit is None:
-        return Model(costs, edges, uses, np.zeros(0))
+        return Model(costs, edges, uses, np.zeros(0), transfers=problem.transfers)
     live = [
         (node, interval, usage)
         for node, (interval, usage) in enumerate(zip(problem.intervals, problem.usages, strict=True))
@@ -110,7 +116,8 @@ def from_problem(problem: PlacementProblem) -> Model:
     for node, (lo, hi), usage in live:
         uses[node] = (Use(row[lo], row[hi], usage),)
     rows = max(0, len(times) - 1)
-    return Model(costs, edges, uses, np.full(rows, usage_ceiling(problem.usage_limit)), prices=np.zeros(rows))
+    limits = np.full(rows, usage_ceiling(problem.usage_limit))
+    return Model(costs, edges, uses, limits, prices=np.zeros(rows), transfers=problem.transfers)
 
 
 def add_edge(edges: dict[Pair, FloatArray], i: int, j: int, table: FloatArray) -> None:

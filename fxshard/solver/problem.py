@@ -2,9 +2,9 @@
 
 Choose one strategy x_i for every node i so as to minimise (`PlacementProblem.evaluate`)
 
-    E(x) = sum_i c_i[x_i] + sum_(i,j) e_ij[x_i, x_j]
+    E(x) = sum_i c_i[x_i] + sum_(i,j) e_ij[x_i, x_j] + sum_v T_v(x)
 
-where `inf` marks what is forbidden, and where at every time t (`PlacementProblem.peak`)
+where T_v is the cost of bringing a value that several nodes read into the layouts they want (`transfers.Transfer`), `inf` marks what is forbidden, and where at every time t (`PlacementProblem.peak`)
 
     sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
 
@@ -21,7 +21,7 @@ and with integer shares s_i ~ S_i / n_i given to the d_i edges that leave i in t
 
     min L >= sum_i min(S_i - d_i s_i) + sum_ij min(s_i + e'_ij).
 
-The form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read`
+Without transfers the form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read`
 and `write` speak.
 """
 
@@ -35,10 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from .transfers import FloatArray, IntArray, Transfer
 
 FORBIDDEN = 1e15
 """IOPDDL has no infinity; a cost this large stands for it."""
@@ -57,6 +55,7 @@ class PlacementProblem:
     usages: per node (k_i,) bytes >= 0, or None for a node that uses no memory.
     intervals: per node the half-open time interval [lo, hi) it uses memory in, or None for never.
     usage_limit: bytes available at every time, None for no limit.
+    transfers: values whose change of layout is paid once for all their readers.
     """
 
     node_costs: tuple[FloatArray, ...]
@@ -66,6 +65,7 @@ class PlacementProblem:
     intervals: tuple[tuple[int, int] | None, ...] = ()
     usage_limit: float | None = None
     node_names: tuple[str, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.node_costs)
@@ -88,7 +88,8 @@ class PlacementProblem:
         """E(x): the cost of one strategy per node, `inf` if any of it is forbidden; memory is not looked at."""
         nodes = sum(float(c[x]) for c, x in zip(self.node_costs, choices, strict=True))
         pairs = zip(self.edges, self.edge_costs, strict=True)
-        return nodes + sum(float(c[choices[i], choices[j]]) for (i, j), c in pairs)
+        shared = sum(transfer.cost(choices) for transfer in self.transfers)
+        return nodes + sum(float(c[choices[i], choices[j]]) for (i, j), c in pairs) + shared
 
     def peak(self, choices: Sequence[int] | IntArray) -> float:
         """The largest memory in use at any time, bytes."""
@@ -115,7 +116,12 @@ class PlacementProblem:
         return _from_json(json.loads(data)["problem"])
 
     def write(self, path: str | Path) -> None:
-        """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18."""
+        """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18.
+
+        The format has no transfers: a problem with any is refused.
+        """
+        if self.transfers:
+            raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem")
         text = json.dumps({"problem": _to_json(self, Path(path).name.split(".")[0])}).encode()
         Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
 
@@ -152,6 +158,22 @@ def _check(problem: PlacementProblem) -> None:
         if costs.shape != expected:
             raise ValueError(f"edge_costs[{index}] of edge {(i, j)} has shape {costs.shape}, expected {expected}")
         _check_numbers(costs, f"edge_costs[{index}]")
+    for index, transfer in enumerate(problem.transfers):
+        _check_transfer(problem, transfer, f"transfers[{index}]")
+
+
+def _check_transfer(problem: PlacementProblem, transfer: Transfer, where: str) -> None:
+    _check_numbers(transfer.prices, f"{where}.prices")
+    if transfer.prices.ndim != 2 or transfer.prices.min(initial=0.0) < 0:
+        raise ValueError(f"{where}.prices must be a table of costs >= 0")
+    ends = [(transfer.source, transfer.have, 0), *((node, want, 1) for node, want in transfer.readers)]
+    for node, layouts, axis in ends:
+        if not 0 <= node < len(problem) or layouts.shape != problem.node_costs[node].shape:
+            raise ValueError(f"{where} names node {node}, which is not there or has another number of states than {layouts.shape}")
+        if layouts.min(initial=0) < 0 or layouts.max(initial=0) >= transfer.prices.shape[axis]:
+            raise ValueError(f"{where} names a layout at node {node} that prices of shape {transfer.prices.shape} do not have")
+    if not transfer.readers or transfer.source in {node for node, _ in transfer.readers}:
+        raise ValueError(f"{where} needs readers other than its source, node {transfer.source}")
 
 
 def _check_numbers(costs: FloatArray, where: str) -> None:

@@ -33,26 +33,27 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
 
     Entries which alone, with every other entry at its least, cost more than the plan become forbidden.
     """
-    tables = [*model.costs, *model.edges.values()]
-    least = [float(t.min(initial=np.inf)) for t in tables]
+    tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
+    count, pairs = len(model.costs), len(model.costs) + len(model.edges)
+    least = [float(t.min(initial=np.inf)) if k < pairs else 0.0 for k, t in enumerate(tables)]
     lows = [value for value in least if np.isfinite(value)]
     floor = sum(lows) + model.constant
     room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
     if np.isfinite(room):
-        pairs = zip(tables, least, strict=True)
-        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in pairs]
+        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in zip(tables, least, strict=True)]
     span = sum(_spread(t) for t in tables)
     exact = all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
     integers = [np.rint(t * factor) for t in tables]
-    margin = 0.0 if exact and factor >= 1 else _error(tables, integers, factor) / factor
+    times = [1] * pairs + [len(t.readers) for t in model.transfers]
+    margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor
     constant = float(np.rint(model.constant * factor))
     margin += abs(constant / factor - model.constant)
     grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
-    count = len(model.costs)
-    edges = dict(zip(model.edges, integers[count:], strict=True))
-    scaled = replace(model, costs=integers[:count], edges=edges, constant=constant, grain=float(np.floor(grain)))
-    return scaled, Scale(factor, margin)
+    edges = dict(zip(model.edges, integers[count:pairs], strict=True))
+    transfers = tuple(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
+    scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant)
+    return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 
 
 def sharpen(model: Model) -> Model:
@@ -92,10 +93,10 @@ def _largest(table: FloatArray) -> float:
     return float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
 
 
-def _error(tables: list[FloatArray], integers: list[FloatArray], factor: float) -> float:
-    """What rounding changes at most: the largest error of each table, in integer units."""
+def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int], factor: float) -> float:
+    """What rounding changes at most: the largest error of each table, as often as it may be paid, in integer units."""
     total = 0.0
-    for table, rounded in zip(tables, integers, strict=True):
+    for table, rounded, often in zip(tables, integers, times, strict=True):
         finite = np.isfinite(rounded)
-        total += float(np.abs(rounded[finite] - table[finite] * factor).max(initial=0.0))
+        total += often * float(np.abs(rounded[finite] - table[finite] * factor).max(initial=0.0))
     return total

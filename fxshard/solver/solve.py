@@ -13,6 +13,7 @@ from .local_search import greedy
 from .model import Model, components, from_problem, restrict
 from .problem import IntArray, PlacementProblem
 from .reductions import reduce
+from .relax import relax
 from .scaling import quantise
 from .search import PartSearch
 from .solution import Solution, certify
@@ -34,34 +35,50 @@ def solve(
     """
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
-    first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
+    first = _better(raw, None if start is None else np.asarray(start, dtype=np.int64))
+    if first is None:
+        first = _better(raw, greedy(raw))
     model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
     known = np.inf if first is None else model.evaluate(first)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
+    relaxed = relax(model, budget, first, steps)
+    best, bound = relaxed.choices, relaxed.bound
+    if relaxed.model is not None and not budget.spent:
+        found, proven = _search(relaxed.model, relaxed.value, budget, steps)
+        best, bound = _better(raw, best, None if found is None else relaxed.undo(found)), max(bound, proven)
+    if best is None and bound == np.inf:
+        raise explain(problem, solve)
+    if best is None:
+        raise NoPlanError(_unfinished(budget))
+    return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
+
+
+def _search(model: Model, known: float, budget: Budget, steps: list[tuple[str, str]]) -> tuple[IntArray | None, float]:
+    """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
+
+    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known.
+    """
     try:
         model, undo, history = reduce(model)
     except Exhausted:
-        raise explain(problem, solve) from None
+        return None, known
     steps += history
     choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)
     for nodes in parts:
         part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget)
         if nodes is parts[-1]:
-            part.value = known - bound  # with the others at their bounds, what costs more is no better than `first`
+            part.value = known - bound  # with the others at their bounds, what costs more is no better than what is known
         part.run()
-        if part.bound == np.inf:
-            raise explain(problem, solve)
-        bound += max(0.0, part.bound)  # the reductions leave no negative entry
         steps += part.history
+        if part.bound == np.inf:
+            return None, known
+        bound += max(0.0, part.bound)  # the reductions leave no negative entry
         if part.choices is None:
             whole = False
         else:
             choices[nodes] = part.choices
-    best = _better(raw, first, undo(choices) if whole else None)
-    if best is None:
-        raise NoPlanError(_unfinished(budget))
-    return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
+    return undo(choices) if whole else None, bound
 
 
 def _certified(

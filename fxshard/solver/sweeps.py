@@ -1,9 +1,9 @@
-"""Sequential tree-reweighted message passing (TRW-S), many edges at a time.
+"""Sequential tree-reweighted message passing (TRW-S), many links at a time.
 
 Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). A sweep visits nodes in
-order; nodes of the same *level* have no edge between them, so all their outgoing edges are updated by a few numpy calls
+order; nodes of the same *level* have no link between them, so all their outgoing links are updated by a few numpy calls
 on padded arrays. Everything is an integer in float64 and messages are capped so that sums stay below 2^53: the bound is
-exact, and it is valid for any messages whatever.
+exact, and it is valid for any messages whatever, and for any split of shared prices (`links.Splits`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .links import Link, Splits
 from .model import Model, Pair
 from .problem import FloatArray, IntArray
 
@@ -22,20 +23,29 @@ PADDING_WASTE = 6_000
 
 @dataclass(frozen=True)
 class Group:
-    """Edges updated together: from nodes of one level to nodes further on; padded to (e, a, b)."""
+    """Links updated together, from nodes of one level to nodes further on; padded to (e, a, b) classes.
 
-    edges: IntArray  # (e,)
-    table: FloatArray  # (e, a, b), rows are the states of the sending node, inf where padded
-    source: IntArray  # (e, a) positions of the sender's states
-    target: IntArray  # (e, b) positions of the receiver's states
-    share: FloatArray  # (e, 1) 1 / number of chains through the sender
+    Where the classes of a link's end are many states each, a class is as cheap as its cheapest state.
+    """
+
+    links: IntArray  # (e,)
+    table: FloatArray  # (e, a, b), rows are the classes of the sending node, inf where padded
+    source: IntArray  # positions of the senders' states, sorted by link and class
+    share: FloatArray  # 1 / number of chains through the sender, for each of them
+    cuts: IntArray  # where in `source` each class begins
+    place: IntArray  # (e, a) which class, one past the last where padded
     inward: IntArray  # (e, a) positions of the message that comes back
     outward: IntArray  # (e, b) positions of the message that is sent
+    target: IntArray  # positions of the receivers' states
+    read: IntArray  # where in (e, b) the class of each of them is
+    cells: IntArray  # the entries that are split: their places in Splits.values,
+    entry: IntArray  # in `table`,
+    column: IntArray  # and, of their columns, in (e, b)
 
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes decided together, and the groups of edges that leave them."""
+    """Nodes decided together, and the groups of links that leave them."""
 
     nodes: IntArray  # (n,)
     states: IntArray  # (n, k) positions of their states, padded
@@ -46,29 +56,31 @@ class Sweeper:
     """Messages of one model, and the bounds and plans they give.
 
     `weights` is S (states,): node costs plus all incoming messages. Positions beyond the last state are padding: `inf`
-    there. Direction 0 runs in node order, direction 1 against it.
+    there. Direction 0 runs in node order, direction 1 against it. A message holds a number per class of its receiver.
     """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._sizes = sizes = [len(cost) for cost in model.costs]
         self.offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self.pairs = list(model.edges)
+        self.splits = Splits(model)
+        self.links = self.splits.links
         self.theta = np.append(np.concatenate(model.costs) if sizes else np.zeros(0), np.inf)
         self.weights = self.theta.copy()
-        lengths = [[len(model.costs[pair[1 - d]]) for pair in self.pairs] for d in (0, 1)]
+        lengths = [[link.table.shape[1 - d] for link in self.links] for d in (0, 1)]
         self.starts = [np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in lengths]
         self.messages = [np.zeros(int(start[-1]) + 1) for start in self.starts]
-        degrees = [np.bincount([p[d] for p in self.pairs], minlength=len(sizes)).astype(np.float64) for d in (0, 1)]
+        degrees = [np.bincount([link.ends[d] for link in self.links], minlength=len(sizes)).astype(np.float64) for d in (0, 1)]
         self.chains = np.maximum(np.maximum(degrees[0], degrees[1]), 1.0)
-        most = max((len(n) for n in model.neighbours()), default=0)
+        most = int((degrees[0] + degrees[1]).max(initial=0.0))
         self.cap = float(2 ** int(51 - np.ceil(np.log2(most + 2))))
         self._spread = np.repeat(np.arange(len(sizes)), sizes)
         self._out = [degrees[d][self._spread] for d in (0, 1)]
         self._share = 1.0 / self.chains[self._spread]
-        order = _levels(len(sizes), self.pairs)
+        self._slack = np.zeros(len(self.splits.values))
+        order = _levels(len(sizes), [link.ends for link in self.links])
         self.levels = [self._build(d, order if d == 0 else -order) for d in (0, 1)]
-        self.entries = 2 * model.entries
+        self.entries = 2 * (sum(sizes) + sum(link.table.size for link in self.links))
 
     def set_costs(self, theta: FloatArray) -> None:
         """Replace the node costs (states,), for example by another price of memory; messages stay."""
@@ -76,37 +88,43 @@ class Sweeper:
         self.theta[:-1] = theta
 
     def sweep(self, direction: int) -> float:
-        """Update all messages in one direction; the bound on min E that they prove, `inf` if nothing is allowed."""
+        """Update all messages in one direction, then the splits; the bound on min E that they prove, `inf` if nothing is allowed."""
         back, sent = self.messages[1 - direction], self.messages[direction]
         total = 0.0
         with np.errstate(invalid="ignore"):
             for level in self.levels[direction]:
                 for group in level.groups:
-                    give = np.floor(self.weights[group.source] * group.share)
-                    give -= back[group.inward]
-                    message = (group.table + give[:, :, None]).min(axis=1)
+                    give = np.minimum.reduceat(np.floor(self.weights[group.source] * group.share), group.cuts)
+                    slack = group.table + (np.append(give, np.inf)[group.place] - back[group.inward])[:, :, None]
+                    message = slack.min(axis=1)
+                    if len(group.cells):
+                        self._slack[group.cells] = slack.ravel()[group.entry] - message.ravel()[group.column]
                     least = message.min(axis=1)
                     total += float(least.sum())
                     message -= least[:, None]
                     np.minimum(message, self.cap, out=message)
-                    np.add.at(self.weights, group.target, message - sent[group.outward])
+                    change = message - sent[group.outward]
+                    np.add.at(self.weights, group.target, change.ravel()[group.read])
                     sent[group.outward] = message
                     sent[-1] = 0.0
         total += self.model.constant + float(self._minima(self.remainders(direction)).sum())
+        if len(self._slack) and np.isfinite(total):
+            self._rebalance()
         return total if np.isfinite(total) else np.inf
 
     def shares(self) -> FloatArray:
-        """What each node gives to each edge that leaves it, (states,)."""
+        """What each node gives to each link that leaves it, (states,)."""
         return np.floor(self.weights[:-1] * self._share)
 
     def remainders(self, direction: int) -> FloatArray:
-        """What nodes keep after giving to the edges that leave them in this direction, (states,)."""
+        """What nodes keep after giving to the links that leave them in this direction, (states,)."""
         return self.weights[:-1] - self._out[direction] * self.shares()
 
     def decode(self, direction: int) -> IntArray | None:
         """Choices made in node order, each conditioned on those before and on messages for those to come."""
         rest = self.weights.copy()
-        np.subtract.at(rest, self._arrivals(direction), self.messages[direction][:-1])
+        positions, entries = self._arrivals(direction)
+        np.subtract.at(rest, positions, self.messages[direction][entries])
         choices = np.zeros(len(self.model), dtype=np.int64)
         for level in self.levels[direction]:
             local = rest[level.states]
@@ -114,22 +132,28 @@ class Sweeper:
             if np.isinf(local.min(axis=1)).any():
                 return None
             for group in level.groups:
-                state = choices[self._senders(group, direction)]
-                np.add.at(rest, group.target, group.table[np.arange(len(state)), state])
+                row = [self.links[k].classes(direction)[choices[self.links[k].ends[direction]]] for k in group.links]
+                np.add.at(rest, group.target, group.table[np.arange(len(row)), row].ravel()[group.read])
         return choices
 
-    def slack_tables(self, direction: int) -> Iterator[tuple[Pair, FloatArray]]:
-        """After a sweep: per edge (i, j) its nonnegative slack (k_i, k_j) once the sender's share is added."""
-        shares = self.shares()
-        for index, (i, j) in enumerate(self.pairs):
-            table = self.model.edges[i, j] - self.message(1, index)[:, None] - self.message(0, index)
-            sender = self.states(i if direction == 0 else j)
-            table += shares[sender][:, None] if direction == 0 else shares[sender]
-            least = table.min()
-            yield (i, j), table - least if np.isfinite(least) else table
+    def slack_tables(self, direction: int) -> tuple[list[FloatArray], FloatArray]:
+        """After a sweep: per link its slack by classes once the sender's share is added, and what nodes keep, (states,).
+
+        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost.
+        """
+        shares, kept = self.shares(), self.weights[:-1].copy()
+        tables = []
+        for index, link in enumerate(self.links):
+            sender, classes = self.states(link.ends[direction]), link.classes(direction)
+            given = np.full(link.table.shape[direction], np.inf)
+            np.minimum.at(given, classes, shares[sender])
+            kept[sender] -= np.where(np.isfinite(given), given, 0.0)[classes]
+            table = self.splits.table(link) - self.message(1, index)[:, None] - self.message(0, index)
+            tables.append(table + (given if direction else given[:, None]))
+        return tables, kept
 
     def message(self, direction: int, index: int) -> FloatArray:
-        """The message of one edge: to its second node in direction 0, to its first in direction 1."""
+        """The message of one link: to its second node in direction 0, to its first in direction 1."""
         start = self.starts[direction]
         return self.messages[direction][start[index] : start[index + 1]]
 
@@ -140,51 +164,74 @@ class Sweeper:
     def _minima(self, values: FloatArray) -> FloatArray:
         return np.minimum.reduceat(values, self.offset[:-1]) if len(self.model) else values
 
-    def _arrivals(self, direction: int) -> IntArray:
-        """Position of the state that each message entry of a direction is sent to."""
-        receivers = np.asarray([pair[1 - direction] for pair in self.pairs], dtype=np.int64)
-        lengths = np.diff(self.starts[direction])
-        within = np.arange(int(lengths.sum())) - np.repeat(self.starts[direction][:-1], lengths)
-        return np.repeat(self.offset[receivers], lengths) + within
+    def _rebalance(self) -> None:
+        self.splits.rebalance(self._slack)
+        for levels in self.levels:
+            for level in levels:
+                for group in level.groups:
+                    if len(group.cells):
+                        group.table.ravel()[group.entry] = self.splits.values[group.cells]
 
-    def _senders(self, group: Group, direction: int) -> IntArray:
-        return np.asarray([self.pairs[e][direction] for e in group.edges], dtype=np.int64)
+    def _arrivals(self, direction: int) -> tuple[IntArray, IntArray]:
+        """Positions of the states that receive messages of a direction, and of the message entry that each receives."""
+        none = np.zeros(0, dtype=np.int64)
+        start = self.starts[direction]
+        positions = [np.arange(self.offset[n], self.offset[n + 1]) for n in (link.ends[1 - direction] for link in self.links)]
+        entries = [start[k] + link.classes(1 - direction) for k, link in enumerate(self.links)]
+        return np.concatenate([*positions, none]), np.concatenate([*entries, none])
 
     def _build(self, direction: int, order: IntArray) -> list[Level]:
-        """Levels in the order of the sweep, with their edges grouped by similar shape."""
+        """Levels in the order of the sweep, with their links grouped by similar shape."""
         leaving: dict[int, list[int]] = {}
-        for index, pair in enumerate(self.pairs):
-            leaving.setdefault(int(order[pair[direction]]), []).append(index)
+        for index, link in enumerate(self.links):
+            leaving.setdefault(int(order[link.ends[direction]]), []).append(index)
         members: dict[int, list[int]] = {}
         for node, level in enumerate(order):
             members.setdefault(int(level), []).append(node)
         return [self._level(members[level], leaving.get(level, []), direction) for level in sorted(members)]
 
-    def _level(self, nodes: list[int], edges: list[int], direction: int) -> Level:
-        size = self._sizes
-        shape = {e: (size[self.pairs[e][direction]], size[self.pairs[e][1 - direction]]) for e in edges}
-        groups = [self._group(part, direction) for part in _similar(sorted(edges, key=lambda e: (shape[e], e)), shape)]
-        width = max(size[node] for node in nodes)
+    def _level(self, nodes: list[int], links: list[int], direction: int) -> Level:
+        shape = {k: (self.links[k].table.shape[direction], self.links[k].table.shape[1 - direction]) for k in links}
+        groups = [self._group(part, direction) for part in _similar(sorted(links, key=lambda k: (shape[k], k)), shape)]
+        width = max(self._sizes[node] for node in nodes)
         return Level(np.asarray(nodes), self._positions(self.offset, nodes, width), groups)
 
-    def _group(self, edges: list[int], direction: int) -> Group:
-        senders = [self.pairs[e][direction] for e in edges]
-        receivers = [self.pairs[e][1 - direction] for e in edges]
-        tables = [self.model.edges[self.pairs[e]] for e in edges]
-        tables = [t if direction == 0 else t.T for t in tables]
+    def _group(self, indexes: list[int], direction: int) -> Group:
+        links = [self.links[k] for k in indexes]
+        tables = [self.splits.table(link).T if direction else self.splits.table(link) for link in links]
         a, b = max(t.shape[0] for t in tables), max(t.shape[1] for t in tables)
-        table = np.full((len(edges), a, b), np.inf)
+        table = np.full((len(links), a, b), np.inf)
         for row, t in enumerate(tables):
             table[row, : t.shape[0], : t.shape[1]] = t
+        senders = [link.ends[direction] for link in links]
+        source, cuts = self._classes(links, direction)
+        counts = np.asarray([len(t) for t in tables])
+        place = np.cumsum(counts)[:, None] - counts[:, None] + np.arange(a)
+        sizes = [self._sizes[n] for n in senders]
         return Group(
-            np.asarray(edges, dtype=np.int64),
+            np.asarray(indexes, dtype=np.int64),
             table,
-            self._positions(self.offset, senders, a),
-            self._positions(self.offset, receivers, b),
-            (1.0 / self.chains[senders])[:, None],
-            self._positions(self.starts[1 - direction], edges, a),
-            self._positions(self.starts[direction], edges, b),
+            source,
+            np.repeat(1.0 / self.chains[senders], sizes),
+            cuts,
+            np.where(np.arange(a) < counts[:, None], place, len(cuts)),
+            self._positions(self.starts[1 - direction], indexes, a),
+            self._positions(self.starts[direction], indexes, b),
+            np.concatenate([np.arange(self.offset[n], self.offset[n + 1]) for n in (link.ends[1 - direction] for link in links)]),
+            np.concatenate([row * b + link.classes(1 - direction) for row, link in enumerate(links)]),
+            *_cells(links, direction, a, b),
         )
+
+    def _classes(self, links: list[Link], direction: int) -> tuple[IntArray, IntArray]:
+        """Positions of the senders' states sorted by class, and where in them each class begins."""
+        source, cuts, start = [], [], 0
+        for link in links:
+            classes = link.classes(direction)
+            order = np.argsort(classes, kind="stable")
+            source.append(self.offset[link.ends[direction]] + order)
+            cuts.append(start + np.searchsorted(classes[order], np.arange(link.table.shape[direction])))
+            start += len(classes)
+        return np.concatenate(source), np.concatenate(cuts)
 
     @staticmethod
     def _positions(starts: IntArray, items: list[int], width: int) -> IntArray:
@@ -194,25 +241,41 @@ class Sweeper:
         return np.where(positions < starts[index + 1][:, None], positions, starts[-1])
 
 
+def _cells(links: list[Link], direction: int, a: int, b: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Of the entries that are split: places in `Splits.values`, in the group's (e, a, b) and in its (e, b)."""
+    places: tuple[list[IntArray], list[IntArray], list[IntArray]] = ([], [], [])
+    for number, link in enumerate(links):
+        if link.cells >= 0:
+            cells = link.cells + np.arange(link.table.size).reshape(link.table.shape)
+            cells = cells.T if direction else cells
+            rows, columns = np.indices(cells.shape)
+            places[0].append(cells.ravel())
+            places[1].append(((number * a + rows) * b + columns).ravel())
+            places[2].append((number * b + columns).ravel())
+    none = np.zeros(0, dtype=np.int64)
+    cells, entry, column = (np.concatenate([*part, none]) for part in places)
+    return cells, entry, column
+
+
 def _levels(count: int, pairs: list[Pair]) -> IntArray:
-    """Longest path to each node over edges from lower to higher index."""
+    """Longest path to each node over links from lower to higher index."""
     level = np.zeros(count, dtype=np.int64).tolist()
     for i, j in sorted(pairs):
         level[j] = max(level[j], level[i] + 1)
     return np.asarray(level, dtype=np.int64)
 
 
-def _similar(edges: list[int], shape: dict[int, Pair]) -> Iterator[list[int]]:
-    """Split edges sorted by shape where padding them to one shape would waste too much."""
+def _similar(links: list[int], shape: dict[int, Pair]) -> Iterator[list[int]]:
+    """Split links sorted by shape where padding them to one shape would waste too much."""
     group: list[int] = []
     rows = columns = area = 0
-    for edge in edges:
-        a, b = max(rows, shape[edge][0]), max(columns, shape[edge][1])
-        size = area + shape[edge][0] * shape[edge][1]
+    for link in links:
+        a, b = max(rows, shape[link][0]), max(columns, shape[link][1])
+        size = area + shape[link][0] * shape[link][1]
         if group and a * b * (len(group) + 1) - size > PADDING_WASTE:
             yield group
-            group, size, (a, b) = [], shape[edge][0] * shape[edge][1], shape[edge]
-        group.append(edge)
+            group, size, (a, b) = [], shape[link][0] * shape[link][1], shape[link]
+        group.append(link)
         rows, columns, area = a, b, size
     if group:
         yield group

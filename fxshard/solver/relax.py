@@ -1,0 +1,193 @@
+"""From a model with transfers to an ordinary one: bound it, find plans, prune it, and only then write transfers as tables.
+
+Message passing works on the transfers as they are, in layouts instead of states, and its relaxation is tight where few
+constraints bind. So most often the bound meets a plan at once; otherwise few states are left, and what several readers
+of a value may do together fits in the states of one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .bounds import Ascent
+from .budget import Budget
+from .infeasible import Exhausted
+from .links import Link
+from .model import Model, Pair, Undo, add_edge
+from .problem import FloatArray, IntArray
+from .pruning import Slacks, find_slacks
+from .transfers import Transfer
+
+MAX_JOINT = 400
+"""States of a node that stands for all that the readers of a value may do; where there are more, a node per layout."""
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """choices, value: the best plan found, and its cost. bound: proven for all plans.
+
+    model: what is left to search below `value`, without transfers; None where that is nothing. undo: from its choices.
+    """
+
+    choices: IntArray | None
+    value: float
+    bound: float
+    model: Model | None
+    undo: Undo
+
+
+def relax(model: Model, budget: Budget, choices: IntArray | None, steps: list[tuple[str, str]]) -> Relaxed:
+    """Bound and prune a model that has transfers; `choices` is a plan known to fit. What it does is added to `steps`."""
+    best = _Best(model, choices)
+    if not model.transfers:
+        return Relaxed(choices, best.value, -np.inf, model, lambda rest: rest)
+    ascent = Ascent(replace(model, cutoff=best.cutoff), budget, best.offer)
+    ascent.run()
+    bound = min(ascent.bound, best.cutoff)
+    steps.append(("message passing on transfers", f"bound {bound:.0f}, plan {best.value:.0f}"))
+    if bound >= best.cutoff:
+        return Relaxed(best.choices, best.value, bound, None, lambda rest: rest)
+    ascent.model = replace(model, cutoff=best.cutoff)
+    try:
+        left, undo = write_out(ascent.model, find_slacks(ascent), ascent.sweeper.links)
+    except Exhausted:
+        return Relaxed(best.choices, best.value, best.cutoff, None, lambda rest: rest)
+    steps.append(("prune and write transfers as tables", left.describe()))
+    return Relaxed(best.choices, best.value, bound, replace(left, prices=ascent.multipliers), undo)
+
+
+class _Best:
+    """The best plan so far; costs of at least `cutoff` are no better."""
+
+    def __init__(self, model: Model, choices: IntArray | None) -> None:
+        self.model, self.choices = model, choices
+        self.value = np.inf if choices is None else model.evaluate(choices)
+
+    @property
+    def cutoff(self) -> float:
+        return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
+
+    def offer(self, choices: IntArray, cost: float) -> float:
+        if cost < self.value and self.model.fits(choices):
+            self.choices, self.value = choices.copy(), cost
+        return self.cutoff
+
+
+def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, Undo]:
+    """The model of the states that are left, every transfer as tables; costs as its slacks have them."""
+    keep = [np.flatnonzero(np.isfinite(costs)) for costs in slacks.costs]
+    if not all(len(states) for states in keep):
+        raise Exhausted
+    writer = _Writer(model, slacks, keep)
+    parts: list[list[_Part]] = [[] for _ in model.transfers]
+    for link, table, split in zip(links, slacks.tables, slacks.splits, strict=True):
+        if link.transfer < 0 or len(model.transfers[link.transfer].readers) == 1:
+            writer.edge(link, table)
+        else:
+            parts[link.transfer].append(_part(model.transfers[link.transfer], link, table, split))
+    for transfer, readings in zip(model.transfers, parts, strict=True):
+        if readings:
+            writer.transfer(transfer, readings)
+    count = len(model)
+
+    def undo(choices: IntArray) -> IntArray:
+        return np.asarray([states[x] for states, x in zip(keep, choices[:count], strict=True)], dtype=np.int64)
+
+    return writer.finish(), undo
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One reader's link of a transfer by all its layouts (given, wanted): its slack, and that without its split of the price."""
+
+    slack: FloatArray
+    rest: FloatArray
+
+
+def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray) -> _Part:
+    node, want = transfer.readers[link.reader]
+    cells = np.ix_(np.unique(transfer.have), np.unique(want))
+    slack = np.full(transfer.prices.shape, np.inf)
+    rest = slack.copy()
+    if node < transfer.source:
+        table, split = table.T, split.T
+    slack[cells] = table
+    rest[cells] = np.where(np.isfinite(split), table, np.inf) - np.where(np.isfinite(split), split, 0.0)
+    return _Part(slack, rest)
+
+
+class _Writer:
+    """The model as it grows: the nodes there were, with the states in `keep`, and then one or more per transfer."""
+
+    def __init__(self, model: Model, slacks: Slacks, keep: list[IntArray]) -> None:
+        self.model, self.slacks, self.keep = model, slacks, keep
+        self.costs = [costs[states] for costs, states in zip(slacks.costs, keep, strict=True)]
+        self.edges: dict[Pair, FloatArray] = {}
+
+    def edge(self, link: Link, table: FloatArray) -> None:
+        """A link that shares nothing."""
+        rows, columns = link.rows[self.keep[link.i]], link.columns[self.keep[link.j]]
+        add_edge(self.edges, link.i, link.j, table[np.ix_(rows, columns)])
+
+    def transfer(self, transfer: Transfer, parts: list[_Part]) -> None:
+        """A node for all that source and readers may do together, or, where that is too much, one per layout."""
+        have = transfer.have[self.keep[transfer.source]]
+        readers = [(node, want[self.keep[node]]) for node, want in transfer.readers]
+        joint = _joint(transfer.prices, np.unique(have), [np.unique(want) for _, want in readers], parts, self.slacks.room)
+        if joint is None:
+            self._by_layout(transfer, have, readers, parts)
+            return
+        states, costs = joint
+        if not len(costs):
+            raise Exhausted
+        node = self._node(costs)
+        for column, (other, layouts) in zip(states.T, [(transfer.source, have), *readers], strict=True):
+            add_edge(self.edges, node, other, np.where(column[:, None] == layouts, 0.0, np.inf))
+
+    def finish(self) -> Model:
+        """All of it."""
+        uses = [
+            tuple(use._replace(amount=use.amount[states]) for use in uses) for uses, states in zip(self.model.uses, self.keep, strict=True)
+        ]
+        uses += [()] * (len(self.costs) - len(uses))
+        return replace(self.model, costs=self.costs, edges=self.edges, uses=uses, constant=self.slacks.constant, transfers=())
+
+    def _by_layout(self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part]) -> None:
+        """Nodes "the value is there in layout l": paid at the source, required by each reader of l."""
+        for (reader, want), part in zip(readers, parts, strict=True):
+            add_edge(self.edges, transfer.source, reader, part.rest[np.ix_(have, want)])
+        for layout in np.unique(np.concatenate([want for _, want in readers])):
+            there = self._node(np.zeros(2))
+            paid = transfer.prices[have, layout]
+            add_edge(self.edges, transfer.source, there, np.stack([np.zeros(len(have)), paid], axis=1))
+            for reader, want in readers:
+                if (want == layout).any():
+                    needs = np.where(want == layout, np.inf, 0.0)
+                    add_edge(self.edges, there, reader, np.stack([needs, np.zeros(len(want))]))
+
+    def _node(self, costs: FloatArray) -> int:
+        self.costs.append(costs)
+        return len(self.costs) - 1
+
+
+def _joint(
+    prices: FloatArray, have: IntArray, wants: list[IntArray], parts: list[_Part], room: float
+) -> tuple[IntArray, FloatArray] | None:
+    """(what the source gives, what each reader wants) in all ways that stay within the room, and what each costs."""
+    states, floor = have[:, None], np.zeros(len(have))
+    costs = floor
+    for want, part in zip(wants, parts, strict=True):
+        row, column = np.divmod(np.arange(len(states) * len(want)), len(want))
+        given, layout = states[row, 0], want[column]
+        floor = floor[row] + part.slack[given, layout]
+        there = (states[row, 1:] == layout[:, None]).any(axis=1)
+        costs = costs[row] + part.rest[given, layout] + np.where(there, 0.0, prices[given, layout])
+        states = np.concatenate([states[row], layout[:, None]], axis=1)
+        fits = np.flatnonzero((floor < room) & np.isfinite(costs))
+        states, floor, costs = states[fits], floor[fits], costs[fits]
+        if len(states) > MAX_JOINT:
+            return None
+    fits = np.flatnonzero(costs < room)
+    return states[fits], costs[fits]
