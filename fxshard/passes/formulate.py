@@ -1,11 +1,9 @@
 """formulate: an annotated graph and its constraints -> a PlacementProblem of numbers.
 
-Variables: one per node (which OpSpec), one per returned output (which layout), and one per further reader of a value.
+Variables: one per node (which OpSpec) and one per returned output (which layout).
 - node cost: compute time of the spec (``cost.compute_time``)
-- edge producer - reader: price of the cheapest redistribution (``redistribution.Table``)
-- a value with several readers pays once for each layout that they read: beyond the first reader, reader i gets a
-  variable whose states are (pay for layout l) or (share with reader j < i, which reads l too); with many readers instead
-  a yes/no variable per layout, paid at the producer and required by the readers.
+- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
+  for each layout that they read.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - memory: a parameter's shard, and its gradient's, over one interval.
 """
@@ -16,7 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch import fx
@@ -32,12 +30,10 @@ from fxshard.passes.constrain import Constraints, Pin
 from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, table
 from fxshard.sharding_plan import OpSpec
-from fxshard.solver import PlacementProblem
+from fxshard.solver import PlacementProblem, Transfer
 
 Option = TypeVar("Option")
 OBJECTIVES = ("time", "communication")
-MANY_READERS = 4
-"""Above this, sharing among readers takes a variable per layout instead of one per reader."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,7 @@ class _Builder:
     names: list[str] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_costs: list[np.ndarray] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
 
     @property
@@ -118,6 +115,7 @@ class _Builder:
             intervals if limit is not None else (),
             limit,
             tuple(self.names),
+            tuple(self.transfers),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit, tuple(self.start))
@@ -217,60 +215,22 @@ class _Builder:
         return Reader(var, tuple(s.outputs[0] for s in specs), "output", index)
 
     def _value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
+        """The transfer of a value from the layout that its producer gives to those that its readers want."""
         source, index = producer(node)
         var, specs = self.node_vars[source.name]
         have = tuple(s.outputs[index] for s in specs)
-        paths = self._table(node, have, readers)
-        if len(readers) > MANY_READERS:
-            self._shared_by_layout(node, var, have, readers, paths)
-            return
-        first, *others = readers
-        self._edge(var, first.var, _prices(paths, have, first.layouts))
-        for i, reader in enumerate(others, 1):
-            self._shared_by_reader(node, var, have, reader, readers[:i], paths)
+        others = [r for r in readers if r.var != var]  # one that is the producer (an input returned as it is) moves nothing
+        layouts = tuple(dict.fromkeys([*have, *(layout for r in others for layout in r.layouts)]))
+        number = {layout: k for k, layout in enumerate(layouts)}
+        prices = _prices(self._table(node, layouts), layouts)
+        wants = tuple((r.var, np.array([number[x] for x in r.layouts])) for r in others)
+        if wants:
+            self.transfers.append(Transfer(var, np.array([number[h] for h in have]), wants, prices))
 
-    def _table(self, node: fx.Node, have: Sequence[Layout], readers: Sequence[Reader]) -> Table:
+    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
         value = node.meta["val"]
-        layouts = {*have, *(layout for r in readers for layout in r.layouts)}
         ops = tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
         return table(tuple(value.shape), value.dtype.itemsize, self.mesh, ops, self.price)
-
-    def _shared_by_reader(
-        self, node: fx.Node, var: int, have: tuple[Layout, ...], reader: Reader, earlier: tuple[Reader, ...], paths: Table
-    ) -> None:
-        """Variable "how this reader gets the value": pay for layout l, or share with an earlier reader of l."""
-        own = tuple(dict.fromkeys(reader.layouts))
-        shared = [(j, layout) for j, e in enumerate(earlier) for layout in own if layout in set(e.layouts)]
-        if not shared:
-            self._edge(var, reader.var, _prices(paths, have, reader.layouts))
-            return
-        ways = [(-1, layout) for layout in own] + shared
-        now = reader.layouts[self.start[reader.var]]
-        same = [j for j, e in enumerate(earlier) if e.layouts[self.start[e.var]] == now]
-        how = self._variable(f"{node.name} for {reader.node}", np.zeros(len(ways)), start=ways.index((same[0] if same else -1, now)))
-        paid = np.zeros((len(have), len(ways)))
-        paid[:, : len(own)] = _prices(paths, have, own)
-        self._edge(var, how, paid)
-        self._edge(how, reader.var, _agree([layout for _, layout in ways], reader.layouts))
-        for j, other in enumerate(earlier):
-            wanted = [layout if i == j else None for i, layout in ways]
-            if any(w is not None for w in wanted):
-                self._edge(how, other.var, _agree(wanted, other.layouts))
-
-    def _shared_by_layout(self, node: fx.Node, var: int, have: tuple[Layout, ...], readers: tuple[Reader, ...], paths: Table) -> None:
-        """Variables "is the value there in layout l": paid at the producer, required by each reader of l."""
-        for layout in dict.fromkeys(layout for r in readers for layout in r.layouts):
-            used = any(r.layouts[self.start[r.var]] == layout for r in readers)
-            there = self._variable(f"{node.name} in {layout}", np.zeros(2), start=int(used))
-            paid = np.zeros((len(have), 2))
-            paid[:, 1:] = _prices(paths, have, (layout,))
-            self._edge(var, there, paid)
-            for reader in readers:
-                needs = np.array([x == layout for x in reader.layouts])
-                if needs.any():
-                    costs = np.zeros((2, len(needs)))
-                    costs[0, needs] = np.inf
-                    self._edge(there, reader.var, costs)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -294,17 +254,15 @@ def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[f
     return tuple(compute_time(call, s, mesh) for s in specs)
 
 
-def _prices(paths: Table, have: Sequence[Layout], want: Sequence[Layout]) -> np.ndarray:
-    """(len(have), len(want)) prices of the cheapest paths."""
-    return paths.prices[np.ix_([paths.index[h] for h in have], [paths.index[w] for w in want])]
+def _prices(paths: Table, layouts: Sequence[Layout]) -> np.ndarray:
+    """(len(layouts), len(layouts)) prices of the cheapest paths."""
+    numbers = [paths.index[layout] for layout in layouts]
+    return paths.prices[np.ix_(numbers, numbers)]
 
 
-def _agree(left: Sequence[Layout | None], right: Sequence[Layout]) -> np.ndarray:
-    """0 where two layouts are equal (None: with any), inf elsewhere."""
-    numbers: dict[Any, int] = {}
-    a = np.array([-1 if x is None else numbers.setdefault(x, len(numbers)) for x in left])
-    b = np.array([numbers.setdefault(x, len(numbers)) for x in right])
-    return np.where((a[:, None] == b[None, :]) | (a[:, None] == -1), 0.0, np.inf)
+def _agree(left: Sequence[Layout], right: Sequence[Layout]) -> np.ndarray:
+    """0 where two layouts are equal, inf elsewhere."""
+    return np.array([[0.0 if a == b else np.inf for b in right] for a in left])
 
 
 def _all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:

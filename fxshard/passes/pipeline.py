@@ -82,7 +82,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None
     made = formulate.formulate(c.annotated, c.constraints, c.request.objective)
-    return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.edges)} edges"
+    return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
 
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:

@@ -7,5 +7,6 @@ from .infeasible import InfeasibleError, NoPlanError
 from .problem import PlacementProblem
 from .solution import Solution
 from .solve import solve
+from .transfers import Transfer
 
-__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "solve"]
+__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "Transfer", "solve"]

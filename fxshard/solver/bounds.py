@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .local_search import Polish
 from .model import Model
 from .multipliers import MemoryPrices
-from .problem import FloatArray, IntArray
 from .sweeps import Sweeper
 
 Offer = Callable[[IntArray, float], float]

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from .arrays import FloatArray
 from .budget import Budget
 from .elimination import eliminate, elimination_order
 from .highs import solve_mip
 from .infeasible import Exhausted, InfeasibleError
-from .model import Model, from_problem, restrict
-from .problem import FloatArray, PlacementProblem
+from .model import Model, add_edge, from_problem, restrict
+from .problem import PlacementProblem
 from .reductions import reduce
 from .reductions.arc_consistency import supported
 from .solution import Solution
@@ -55,7 +56,12 @@ def _hard(problem: PlacementProblem) -> Model:
     model = from_problem(replace(problem, usage_limit=None))
     costs = [np.where(np.isinf(cost), np.inf, 0.0) for cost in model.costs]
     edges = {pair: np.where(np.isinf(table), np.inf, 0.0) for pair, table in model.edges.items()}
-    return replace(model, costs=costs, edges=edges)
+    for transfer in model.transfers:
+        if np.isinf(transfer.prices).any():
+            forbidden = np.where(np.isinf(transfer.prices), np.inf, 0.0)
+            for reader, want in transfer.readers:
+                add_edge(edges, transfer.source, reader, forbidden[np.ix_(transfer.have, want)])
+    return replace(model, costs=costs, edges=edges, transfers=())
 
 
 def _conflict(model: Model) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .model import Model
-from .problem import FloatArray, IntArray
 
 MAX_TABLE = 20_000_000
 """Entries of the largest table joined, the eliminated node's states included."""

@@ -13,9 +13,9 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .model import Model
-from .problem import FloatArray, IntArray
 
 OBJECTIVE_RANGE = 1e6
 """The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .model import Model
-from .problem import FloatArray, IntArray
 from .transfers import Transfer
 
 
@@ -47,9 +47,7 @@ class Splits:
     """The links of a model, and the prices of its transfers as they are split between them now."""
 
     def __init__(self, model: Model) -> None:
-        self.links = [
-            Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), table) for (i, j), table in model.edges.items()
-        ]
+        self.links = [Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), table) for (i, j), table in model.edges.items()]
         self._cells = self._slots = 0
         slots: list[IntArray] = []
         for index, transfer in enumerate(model.transfers):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .model import Model
-from .problem import FloatArray, IntArray
 from .uses import UseTable
 
 MAX_MOVES = 20_000

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .problem import FloatArray, IntArray, PlacementProblem, usage_ceiling
+from .arrays import FloatArray, IntArray
+from .problem import PlacementProblem, usage_ceiling
 from .transfers import Transfer
 
 Pair = tuple[int, int]
@@ -149,7 +150,8 @@ def keep_states(model: Model, keep: Sequence[IntArray | None]) -> tuple[Model, U
             old[node] = kept[choices[node]]
         return old
 
-    return replace(model, costs=costs, edges=edges, uses=uses), undo
+    transfers = tuple(transfer.keep(keep) for transfer in model.transfers)
+    return replace(model, costs=costs, edges=edges, uses=uses, transfers=transfers), undo
 
 
 def drop_nodes(model: Model, gone: set[int]) -> tuple[Model, IntArray]:

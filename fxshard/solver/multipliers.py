@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FloatArray
 from .model import Model
-from .problem import FloatArray
 from .uses import UseTable
 
 

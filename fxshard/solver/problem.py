@@ -4,7 +4,8 @@ Choose one strategy x_i for every node i so as to minimise (`PlacementProblem.ev
 
     E(x) = sum_i c_i[x_i] + sum_(i,j) e_ij[x_i, x_j] + sum_v T_v(x)
 
-where T_v is the cost of bringing a value that several nodes read into the layouts they want (`transfers.Transfer`), `inf` marks what is forbidden, and where at every time t (`PlacementProblem.peak`)
+where T_v is the cost of bringing a value into the layouts that its readers want (`transfers.Transfer`), `inf` marks
+what is forbidden, and where at every time t (`PlacementProblem.peak`)
 
     sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
 
@@ -36,7 +37,8 @@ from typing import Any
 
 import numpy as np
 
-from .transfers import FloatArray, IntArray, Transfer
+from .arrays import FloatArray, IntArray
+from .transfers import Transfer
 
 FORBIDDEN = 1e15
 """IOPDDL has no infinity; a cost this large stands for it."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .arrays import FloatArray
 from .bounds import Ascent
 from .infeasible import Exhausted
 from .links import Link
 from .model import Model
-from .problem import FloatArray
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def _by_class(values: FloatArray, link: Link, end: int) -> FloatArray:
     return least
 
 
-def _prune_pairs(link: Link, table: FloatArray, excess: list[FloatArray], arrived: FloatArray, chains: FloatArray, room: float) -> FloatArray:
+def _prune_pairs(
+    link: Link, table: FloatArray, excess: list[FloatArray], arrived: FloatArray, chains: FloatArray, room: float
+) -> FloatArray:
     """`inf` where a pair's slack with the excess of its first state, or of all else at its second, fills the room."""
     part = _by_class(np.floor(excess[link.i] / chains[link.i]), link, 0)
     with np.errstate(invalid="ignore"):

@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .bounds import Ascent
 from .budget import Budget
 from .infeasible import Exhausted
 from .links import Link
 from .model import Model, Pair, Undo, add_edge
-from .problem import FloatArray, IntArray
 from .pruning import Slacks, find_slacks
+from .reductions import reduce
+from .reductions.arc_consistency import ArcConsistency
+from .reductions.memory import ConstantMemory, DominatedTimes
 from .transfers import Transfer
 
 MAX_JOINT = 400
@@ -43,19 +46,23 @@ def relax(model: Model, budget: Budget, choices: IntArray | None, steps: list[tu
     best = _Best(model, choices)
     if not model.transfers:
         return Relaxed(choices, best.value, -np.inf, model, lambda rest: rest)
-    ascent = Ascent(replace(model, cutoff=best.cutoff), budget, best.offer)
-    ascent.run()
-    bound = min(ascent.bound, best.cutoff)
-    steps.append(("message passing on transfers", f"bound {bound:.0f}, plan {best.value:.0f}"))
-    if bound >= best.cutoff:
-        return Relaxed(best.choices, best.value, bound, None, lambda rest: rest)
-    ascent.model = replace(model, cutoff=best.cutoff)
     try:
-        left, undo = write_out(ascent.model, find_slacks(ascent), ascent.sweeper.links)
+        return _relaxed(model, budget, best, steps)
     except Exhausted:
         return Relaxed(best.choices, best.value, best.cutoff, None, lambda rest: rest)
+
+
+def _relaxed(model: Model, budget: Budget, best: _Best, steps: list[tuple[str, str]]) -> Relaxed:
+    smaller, grown, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
+    ascent = Ascent(replace(smaller, cutoff=best.cutoff), budget, lambda choices, _: best.offer(grown(choices)))
+    ascent.run()
+    steps.append(("message passing on transfers", f"bound {ascent.bound:.0f}, plan {best.value:.0f}"))
+    if ascent.bound >= best.cutoff:
+        raise Exhausted
+    ascent.model = replace(smaller, cutoff=best.cutoff)
+    left, undo = write_out(ascent.model, find_slacks(ascent), ascent.sweeper.links)
     steps.append(("prune and write transfers as tables", left.describe()))
-    return Relaxed(best.choices, best.value, bound, replace(left, prices=ascent.multipliers), undo)
+    return Relaxed(best.choices, best.value, ascent.bound, replace(left, prices=ascent.multipliers), lambda rest: grown(undo(rest)))
 
 
 class _Best:
@@ -69,7 +76,9 @@ class _Best:
     def cutoff(self) -> float:
         return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
 
-    def offer(self, choices: IntArray, cost: float) -> float:
+    def offer(self, choices: IntArray) -> float:
+        """Keep a plan if it fits and is better; the cutoff that now holds."""
+        cost = self.model.evaluate(choices)
         if cost < self.value and self.model.fits(choices):
             self.choices, self.value = choices.copy(), cost
         return self.cutoff

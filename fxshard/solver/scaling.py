@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .arrays import FloatArray
 from .model import Model
-from .problem import FloatArray
 
 SPAN_BITS = 45
 """The spread of costs that matter is scaled to 2^45: 2^8 of headroom for sums of messages at one node."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .arrays import IntArray
 from .bounds import Ascent
 from .budget import Budget
 from .elimination import eliminate, elimination_order
 from .highs import solve_mip
 from .infeasible import Exhausted
 from .model import Model, Undo
-from .problem import IntArray
 from .pruning import prune
 from .reductions import reduce
 from .reductions.merging import Contract

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .arrays import IntArray
 from .budget import Budget
 from .conflicts import explain
 from .infeasible import Exhausted, NoPlanError
 from .local_search import greedy
 from .model import Model, components, from_problem, restrict
-from .problem import IntArray, PlacementProblem
+from .problem import PlacementProblem
 from .reductions import reduce
 from .relax import relax
 from .scaling import quantise
@@ -39,7 +40,6 @@ def solve(
     if first is None:
         first = _better(raw, greedy(raw))
     model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
-    known = np.inf if first is None else model.evaluate(first)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     relaxed = relax(model, budget, first, steps)
     best, bound = relaxed.choices, relaxed.bound

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .links import Link, Splits
 from .model import Model, Pair
-from .problem import FloatArray, IntArray
 
 PADDING_WASTE = 6_000
 """Padded entries that cost as much as one more group of numpy calls."""

@@ -13,13 +13,11 @@ marginal of (h, l) - much tighter than what any variable "there is a copy in l" 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from .arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,13 @@ class Transfer:
         wanted = sorted({int(want[choices[node]]) for node, want in self.readers})
         row = self.prices[self.have[choices[self.source]]]
         return sum(float(row[layout]) for layout in wanted)
+
+    def keep(self, states: Sequence[IntArray | None]) -> Transfer:
+        """The same with only some states per node (None keeps all)."""
+        own = states[self.source]
+        have = self.have if own is None else self.have[own]
+        readers = tuple((n, want if (kept := states[n]) is None else want[kept]) for n, want in self.readers)
+        return replace(self, have=have, readers=readers)
 
     def nodes(self) -> list[int]:
         """The source and the readers, each once."""

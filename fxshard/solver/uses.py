@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FloatArray, IntArray
 from .model import Model
-from .problem import FloatArray, IntArray
 
 
 class UseTable:

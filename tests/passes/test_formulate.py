@@ -14,7 +14,6 @@ from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
-from fxshard.passes.formulate import MANY_READERS
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
@@ -108,8 +107,7 @@ def popular(draw: st.DrawFn) -> tuple[PlanningGraph, int]:
 @brute(80)
 @given(popular(), st.sampled_from(MESHES[:3]), st.sampled_from(["time", "communication"]), st.sampled_from(["S(0)", "S(1)", "P"]))
 def test_a_value_with_many_readers(case: tuple[PlanningGraph, int], mesh: Mesh, objective: str, layout: str) -> None:
-    """Both ways of telling the solver that readers share: for up to MANY_READERS of them, and for more."""
-    assert 3 < MANY_READERS < 6
+    """Readers that share, some of them the same node twice."""
     graph, _ = case
     pins = {"einsum_default": layout}
     plan = plan_graph(graph, mesh, Request(pins=pins, input_layouts="R", objective=objective))

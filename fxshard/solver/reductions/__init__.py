@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..arrays import IntArray
 from ..model import Model, Undo
-from ..problem import IntArray
 from .arc_consistency import ArcConsistency
 from .degree import EliminateSmallDegree
 from .dominance import Dominance

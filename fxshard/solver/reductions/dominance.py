@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import FloatArray, IntArray
 from ..model import Model, Undo, keep_states
-from ..problem import FloatArray, IntArray
 
 MAX_CHUNK = 4_000_000
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..arrays import IntArray
 from ..model import Model, Undo, drop_nodes
-from ..problem import IntArray
 
 
 class FoldFixed:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..arrays import FloatArray, IntArray
 from ..infeasible import Exhausted
 from ..model import Model, Undo, Use
-from ..problem import FloatArray, IntArray
 
 
 class ConstantMemory:

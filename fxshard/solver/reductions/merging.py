@@ -7,9 +7,9 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from ..arrays import FloatArray, IntArray
 from ..infeasible import Exhausted
 from ..model import Model, Pair, Undo, Use, add_edge, drop_nodes
-from ..problem import FloatArray, IntArray
 
 
 class MergeDetermined:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..arrays import FloatArray
 from ..infeasible import Exhausted
 from ..model import Model, Undo
-from ..problem import FloatArray
 
 
 class Normalise:
