@@ -27,54 +27,34 @@ MAX_JOINT = 400
 """States of a node that stands for all that the readers of a value may do; where there are more, a node per layout."""
 
 
-@dataclass(frozen=True)
-class Relaxed:
-    """choices, value: the best plan found, and its cost. bound: proven for all plans.
+class Relaxation:
+    """Message passing on a model with transfers.
 
-    model: what is left to search below `value`, without transfers; None where that is nothing. undo: from its choices.
+    choices, value: the best plan known, and its cost; costs of at least `cutoff` are no better. bound: proven for all.
     """
 
-    choices: IntArray | None
-    value: float
-    bound: float
-    model: Model | None
-    undo: Undo
-
-
-def relax(model: Model, budget: Budget, choices: IntArray | None, steps: list[tuple[str, str]]) -> Relaxed:
-    """Bound and prune a model that has transfers; `choices` is a plan known to fit. What it does is added to `steps`."""
-    best = _Best(model, choices)
-    if not model.transfers:
-        return Relaxed(choices, best.value, -np.inf, model, lambda rest: rest)
-    try:
-        return _relaxed(model, budget, best, steps)
-    except Exhausted:
-        return Relaxed(best.choices, best.value, best.cutoff, None, lambda rest: rest)
-
-
-def _relaxed(model: Model, budget: Budget, best: _Best, steps: list[tuple[str, str]]) -> Relaxed:
-    smaller, grown, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
-    ascent = Ascent(replace(smaller, cutoff=best.cutoff), budget, lambda choices, _: best.offer(grown(choices)))
-    ascent.run()
-    steps.append(("message passing on transfers", f"bound {ascent.bound:.0f}, plan {best.value:.0f}"))
-    if ascent.bound >= best.cutoff:
-        raise Exhausted
-    ascent.model = replace(smaller, cutoff=best.cutoff)
-    left, undo = write_out(ascent.model, find_slacks(ascent), ascent.sweeper.links)
-    steps.append(("prune and write transfers as tables", left.describe()))
-    return Relaxed(best.choices, best.value, ascent.bound, replace(left, prices=ascent.multipliers), lambda rest: grown(undo(rest)))
-
-
-class _Best:
-    """The best plan so far; costs of at least `cutoff` are no better."""
-
-    def __init__(self, model: Model, choices: IntArray | None) -> None:
+    def __init__(self, model: Model, choices: IntArray | None, budget: Budget) -> None:
         self.model, self.choices = model, choices
         self.value = np.inf if choices is None else model.evaluate(choices)
+        self.bound = -np.inf
+        smaller, self._undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
+        self._ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.offer(self._undo(choices)))
 
     @property
     def cutoff(self) -> float:
+        """What a plan must cost less than to be better than the one at hand."""
         return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
+
+    def run(self) -> None:
+        """Raise the bound, and find plans on the way."""
+        self._ascent.run()
+        self.prove(self._ascent.bound)
+
+    def below(self, target: float) -> tuple[Model, Undo]:
+        """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
+        self._ascent.model = replace(self._ascent.model, cutoff=target)
+        left, undo = write_out(self._ascent.model, find_slacks(self._ascent), self._ascent.sweeper.links)
+        return replace(left, prices=self._ascent.multipliers), lambda choices: self._undo(undo(choices))
 
     def offer(self, choices: IntArray) -> float:
         """Keep a plan if it fits and is better; the cutoff that now holds."""
@@ -82,6 +62,10 @@ class _Best:
         if cost < self.value and self.model.fits(choices):
             self.choices, self.value = choices.copy(), cost
         return self.cutoff
+
+    def prove(self, bound: float) -> None:
+        """Record a bound; nothing is known beyond the plan at hand."""
+        self.bound = max(self.bound, min(bound, self.cutoff))
 
 
 def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, Undo]:

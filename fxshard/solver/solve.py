@@ -14,9 +14,9 @@ from .local_search import greedy
 from .model import Model, components, from_problem, restrict
 from .problem import PlacementProblem
 from .reductions import reduce
-from .relax import relax
+from .relax import Relaxation
 from .scaling import quantise
-from .search import PartSearch
+from .search import TARGETS, PartSearch
 from .solution import Solution, certify
 
 
@@ -41,16 +41,50 @@ def solve(
         first = _better(raw, greedy(raw))
     model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
-    relaxed = relax(model, budget, first, steps)
-    best, bound = relaxed.choices, relaxed.bound
-    if relaxed.model is not None and not budget.spent:
-        found, proven = _search(relaxed.model, relaxed.value, budget, steps)
-        best, bound = _better(raw, best, None if found is None else relaxed.undo(found)), max(bound, proven)
+    best, bound = (_through_targets if model.transfers else _at_once)(model, first, budget, steps)
+    best = _better(raw, first, best)
     if best is None and bound == np.inf:
         raise explain(problem, solve)
     if best is None:
         raise NoPlanError(_unfinished(budget))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
+
+
+Steps = list[tuple[str, str]]
+
+
+def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
+    """The search of a model without transfers."""
+    return _search(model, np.inf if first is None else model.evaluate(first), budget, steps)
+
+
+def _through_targets(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
+    """The search of a model with transfers: what message passing leaves below one target after the other.
+
+    The lower the target, the fewer states are left, and what there is to know about them fits in fewer tables.
+    """
+    try:
+        relaxation = Relaxation(model, first, budget)
+    except Exhausted:
+        return None, np.inf
+    relaxation.run()
+    steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
+    for part in TARGETS if np.isfinite(relaxation.value) else (1.0,):
+        if relaxation.bound >= relaxation.cutoff or budget.spent:
+            break
+        target = relaxation.cutoff
+        if part < 1.0:
+            target = min(target, float(np.ceil(relaxation.bound + part * (relaxation.value - relaxation.bound))))
+        try:
+            left, undo = relaxation.below(target)
+            steps.append(("prune to a target and write transfers as tables", left.describe()))
+            found, proven = _search(left, target, budget, steps)
+        except Exhausted:
+            found, proven = None, target
+        if found is not None:
+            relaxation.offer(undo(found))
+        relaxation.prove(min(proven, target))
+    return relaxation.choices, relaxation.bound
 
 
 def _search(model: Model, known: float, budget: Budget, steps: list[tuple[str, str]]) -> tuple[IntArray | None, float]:
