@@ -36,9 +36,7 @@ def solve(
     """
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
-    first = _better(raw, None if start is None else np.asarray(start, dtype=np.int64))
-    if first is None:
-        first = _better(raw, greedy(raw))
+    first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
     model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     best, bound = (_through_targets if model.transfers else _at_once)(model, first, budget, steps)

@@ -33,7 +33,7 @@ class Group:
     source: IntArray  # positions of the senders' states, sorted by link and class
     share: FloatArray  # 1 / number of chains through the sender, for each of them
     cuts: IntArray  # where in `source` each class begins
-    place: IntArray  # (e, a) which class, one past the last where padded
+    place: IntArray  # (e, a) which class, any where padded
     inward: IntArray  # (e, a) positions of the message that comes back
     outward: IntArray  # (e, b) positions of the message that is sent
     target: IntArray  # positions of the receivers' states
@@ -78,6 +78,7 @@ class Sweeper:
         self._out = [degrees[d][self._spread] for d in (0, 1)]
         self._share = 1.0 / self.chains[self._spread]
         self._slack = np.zeros(len(self.splits.values))
+        self._stale = [False, False]
         order = _levels(len(sizes), [link.ends for link in self.links])
         self.levels = [self._build(d, order if d == 0 else -order) for d in (0, 1)]
         self.entries = 2 * (sum(sizes) + sum(link.table.size for link in self.links))
@@ -91,11 +92,12 @@ class Sweeper:
         """Update all messages in one direction, then the splits; the bound on min E that they prove, `inf` if nothing is allowed."""
         back, sent = self.messages[1 - direction], self.messages[direction]
         total = 0.0
+        self._refresh(direction)
         with np.errstate(invalid="ignore"):
             for level in self.levels[direction]:
                 for group in level.groups:
                     give = np.minimum.reduceat(np.floor(self.weights[group.source] * group.share), group.cuts)
-                    slack = group.table + (np.append(give, np.inf)[group.place] - back[group.inward])[:, :, None]
+                    slack = group.table + (give[group.place] - back[group.inward])[:, :, None]
                     message = slack.min(axis=1)
                     if len(group.cells):
                         self._slack[group.cells] = slack.ravel()[group.entry] - message.ravel()[group.column]
@@ -109,7 +111,8 @@ class Sweeper:
                     sent[-1] = 0.0
         total += self.model.constant + float(self._minima(self.remainders(direction)).sum())
         if len(self._slack) and np.isfinite(total):
-            self._rebalance()
+            self.splits.rebalance(self._slack)
+            self._stale = [True, True]
         return total if np.isfinite(total) else np.inf
 
     def shares(self) -> FloatArray:
@@ -122,6 +125,7 @@ class Sweeper:
 
     def decode(self, direction: int) -> IntArray | None:
         """Choices made in node order, each conditioned on those before and on messages for those to come."""
+        self._refresh(direction)
         rest = self.weights.copy()
         positions, entries = self._arrivals(direction)
         np.subtract.at(rest, positions, self.messages[direction][entries])
@@ -164,13 +168,14 @@ class Sweeper:
     def _minima(self, values: FloatArray) -> FloatArray:
         return np.minimum.reduceat(values, self.offset[:-1]) if len(self.model) else values
 
-    def _rebalance(self) -> None:
-        self.splits.rebalance(self._slack)
-        for levels in self.levels:
-            for level in levels:
+    def _refresh(self, direction: int) -> None:
+        """Bring the tables of a direction's groups up to date with the splits."""
+        if self._stale[direction]:
+            for level in self.levels[direction]:
                 for group in level.groups:
                     if len(group.cells):
                         group.table.ravel()[group.entry] = self.splits.values[group.cells]
+            self._stale[direction] = False
 
     def _arrivals(self, direction: int) -> tuple[IntArray, IntArray]:
         """Positions of the states that receive messages of a direction, and of the message entry that each receives."""
@@ -214,7 +219,7 @@ class Sweeper:
             source,
             np.repeat(1.0 / self.chains[senders], sizes),
             cuts,
-            np.where(np.arange(a) < counts[:, None], place, len(cuts)),
+            np.minimum(place, len(cuts) - 1),
             self._positions(self.starts[1 - direction], indexes, a),
             self._positions(self.starts[direction], indexes, b),
             np.concatenate([np.arange(self.offset[n], self.offset[n + 1]) for n in (link.ends[1 - direction] for link in links)]),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem
+from fxshard.solver import PlacementProblem, Transfer
 from fxshard.solver.model import Model, from_problem
 from fxshard.solver.scaling import quantise
 
@@ -69,6 +70,26 @@ def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float =
                 pairs.append((copy, reader))
                 tables.append(np.stack([np.where(need == layout, np.inf, 0.0), np.zeros(sizes[reader])]))
     return PlacementProblem(tuple(nodes), tuple(pairs), tuple(tables))
+
+
+@st.composite
+def with_transfers(draw: st.DrawFn, memory: bool = False, integers: bool = True, most: int = 5) -> PlacementProblem:
+    """A random problem and up to three values, each read one to four times, at times twice by a node, in up to three layouts."""
+    problem = draw(problems(memory=memory, integers=integers, most=most).filter(lambda p: len(p) > 1))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    high, forbidden = draw(st.sampled_from([3, 20, 10**6])), draw(st.sampled_from([0.0, 0.2]))
+    sizes = [len(cost) for cost in problem.node_costs]
+    transfers = []
+    for _ in range(draw(st.integers(1, 3))):
+        layouts, source = int(rng.integers(1, 4)), int(rng.integers(len(problem)))
+        prices = rng.integers(0, high, (layouts, layouts)).astype(float) if integers else rng.random((layouts, layouts)) * high
+        prices[rng.random(prices.shape) < forbidden] = np.inf
+        np.fill_diagonal(prices, 0.0)
+        nodes = [int(n) for n in rng.integers(len(problem), size=rng.integers(1, 5)) if n != source]
+        readers = tuple((n, rng.integers(0, layouts, sizes[n])) for n in nodes)
+        if readers:
+            transfers.append(Transfer(source, rng.integers(0, layouts, sizes[source]), readers, prices))
+    return replace(problem, transfers=tuple(transfers))
 
 
 def integer_model(problem: PlacementProblem) -> Model:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import InfeasibleError, PlacementProblem, solve
-from tests.solver.problems import brute_force, problems, with_copies
+from tests.solver.problems import brute_force, problems, with_copies, with_transfers
 
 
 def check(problem: PlacementProblem) -> None:
@@ -53,3 +53,15 @@ def test_memory_and_float_costs(problem: PlacementProblem) -> None:
 @given(st.integers(0, 2**32))
 def test_copies(seed: int) -> None:
     check(with_copies(np.random.default_rng(seed), ops=4, layouts=2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(with_transfers())
+def test_transfers(problem: PlacementProblem) -> None:
+    check(problem)
+
+
+@settings(max_examples=150, deadline=None)
+@given(with_transfers(memory=True, integers=False, most=4))
+def test_transfers_with_memory_and_float_costs(problem: PlacementProblem) -> None:
+    check(problem)

@@ -1,0 +1,147 @@
+"""Transfers: what they cost, that message passing bounds them however their prices are split, and what is written for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem, Transfer, relax, solve
+from fxshard.solver.budget import Budget
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.local_search import Polish
+from fxshard.solver.model import Model
+from fxshard.solver.relax import Relaxation
+from fxshard.solver.sweeps import Sweeper
+from tests.solver.problems import integer_model, optimum, plans, with_transfers
+
+PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
+
+
+def gathered() -> PlacementProblem:
+    """One node gives layout 0 or 1; three others want 2, 2 and either 1 or 2."""
+    wants = ((1, np.array([2])), (2, np.array([2])), (3, np.array([1, 2])))
+    transfer = Transfer(0, np.array([0, 1]), wants, PRICES)
+    return PlacementProblem((np.zeros(2), np.zeros(1), np.zeros(1), np.array([0.0, 3.0])), transfers=(transfer,))
+
+
+def test_a_layout_is_paid_once() -> None:
+    problem = gathered()
+    assert problem.evaluate((0, 0, 0, 0)) == 7 + 5
+    assert problem.evaluate((0, 0, 0, 1)) == 7 + 3
+    assert problem.evaluate((1, 0, 0, 0)) == 2
+    solution = solve(problem)
+    assert solution.choices == (1, 0, 0, 0) and solution.objective == solution.lower_bound == 2
+
+
+@settings(max_examples=80)
+@given(with_transfers(), st.integers(0, 2**32))
+def test_local_costs_are_differences(problem: PlacementProblem, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    choices = np.array([rng.integers(len(cost)) for cost in problem.node_costs])
+    for transfer in problem.transfers:
+        for node in transfer.nodes():
+            changed = [np.where(np.arange(len(choices)) == node, state, choices) for state in range(len(problem.node_costs[node]))]
+            assert transfer.local(node, choices).tolist() == pytest.approx([transfer.cost(c) for c in changed])
+
+
+@settings(max_examples=80)
+@given(with_transfers(memory=True))
+def test_polish_keeps_count(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    for plan in plans(model)[:3]:
+        polish = Polish(model, plan, Budget())
+        polish.improve()
+        assert model.evaluate(polish.choices) <= model.evaluate(plan)
+        for node in range(len(model)):
+            here = polish._states(node)
+            for state in range(len(model.costs[node])):
+                other = np.where(np.arange(len(model)) == node, state, polish.choices)
+                cost = model.evaluate(other) - model.evaluate(polish.choices)
+                assert here[state] - here[polish.choices[node]] == cost
+
+
+def allowed(problem: PlacementProblem) -> Model | None:
+    """Without states that are forbidden by themselves, as the sweeps want it."""
+    try:
+        return Relaxation(integer_model(problem), None, Budget())._ascent.model
+    except Exhausted:
+        return None
+
+
+@settings(max_examples=100)
+@given(with_transfers())
+def test_every_sweep_bounds(problem: PlacementProblem) -> None:
+    model = allowed(problem)
+    if model is None:
+        return
+    best, sweeper = optimum(model), Sweeper(model)
+    for sweep in range(8):
+        assert sweeper.sweep(sweep % 2) <= best
+        assert sum(sweeper.splits.values) == pytest.approx(sum(Sweeper(model).splits.values))
+        assert (sweeper.splits.values >= 0).all()
+        plan = sweeper.decode(0)
+        assert plan is None or model.evaluate(plan) >= best
+
+
+@settings(max_examples=60)
+@given(with_transfers(), st.integers(0, 2**32))
+def test_any_split_bounds(problem: PlacementProblem, seed: int) -> None:
+    model = allowed(problem)
+    if model is None:
+        return
+    sweeper, rng = Sweeper(model), np.random.default_rng(seed)
+    sweeper.splits.rebalance(np.floor(rng.random(len(sweeper.splits.values)) * 20))
+    sweeper._stale = [True, True]
+    assert sweeper.sweep(1) <= optimum(model)
+
+
+@settings(max_examples=120)
+@given(with_transfers(memory=True), st.sampled_from([1, 400]))
+def test_what_is_written_keeps_all_cheaper_plans(problem: PlacementProblem, joint: int) -> None:
+    """As one node for all that readers do together, and as a node per layout."""
+    model = integer_model(problem)
+    costs = sorted(model.evaluate(plan) for plan in plans(model))
+    if not costs:
+        return
+    target = costs[len(costs) // 2] + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relax, "MAX_JOINT", joint)
+        relaxation = Relaxation(model, None, Budget())
+        relaxation.run()
+        assert relaxation.bound <= costs[0]
+        left, undo = relaxation.below(target)
+    written: dict[tuple[int, ...], float] = {}
+    for plan in plans(replace(left, cutoff=np.inf)):
+        key = tuple(undo(plan).tolist())
+        written[key] = min(left.evaluate(plan), written.get(key, np.inf))
+    for plan in plans(model):
+        if model.evaluate(plan) < target:
+            assert written[tuple(plan.tolist())] == model.evaluate(plan)
+    assert all(model.evaluate(np.asarray(key)) <= cost for key, cost in written.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prices": -PRICES}, "costs >= 0"),
+        ({"prices": PRICES * np.nan}, "nan"),
+        ({"source": 1}, "node 1"),
+        ({"source": 9}, "node 9"),
+        ({"have": np.array([0, 3])}, "layout at node 0"),
+        ({"readers": ()}, "needs readers"),
+        ({"readers": ((0, np.array([0, 1])),)}, "other than its source"),
+    ],
+)
+def test_transfers_that_do_not_fit_are_refused(change: dict, message: str) -> None:
+    problem = gathered()
+    with pytest.raises(ValueError, match=message):
+        replace(problem, transfers=(replace(problem.transfers[0], **change),))
+
+
+def test_the_contest_format_has_no_transfers(tmp_path) -> None:
+    with pytest.raises(ValueError, match="1 transfers"):
+        gathered().write(tmp_path / "problem.json")
