@@ -27,14 +27,14 @@ DECODE_EVERY = 4
 """Pairs of sweeps between two attempts to read off a plan."""
 
 STALL = 0.01
-"""Sweeps end when four pairs together raise the bound by less than this part of the gap."""
+"""Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
 
 
 class Ascent:
     """The bound on one model: `bound` is the best proven, `multipliers` and `sweeper` the state that proves it."""
 
-    def __init__(self, model: Model, budget: Budget, offer: Offer) -> None:
-        self.model, self.budget, self._offer = model, budget, offer
+    def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
+        self.model, self.budget, self._offer, self._stall = model, budget, offer, stall
         self.sweeper = Sweeper(model)
         self.memory = MemoryPrices(model)
         self.multipliers = self.memory.round(model.prices)
@@ -93,7 +93,7 @@ class Ascent:
             return history[-1] >= cost
         rise = history[-1] - history[-5]
         gap = min(cost, self.cutoff) - history[-1]
-        return rise <= STALL * gap if np.isfinite(gap) else rise <= 1e-5 * abs(history[-1])
+        return rise <= self._stall * gap if np.isfinite(gap) else rise <= 1e-5 * abs(history[-1])
 
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian."""

@@ -23,6 +23,9 @@ from .reductions.arc_consistency import ArcConsistency
 from .reductions.memory import ConstantMemory, DominatedTimes
 from .transfers import Transfer
 
+PATIENCE = 0.001
+"""Sweeps go on while four pairs raise the bound by this part of the gap: they are cheap beside the search that follows."""
+
 MAX_JOINT = 400
 """States of a node that stands for all that the readers of a value may do; where there are more, a node per layout."""
 
@@ -38,7 +41,7 @@ class Relaxation:
         self.value = np.inf if choices is None else model.evaluate(choices)
         self.bound = -np.inf
         smaller, self._undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
-        self._ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.offer(self._undo(choices)))
+        self._ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.offer(self._undo(choices)), PATIENCE)
 
     @property
     def cutoff(self) -> float:
