@@ -174,6 +174,10 @@ def private_names(tree: ast.AST, imports: list[Import]) -> Iterator[tuple[int, s
                 yield node.lineno, path
 
 
+OF_TUPLES = ("_replace", "_asdict", "_fields")
+"""Public names of a NamedTuple, in spite of the underscore."""
+
+
 def private_attributes(tree: ast.Module, imports: list[Import]) -> Iterator[tuple[int, str]]:
     """Where a file reaches for a private attribute of something that is neither itself nor a namespace of operators.
 
@@ -184,7 +188,7 @@ def private_attributes(tree: ast.Module, imports: list[Import]) -> Iterator[tupl
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("torch.ops"):
             own.update(target.id for target in node.targets if isinstance(target, ast.Name))
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__") or node.attr in OF_TUPLES:
             continue
         holder = ast.unparse(node.value)
         if holder.split(".")[0] not in own or holder.startswith("self."):
