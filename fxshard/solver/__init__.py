@@ -3,10 +3,11 @@
 >>> solution = solve(PlacementProblem.read("example.json"))
 """
 
+from .expand import expand
 from .infeasible import InfeasibleError, NoPlanError
 from .problem import PlacementProblem
 from .solution import Solution
 from .solve import solve
 from .transfers import Transfer
 
-__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "Transfer", "solve"]
+__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "Transfer", "expand", "solve"]

@@ -120,10 +120,10 @@ class PlacementProblem:
     def write(self, path: str | Path) -> None:
         """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18.
 
-        The format has no transfers: a problem with any is refused.
+        The format has no transfers: a problem with any is refused, `expand` makes one without them of it.
         """
         if self.transfers:
-            raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem")
+            raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem: write expand(problem)")
         text = json.dumps({"problem": _to_json(self, Path(path).name.split(".")[0])}).encode()
         Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
 

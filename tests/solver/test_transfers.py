@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, relax, solve
+from fxshard.solver import PlacementProblem, Transfer, expand, relax, solve
 from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.local_search import Polish
 from fxshard.solver.model import Model
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.sweeps import Sweeper
-from tests.solver.problems import integer_model, optimum, plans, with_transfers
+from tests.solver.problems import brute_force, integer_model, optimum, plans, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
 
@@ -142,6 +144,26 @@ def test_transfers_that_do_not_fit_are_refused(change: dict, message: str) -> No
         replace(problem, transfers=(replace(problem.transfers[0], **change),))
 
 
-def test_the_contest_format_has_no_transfers(tmp_path) -> None:
+@settings(max_examples=60)
+@given(with_transfers(memory=True, most=4))
+def test_expanded_into_edges_every_plan_costs_the_same(problem: PlacementProblem) -> None:
+    """The extra nodes at their best for each choice of the problem's own; the expanded optimum is found by the solver too."""
+    expanded = expand(problem)
+    own, extra = len(problem), [range(len(cost)) for cost in expanded.node_costs[len(problem) :]]
+    if len(extra) > 8:
+        return
+    for choices in itertools.product(*(range(len(cost)) for cost in problem.node_costs)):
+        best = min(expanded.evaluate((*choices, *more)) for more in itertools.product(*extra))
+        assert best == problem.evaluate(choices)
+    least = brute_force(problem)
+    if np.isfinite(least):
+        solution = solve(expanded)
+        assert solution.objective == solution.lower_bound == problem.evaluate(solution.choices[:own]) == least
+
+
+def test_the_contest_format_takes_what_is_expanded(tmp_path: Path) -> None:
+    path = tmp_path / "problem.json"
     with pytest.raises(ValueError, match="1 transfers"):
-        gathered().write(tmp_path / "problem.json")
+        gathered().write(path)
+    expand(gathered()).write(path)
+    assert solve(PlacementProblem.read(path)).objective == solve(gathered()).objective
