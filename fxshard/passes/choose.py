@@ -50,7 +50,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
     plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit)
-    assert plan.objective <= solution.objective * (1 + EQUAL) + EQUAL, "the plan costs more than the problem said"
+    assert math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL), "the plan costs other than the problem said"
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective

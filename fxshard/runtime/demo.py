@@ -36,7 +36,7 @@ from fxshard.runtime.values import program_values
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
 SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "layers": 2}
 RATE = 0.1
-SIMULATED_STEPS, SOLVER_SECONDS = 3, 15
+SIMULATED_STEPS = 3
 SECONDS = 240
 """After this long the ranks are ended and the demo fails."""
 
@@ -181,7 +181,7 @@ def simulated(text: torch.Tensor) -> None:
     tokens, targets = next(iter(batches(text, 1)))
     mesh = Mesh({"dp": 2, "tp": 2}, hardware="cpu")
     graph = trace(model, (tokens, targets))
-    plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR", time_limit=SOLVER_SECONDS))
+    plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR"))
     program = lower_plan(graph, plan)
     rows, worst = [], 0.0
     for step, (tokens, targets) in enumerate(tqdm(batches(text, SIMULATED_STEPS), total=SIMULATED_STEPS, desc="steps")):
@@ -197,8 +197,7 @@ def simulated(text: torch.Tensor) -> None:
     wanted = Counter((c.kind, c.axis) for c in plan.collectives)
     kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
     print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
-    cut = f" (solver stopped after {SOLVER_SECONDS} s)" if plan.certificate.cut else ""
-    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}{cut}")
+    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}")
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")

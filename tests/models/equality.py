@@ -49,7 +49,7 @@ def check(name: str, plan: fxshard.ShardingPlan) -> None:
 
 
 def check_solver(name: str, mesh_text: str, **options: object) -> fxshard.ShardingPlan:
-    """The solver's plan: it does shard, and it is proven optimal unless its work limit cut it, which it then says."""
+    """The solver's plan: it does shard, and where it is not proven optimal it says that its work limit cut it."""
     _, graph, _ = prepared(name)
     plan = plan_graph(graph, mesh_of(mesh_text), Request(**options))  # type: ignore[arg-type]
     assert plan.collectives

@@ -27,7 +27,7 @@ def test_random_plan_equals_one_device(name: str, mesh: str, seed: int) -> None:
     check_random(name, mesh, seed)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE if (n, m) != ("llama", "a=2,b=2")])
+@pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE] + [("bert", "a=2,b=2")])
 def test_solved_plan_equals_one_device(name: str, mesh: str) -> None:
     assert check_solver(name, mesh).gap == 0
 
@@ -43,7 +43,8 @@ def test_plan_under_a_memory_limit_equals_one_device(name: str) -> None:
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_sweep(name: str, mesh: str) -> None:
-    check_solver(name, mesh)
+    gap = check_solver(name, mesh).gap
+    assert gap == 0 or (mesh.count("=") == 3 and gap < 0.01), f"gap {gap:.3%}"
     for seed in range(20):
         check_random(name, mesh, seed)
 
