@@ -65,6 +65,7 @@ class Sweeper:
         self.offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.splits = Splits(model)
         self.links = self.splits.links
+        assert all(bool(np.isfinite(cost).all()) for cost in model.costs), "a state is forbidden by itself: its messages prove nothing"
         self.theta = np.append(np.concatenate(model.costs) if sizes else np.zeros(0), np.inf)
         self.weights = self.theta.copy()
         lengths = [[link.table.shape[1 - d] for link in self.links] for d in (0, 1)]
@@ -113,7 +114,7 @@ class Sweeper:
         if len(self._slack) and np.isfinite(total):
             self.splits.rebalance(self._slack)
             self._stale = [True, True]
-        return total if np.isfinite(total) else np.inf
+        return total if np.isfinite(total) else np.inf  # costs are finite, so some table allows no pair at all
 
     def shares(self) -> FloatArray:
         """What each node gives to each link that leaves it, (states,)."""

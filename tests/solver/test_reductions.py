@@ -64,6 +64,19 @@ def test_together_with_a_cutoff_what_is_cheaper_stays(problem: PlacementProblem)
         assert model.evaluate(undo(best)) == costs[0]
 
 
+def test_no_state_that_is_left_is_forbidden() -> None:
+    """The last steps of a round may make such states; message passing would turn them into NaN, and that into any bound."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        pairs = [(i, j) for i in range(14) for j in range(i) if rng.random() < 0.25]
+        tables = [np.where(rng.random((4, 4)) < 0.4, np.inf, rng.integers(0, 50, (4, 4))) for _ in pairs]
+        try:
+            model = reduce(integer_model(PlacementProblem((np.zeros(4),) * 14, tuple(pairs), tuple(tables))), rounds=1)[0]
+        except Exhausted:
+            continue
+        assert all(np.isfinite(cost).all() for cost in model.costs)
+
+
 def test_nothing_to_do_gives_the_model_itself() -> None:
     model = integer_model(PlacementProblem(()))
     for step in STEPS[1:]:

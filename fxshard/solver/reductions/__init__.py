@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from ..arrays import IntArray
 from ..model import Model, Undo
 from .arc_consistency import ArcConsistency
@@ -44,7 +46,10 @@ MAX_ROUNDS = 6
 
 
 def reduce(model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS) -> tuple[Model, Undo, list[tuple[str, str]]]:
-    """Apply the steps in order until a round shrinks nothing, and say what each that did something left."""
+    """Apply the steps in order until a round shrinks nothing, and say what each that did something left.
+
+    What is returned is arc consistent: no node has a state that is forbidden by itself (message passing counts on that).
+    """
     undos: list[Undo] = []
     history: list[tuple[str, str]] = []
     for _ in range(rounds):
@@ -59,6 +64,9 @@ def reduce(model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_R
                 model = smaller
         if _size(model) == before:
             break
+    if not all(bool(np.isfinite(cost).all()) for cost in model.costs):  # what the last steps made of allowed states
+        model, undo = ArcConsistency().apply(model)
+        undos.append(undo)
 
     def undo_all(choices: IntArray) -> IntArray:
         for undo in reversed(undos):
