@@ -31,21 +31,15 @@ Specs = Mapping[str, OpSpec]
 
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
-    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none.
-
-    Where nothing fits among the specs that leave no rank without work, those that do are looked at too.
-    """
+    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
     try:
         solution = solve(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
-        if annotated.full != annotated.specs:
-            wider = dataclasses.replace(annotated, full=annotated.specs)
-            objective = "time" if formulation.unit == "microseconds" else "communication"
-            return choose(wider, constraints, formulate(wider, constraints, objective), time_limit)
         raise infeasible(error, annotated, constraints) from error
     except NoPlanError as error:
-        remedy = "give more seconds, or loosen memory_limit and the pins"
-        raise ConstraintError(f"no plan was found in time: {error}", where=f"time_limit={time_limit}", remedy=remedy) from error
+        where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
+        remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
+        raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
     specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
@@ -200,8 +194,11 @@ def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
 
 
 def _holds(annotated: Annotated, constraints: Constraints) -> bool:
+    """Whether anything at all is allowed under them; what cannot be told within the work limit counts as if."""
     try:
-        solve(formulate(annotated, constraints, "communication").problem)
+        solve(formulate(annotated, constraints, "communication").problem.without_costs(), work_limit=WORK_LIMIT)
     except (InfeasibleError, ConstraintError):
         return False
+    except NoPlanError:
+        return True
     return True

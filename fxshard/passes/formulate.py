@@ -144,13 +144,13 @@ class _Builder:
         self.node_vars[node.name] = (self._variable(node.name, costs, usage), specs)
 
     def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
-        """The node's specs that its pins and the plan admit; where none has an empty shard on a rank, those with one are left out."""
+        """The node's specs that its pins and the plan admit."""
         specs = self.annotated.specs[node.name]
         pins = _pins(node, self.constraints)
         wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
         want = self.constraints.specs.get(node.name)
         if not wishes and want is None:
-            return self.annotated.full[node.name]
+            return specs
         for pin, output in pins:
             if not any(pin.admits(s.outputs[output]) for s in specs):
                 raise ConstraintError(
@@ -166,11 +166,7 @@ class _Builder:
                     remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
                 )
             wishes.append((planned_spec(node.name, want), partial(_is_spec, want)))
-        kept = _all_hold(specs, wishes, place(node, self.graph))
-        if want is not None:
-            return kept
-        full = set(self.annotated.full[node.name])
-        return tuple(s for s in kept if s in full) or kept
+        return _all_hold(specs, wishes, place(node, self.graph))
 
     def _results(self) -> None:
         """One variable per returned output: replicated or sharded, or as pinned."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,19 @@ class PlacementProblem:
         if not np.isfinite(self.evaluate(choices)):
             return False
         return self.usage_limit is None or self.peak(choices) <= usage_ceiling(self.usage_limit)
+
+    def without_costs(self) -> PlacementProblem:
+        """The same with every finite cost 0: what is left is what is allowed."""
+
+        def free(costs: FloatArray) -> FloatArray:
+            return np.where(np.isinf(costs), np.inf, 0.0)
+
+        return replace(
+            self,
+            node_costs=tuple(map(free, self.node_costs)),
+            edge_costs=tuple(map(free, self.edge_costs)),
+            transfers=tuple(replace(t, prices=free(t.prices)) for t in self.transfers),
+        )
 
     @classmethod
     def read(cls, path: str | Path) -> PlacementProblem:

@@ -153,7 +153,7 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
         raise NoPlanError("the time limit ended the search")
 
     monkeypatch.setattr("fxshard.passes.choose.solve", none_found)
-    wrong(ConstraintError, "no plan was found in time", "give more seconds", PAIR, time_limit=1e-3)
+    wrong(ConstraintError, "no plan was found: the time limit ended", "give time_limit=SECONDS", PAIR, time_limit=1e-3)
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, "1", float("nan")])
