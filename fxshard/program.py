@@ -84,9 +84,9 @@ class ShardedProgram:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the plan and of the collectives in order: what ranks compare."""
-        issued = [(c.kind, c.axis, c.shape, c.dtype) for c in self.collectives]
-        return hashlib.sha256((self.plan.hash + json.dumps(issued)).encode()).hexdigest()
+        """SHA-256 of the plan and of the local graphs with all their arguments: what ranks compare."""
+        graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
+        return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
 
 
 def is_collective(node: fx.Node) -> bool:

@@ -100,6 +100,8 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
+    if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
+        verify.verify_plan(annotate.annotate(c.graph, c.plan.mesh), c.plan)
     program = lower.lower(c.graph, c.plan)
     verify_program(program)
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
