@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -38,9 +39,28 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def check_writable(path: str | Path) -> None:
+    """Raises FileError where ``atomic_file`` would: for whoever works long before it writes."""
+    _temporary(Path(path)).unlink()
+
+
+def make_folder(path: str | Path) -> Path:
+    """The folder, made if need be, in which files can be written; raises FileError."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        remedy = "name a folder that exists, or that can be made where it is to stand"
+        raise FileError(f"cannot make the folder: {_reason(error)}", where=str(folder), remedy=remedy) from error
+    check_writable(folder / "file")
+    return folder
+
+
 def _temporary(target: Path) -> Path:
     """An empty file beside ``target`` with the permissions that a new file would have."""
     try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         os.close(handle)
         mask = os.umask(0)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from fxshard.files import atomic_file, make_folder
+
 log = logging.getLogger("fxshard")
 
 Dump = str | Path | Literal[False] | None
@@ -72,17 +74,16 @@ def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int =
 
 
 def dump_folder(dump: Dump) -> Path | None:
-    """The folder that is meant, made if need be; None where nothing is to be dumped."""
+    """The folder that is meant, made if need be; None where nothing is to be dumped. Raises FileError for one that cannot be."""
     chosen = dump or os.environ.get("FXSHARD_DUMP")
     if not chosen or dump is False:
         return None
-    folder = Path(chosen)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return make_folder(chosen)
 
 
 def _write(folder: Path, place: int, name: str, history: str, text: str) -> None:
-    (folder / f"{place:02d}_{name}.txt").write_text(f"{history}\n{text}\n")
+    with atomic_file(folder / f"{place:02d}_{name}.txt") as temporary:
+        temporary.write_text(f"{history}\n{text}\n", encoding="utf-8")
 
 
 def _history(state: State) -> str:

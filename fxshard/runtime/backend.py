@@ -39,6 +39,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import mesh_of_one
 from fxshard.errors import OptionError, RunError
+from fxshard.files import make_folder
 from fxshard.layout import Layout
 from fxshard.passes.pipeline import lower_plan, plan_graph
 from fxshard.passes.runner import Dump
@@ -177,8 +178,7 @@ class GraphPrograms:
             return None
         if not leads(self.device_mesh):
             return False
-        folder = Path(chosen) / f"graph_{graph.hash[:12]}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(Path(chosen) / f"graph_{graph.hash[:12]}")
         (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
         return folder
 

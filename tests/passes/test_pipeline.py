@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.errors import ConstraintError, OptionError
+from fxshard.errors import ConstraintError, FileError, OptionError
 from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass, run_passes
@@ -56,6 +56,19 @@ def test_a_dump_holds_one_file_a_pass(tmp_path: Path) -> None:
     assert all(f"# {earlier}: " in text["verify"] for earlier in NAMES)
     fxshard.lower(*model(), plan, dump=folder)
     assert "size class" in (folder / "06_lower.txt").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+
+    def refused(folder: Path, **given: Any) -> None:
+        with pytest.raises(FileError, match="cannot make the folder") as error:
+            fxshard.plan(*model(), MESH, **given)
+        assert error.value.where == str(folder) and "name a folder" in str(error.value.remedy)
+
+    refused(tmp_path / "file", dump=tmp_path / "file")
+    monkeypatch.setenv("FXSHARD_DUMP", str(tmp_path / "file" / "below"))
+    refused(tmp_path / "file" / "below")
 
 
 def test_a_failing_pass_leaves_its_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxshard
-from fxshard.errors import OptionError, PlanError, RunError, TraceError
+from fxshard.errors import FileError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.dynamo_graph import trace_graph, user_name
 
 ONE = fxshard.Mesh({"dp": 1})
@@ -174,6 +174,12 @@ def test_a_plan_made_without_the_backend_fits_and_another_one_is_refused(tmp_pat
     torch.testing.assert_close(sharded(copy.deepcopy(model), plan=tmp_path / "plan.json")(x), model(x))
     with pytest.raises(PlanError, match="another graph"):
         sharded(nn.Sequential(nn.Linear(4, 8)), plan=str(tmp_path / "plan.json"))(x)
+
+
+def test_a_dump_to_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot make the folder"):
+        sharded(nn.Linear(4, 2), dump=tmp_path / "file")(torch.ones(3, 4))
 
 
 def test_dump_has_a_folder_for_each_graph(tmp_path: Path) -> None:
