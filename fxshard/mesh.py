@@ -161,8 +161,10 @@ def parse_mesh(text: str, hardware: str | Hardware = "cpu") -> Mesh:
         raise OptionError(f"cannot read a mesh from a {type(text).__name__}", remedy="write it like 'dp=2,tp=4'")
     axes: dict[str, int] = {}
     for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not size.strip().isdigit() or name.strip() in axes:
+        name, size = (side.strip() for side in part.partition("=")[::2])
+        if not size.isdigit():
             raise OptionError(f"cannot read mesh {text!r} at {part!r}", remedy="write it like dp=2,tp=4")
-        axes[name.strip()] = int(size)
+        if name in axes:
+            raise OptionError(f"the axis {name!r} stands twice in mesh {text!r}", remedy="give each axis a name of its own, like dp=2,tp=4")
+        axes[name] = int(size)
     return Mesh(axes, hardware)

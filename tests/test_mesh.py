@@ -85,6 +85,11 @@ def test_bad_mesh_texts(text: str) -> None:
     assert error.value.remedy
 
 
+def test_an_axis_that_stands_twice_is_named() -> None:
+    with pytest.raises(OptionError, match=r"the axis 'tp' stands twice in mesh 'tp=2, tp=4'[\s\S]*a name of its own"):
+        parse_mesh("tp=2, tp=4")
+
+
 def test_what_is_no_mesh_is_named() -> None:
     with pytest.raises(OptionError, match=r"got tuple[\s\S]*fxshard.Mesh"):
         as_mesh((2, 2))  # type: ignore[arg-type]
