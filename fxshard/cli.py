@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, export, inspect, demo. An error of the user's is a message and exit code 2."""
+"""The ``fxshard`` command: plan, export, inspect, demo. An error of the user's is a message and exit code 2, one of ours code 1."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxshard.errors import FxshardError, OptionError
+from fxshard.errors import FileError, FxshardError, OptionError
 
 if TYPE_CHECKING:
     from fxshard.mesh import Mesh
     from fxshard.sharding_plan import ShardingPlan
 
-USER_ERROR = 2
+USER_ERROR, FAULT = 2, 1
+FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 after a FxshardError, which is printed to stderr."""
+    """Runs a command; returns 0, 2 after a FxshardError and 1 after any other, which are printed to stderr."""
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
@@ -32,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception:
+        traceback.print_exc()
+        print(f"\n{FAULT_REMEDY}", file=sys.stderr)
+        return FAULT
     return 0
 
 
@@ -77,6 +83,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from fxshard import inspect
 
+    _check_output(options)
     plan = _make_plan(options, *_load_model(options.model), train=not options.infer)
     if options.output:
         plan.save(options.output)
@@ -88,6 +95,7 @@ def _plan(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from fxshard import api, inspect
 
+    _check_output(options)
     model, args, kwargs = _load_model(options.model)
     plan = _read_plan(options) if options.plan else None
     program = api.export(model, args, _mesh(options), plan=plan, example_kwargs=kwargs, **_wishes(options))
@@ -111,6 +119,14 @@ def _demo(options: argparse.Namespace) -> None:
     from fxshard.runtime.demo import main as run_demo
 
     run_demo()
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Whether the result can be written is known before it is made."""
+    from fxshard.files import check_writable
+
+    if options.output:
+        check_writable(options.output)
 
 
 def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
@@ -139,13 +155,17 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
 
 def _read(path: str) -> Any:
-    """A plan or a program, told apart by the first bytes of the file: a program is a zip archive."""
+    """A plan or a program, told apart by how the file begins: a program is a zip archive, a plan a JSON object."""
     from fxshard.files import read_start
 
-    if read_start(path, 2) == b"PK":
+    start = read_start(path, 64).lstrip()
+    if start.startswith(b"PK"):
         from fxshard import archive
 
         return archive.load(path)
+    if not start.startswith(b"{"):
+        remedy = "give a plan (.json) that fxshard plan -o wrote, or a program (.pt2) that fxshard export -o wrote"
+        raise FileError("the file is neither a plan nor a program", where=path, remedy=remedy)
     from fxshard.sharding_plan import ShardingPlan
 
     return ShardingPlan.load(path)

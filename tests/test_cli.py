@@ -109,6 +109,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "'a' is pinned to R and to S(0)"),
     (["--mesh", "dp=2", "--memory-limit", "8 apples"], "cannot read '8 apples' as a number of bytes"),
     (["--mesh", "dp=2", "--pin", "nothing=R"], "pin 'nothing' matches"),
+    (["--mesh", "tp=2,tp=2"], "the axis 'tp' stands twice"),
+    (["--mesh", "dp=2", "--dump", "/dev/null/dump"], "cannot make the folder"),
 ]
 
 
@@ -141,10 +143,41 @@ def test_export_for_real_returns_whole_outputs_and_refuses_another_mesh(
 
 
 def test_a_file_that_is_neither_plan_nor_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    assert cli.main(["inspect", str(tmp_path / "notes.txt")]) == 2
+    for text in ("import torch\n", "", "[]"):
+        (tmp_path / "model.py").write_text(text)
+        assert cli.main(["inspect", str(tmp_path / "model.py")]) == 2
+        assert "neither a plan nor a program" in (printed := capsys.readouterr().err)
+        assert "a plan (.json)" in printed and "a program (.pt2)" in printed
     assert cli.main(["inspect", str(tmp_path / "nothing")]) == 2
-    assert "not JSON" in (printed := capsys.readouterr().err) and "No such file" in printed
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "plan.json").write_text('\n {"format": "fxshard-plan"')
+    assert cli.main(["inspect", str(tmp_path / "plan.json")]) == 2
+    assert "cut short" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_out_before_the_work(
+    model: str, tmp_path: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("plan", "export"):
+        for output in (tmp_path, tmp_path / "none" / "file"):
+            assert cli.main([command, f"{model}:training", "--mesh", "tp=2", "-o", str(output)]) == 2
+            assert "cannot write the file" in (printed := capsys.readouterr()).err and printed.out == ""
+    assert not calls
+
+
+def test_a_fault_of_ours_says_so_under_its_trace(
+    model: str, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fxshard import api
+
+    def fault(*_: Any, **__: Any) -> None:
+        raise AssertionError("what cannot be")
+
+    monkeypatch.setattr(api, "plan", fault)
+    assert cli.main(["plan", f"{model}:training", "--mesh", "tp=2"]) == 1
+    printed = capsys.readouterr().err
+    assert "AssertionError: what cannot be" in printed and "in fault" in printed
+    assert "please report it" in (last := printed.strip().splitlines()[-1]) and "FXSHARD_DUMP" in last
 
 
 def test_sizes() -> None:
