@@ -101,23 +101,26 @@ def _lines(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def parse_json(text: str | bytes, where: str) -> Field:
-    """The JSON value in ``text`` as a Field; raises FileError on what is not JSON, cut short, or ambiguous."""
+def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
+    """The JSON value in ``text`` as a Field; raises FileError on what is not JSON, cut short, or ambiguous.
+
+    ``remedy``: what to do about a file that will not do, where nothing better is known.
+    """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
-        raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=REMAKE) from error
+        raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
     try:
         value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(decoded.rstrip()) or error.msg.startswith("Unterminated string")
         what = "the file is cut short" if cut else f"the file is not JSON: {error.msg}"
-        raise FileError(what, where=f"{where}, line {error.lineno} column {error.colno}", remedy=REMAKE) from error
+        raise FileError(what, where=f"{where}, line {error.lineno} column {error.colno}", remedy=remedy) from error
     except RecursionError as error:
-        raise FileError("the file nests too deeply", where=where, remedy=REMAKE) from error
+        raise FileError("the file nests too deeply", where=where, remedy=remedy) from error
     except ValueError as error:
-        raise FileError(f"the file is not readable JSON: {error}", where=where, remedy=REMAKE) from error
-    return Field(value, where, "")
+        raise FileError(f"the file is not readable JSON: {error}", where=where, remedy=remedy) from error
+    return Field(value, where, "", remedy)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,10 +147,11 @@ class Field:
     value: Any
     file: str
     path: str
+    remedy: str = REMAKE
 
     def fail(self, what: str, remedy: str | None = None) -> FileError:
         """An error about this field, for the caller to raise."""
-        return FileError(what, where=f"{self.file}: {self.path}" if self.path else self.file, remedy=remedy or REMAKE)
+        return FileError(what, where=f"{self.file}: {self.path}" if self.path else self.file, remedy=remedy or self.remedy)
 
     def _typed(self, kind: type[T]) -> T:
         if type(self.value) is not kind:
@@ -168,8 +172,8 @@ class Field:
             raise self.fail(f"expected a whole number of at least {least}, found {number}", "correct this field, or make the file again")
         return number
 
-    def number(self) -> float:
-        """A finite number."""
+    def number(self, least: float = -math.inf) -> float:
+        """A finite number of at least ``least``."""
         value = self.value if type(self.value) in (int, float) else self._typed(float)
         try:
             number = float(value)
@@ -177,6 +181,8 @@ class Field:
             number = math.inf
         if not math.isfinite(number):
             raise self.fail("the number is not finite", "correct this field, or make the file again")
+        if number < least:
+            raise self.fail(f"expected a number of at least {least:g}, found {number}", "correct this field, or make the file again")
         return number
 
     def items(self, length: int | None = None) -> list[Field]:
@@ -184,11 +190,12 @@ class Field:
         values = self._typed(list)
         if length is not None and len(values) != length:
             raise self.fail(f"expected {length} entries, found {len(values)}", "correct this field, or make the file again")
-        return [Field(v, self.file, f"{self.path}[{i}]") for i, v in enumerate(values)]
+        return [Field(v, self.file, f"{self.path}[{i}]", self.remedy) for i, v in enumerate(values)]
 
     def entries(self) -> dict[str, Field]:
         """The fields of an object with free names."""
-        return {k: Field(v, self.file, f"{self.path}.{k}" if self.path else k) for k, v in self._typed(dict).items()}
+        dot = f"{self.path}." if self.path else ""
+        return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
 
     def known(self, names: Collection[str]) -> dict[str, Field]:
         """The fields of an object that may have these names only."""

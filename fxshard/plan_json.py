@@ -6,6 +6,7 @@ with ``"partial": true``, written by hand, most fields may be left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,20 @@ from fxshard.errors import FxshardError, LayoutError, PlanError
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.layout import Layout, check, placement_str
 from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
-from fxshard.redistribution import Step, single_step
+from fxshard.redistribution import Step, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
 FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
+ITEMSIZES = (1, 2, 4, 8, 16)
+LARGEST = 2**63 - 1
 FIX = "correct this field, or make the plan again"
+BY_HAND = (
+    f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
+    '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
+)
+ROUNDING = 1e-9
+"""Relative difference between sums of the same costs that counts as none."""
 
 
 def save(plan: ShardingPlan, path: str | Path) -> None:
@@ -120,7 +129,7 @@ def load(path: str | Path) -> ShardingPlan:
 
 def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
     """Reads a plan from JSON text; ``where`` names it in errors."""
-    root = parse_json(text, where)
+    root = parse_json(text, where, BY_HAND)
     partial = _read_head(root)
     fields = root.known(_NAMES)
     mesh = root.get("mesh", read_mesh)
@@ -145,6 +154,7 @@ def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
         partial=partial,
     )
     _check_names(plan, fields)
+    _check_figures(plan, fields)
     return plan
 
 
@@ -166,8 +176,7 @@ _NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS)
 def _read_head(root: Field) -> bool:
     """Checks format and version; returns whether the plan is partial."""
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        remedy = f'give a file that fxshard wrote; a hand-written one starts with "format": "{FORMAT}"'
-        raise root.fail("the file is not a fxshard plan", remedy)
+        raise root.fail("the file is not a fxshard plan")
     version = root.get("version", Field.whole)
     if version != FORMAT_VERSION:
         remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
@@ -182,6 +191,8 @@ def read_mesh(field: Field) -> Mesh:
     if len(dict(pairs)) != len(pairs):
         raise field.fail("two mesh axes have the same name", FIX)
     hardware = field.get("hardware", _read_hardware, HARDWARE["cpu"])
+    if math.prod(size for _, size in pairs) > LARGEST:
+        raise field.fail("no mesh has so many ranks", FIX)
     try:
         return Mesh(dict(pairs), hardware)
     except FxshardError as error:
@@ -198,8 +209,8 @@ def _read_hardware(field: Field) -> Hardware:
     return Hardware(
         name=field.get("name", Field.text),
         flops=field.get("flops", _read_flops),
-        memory_bandwidth=field.get("memory_bandwidth", Field.number),
-        launch=field.get("launch", Field.number),
+        memory_bandwidth=field.get("memory_bandwidth", _rate),
+        launch=field.get("launch", _figure),
         node_size=field.get("node_size", lambda f: f.whole(1)),
         inside=field.get("inside", _read_link),
         between=field.get("between", _read_link),
@@ -209,14 +220,14 @@ def _read_hardware(field: Field) -> Hardware:
 def _read_flops(field: Field) -> dict[int, float]:
     entries = field.entries()
     for size, entry in entries.items():
-        if size not in {"1", "2", "4", "8", "16"}:
+        if size not in map(str, ITEMSIZES):
             raise entry.fail(f"{size!r} is not the size of an element in bytes", FIX)
-    return {int(size): entry.number() for size, entry in entries.items()}
+    return {int(size): _rate(entry) for size, entry in entries.items()}
 
 
 def _read_link(field: Field) -> Link:
     field.known(("bandwidth", "latency"))
-    return Link(field.get("bandwidth", Field.number), field.get("latency", Field.number))
+    return Link(field.get("bandwidth", _rate), field.get("latency", _figure))
 
 
 def _read_certificate(field: Field) -> Certificate:
@@ -224,7 +235,22 @@ def _read_certificate(field: Field) -> Certificate:
     unit = field.get("unit", Field.text)
     if unit not in UNITS:
         raise field.fail(f"unknown unit {unit!r}", f"units are {' and '.join(UNITS)}")
-    return Certificate(unit, field.get("objective", Field.number), field.get("lower_bound", Field.number), field.get("cut", Field.boolean))
+    objective, bound = field.get("objective", _figure), field.get("lower_bound", Field.number)  # a bound below 0 is weak, not wrong
+    if bound > objective * (1 + ROUNDING):
+        raise field.fail(f"the lower bound {bound} is above the objective {objective}", FIX)
+    return Certificate(unit, objective, bound, field.get("cut", Field.boolean))
+
+
+def _figure(field: Field) -> float:
+    """A time, a latency, a number of bytes."""
+    return field.number(0.0)
+
+
+def _rate(field: Field) -> float:
+    rate = _figure(field)
+    if not rate:
+        raise field.fail("at a rate of 0 nothing ends", FIX)
+    return rate
 
 
 def _read_end(field: Field) -> PlanEnd:
@@ -238,7 +264,16 @@ def _read_fallback(field: Field) -> tuple[str, str]:
 
 
 def _shape(field: Field) -> tuple[int, ...]:
-    return field.tuple_of(Field.whole)
+    shape = field.tuple_of(Field.whole)
+    if math.prod(shape) > LARGEST:
+        raise field.fail("no tensor has so many elements", FIX)
+    return shape
+
+
+def _itemsize(field: Field) -> int:
+    if field.whole() not in ITEMSIZES:
+        raise field.fail(f"no element has a size of {str(field.value)[:40]} bytes", f"sizes are {', '.join(map(str, ITEMSIZES))}")
+    return field.whole()
 
 
 def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) -> Layout:
@@ -280,7 +315,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
         get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
         tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
     )
-    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", Field.number, 0.0))
+    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", _figure, 0.0))
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
@@ -291,12 +326,12 @@ def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
     return Redistribution(
         value=field.get("value", Field.text),
         shape=shape,
-        itemsize=field.get("itemsize", lambda f: f.whole(1)),
+        itemsize=field.get("itemsize", _itemsize),
         source=source,
         target=target,
         steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
         readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
-        cost=field.get("cost", Field.number),
+        cost=field.get("cost", _figure),
     )
 
 
@@ -356,3 +391,18 @@ def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
             raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
+
+
+def _check_figures(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
+    """The objective is what the entries cost together; where that is bytes, a redistribution costs those that its steps send."""
+    if plan.partial:
+        return
+    for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" else ()):
+        path = walk(entry.source, entry.steps)
+        sent = sum(sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh) for layout, step, _ in path)
+        if entry.cost != sent:
+            raise fields["redistributions"].items()[number].fail(f"the cost is {entry.cost}, but the steps send {sent} bytes", FIX)
+    total = sum(node.compute for node in plan.nodes) + sum(entry.cost for entry in plan.redistributions)
+    if not math.isclose(plan.objective, total, rel_tol=ROUNDING):
+        what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together"
+        raise fields["certificate"].fail(what, FIX)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import hypothesis.strategies as st
 
 from fxshard.layout import Layout
 from fxshard.mesh import Hardware, Link, Mesh
-from fxshard.redistribution import Step, single_step, steps
+from fxshard.redistribution import Step, path_price, single_step, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
 L = Layout.parse
@@ -38,11 +40,12 @@ def small_plan() -> ShardingPlan:
 
 
 names = st.text(min_size=1, max_size=8)
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+figures = st.floats(0, 1e15)
+rates = st.floats(1e-9, 1e15)
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
-links = st.builds(Link, numbers, numbers)
+links = st.builds(Link, rates, figures)
 hardware = st.builds(
-    Hardware, names, st.dictionaries(st.sampled_from((1, 2, 4, 8)), numbers), numbers, numbers, st.integers(1, 64), links, links
+    Hardware, names, st.dictionaries(st.sampled_from((1, 2, 4, 8)), rates), rates, figures, st.integers(1, 64), links, links
 )
 meshes = st.builds(
     Mesh,
@@ -62,16 +65,18 @@ def nodes(draw: st.DrawFn, mesh: Mesh, name: str) -> PlannedNode:
     spec = OpSpec(
         tuple(draw(layouts(draw(shapes), mesh)) for _ in range(draw(st.integers(0, 3)))), tuple(draw(layouts(s, mesh)) for s in outs)
     )
-    return PlannedNode(name, draw(names), spec, tuple(outs), tuple(draw(names) for _ in outs), draw(numbers))
+    return PlannedNode(name, draw(names), spec, tuple(outs), tuple(draw(names) for _ in outs), draw(figures))
 
 
 @st.composite
-def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]]) -> Redistribution:
+def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]], unit: str) -> Redistribution:
     shape, itemsize = draw(shapes), draw(st.sampled_from((1, 2, 4)))
     source, target = draw(layouts(shape, mesh, ("sum",))), draw(layouts(shape, mesh, ("sum",)))
-    path: tuple[Step, ...] = steps(source, target, shape, itemsize, Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True))))
+    plain = Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)))
+    path: tuple[Step, ...] = steps(source, target, shape, itemsize, plain)
+    cost = path_price(source, target, shape, itemsize, plain) if unit == "bytes" else draw(figures)
     readers = draw(st.lists(st.sampled_from(readers), max_size=2)) if readers else []
-    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), draw(numbers))
+    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), cost)
 
 
 @st.composite
@@ -79,14 +84,17 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
     mesh = draw(meshes)
     planned = [draw(nodes(mesh, name)) for name in draw(st.lists(names, unique=True, max_size=4))]
     readers = [(n.name, i) for n in planned for i in range(len(n.spec.inputs))]
+    unit = draw(st.sampled_from(("microseconds", "bytes")))
+    moves = draw(st.lists(redistributions(mesh, readers, unit), max_size=2))
+    cost = math.fsum([*(n.compute for n in planned), *(m.cost for m in moves)])
     end = st.builds(PlanEnd, names, names, st.sampled_from([n.name for n in planned])) if planned else st.nothing()
     return ShardingPlan(
         mesh=mesh,
         train=draw(st.booleans()),
         graph_hash=draw(names),
         nodes=tuple(planned),
-        redistributions=tuple(draw(st.lists(redistributions(mesh, readers), max_size=2))),
-        certificate=draw(st.builds(Certificate, st.sampled_from(("microseconds", "bytes")), numbers, numbers, st.booleans())),
+        redistributions=tuple(moves),
+        certificate=Certificate(unit, cost, draw(st.floats(-1e15, cost)), draw(st.booleans())),
         inputs=tuple(draw(st.lists(end, max_size=2))) if planned else (),
         outputs=tuple(draw(st.lists(st.builds(PlanEnd, names, names, names), max_size=2))),
         memory=draw(st.dictionaries(names, st.integers(0, 2**60), max_size=3)),

@@ -113,8 +113,21 @@ def test_hand_written_pins() -> None:
     text = '{"format": "fxshard-plan", "version": 1, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
     plan = loads(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
     assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
-    with pytest.raises(FileError, match="'train' is missing"):
-        loads(text.replace("true", "false") + '"nodes": []}')
+    for other, missing in (
+        (text.replace("true", "false") + '"nodes": []}', "train"),
+        (text[: text.index('"mesh"')] + '"nodes": []}', "mesh"),
+        (text + '"nodes": [{"outputs": ["RR"]}]}', "name"),
+        ("{}", "not a fxshard plan"),
+    ):
+        with pytest.raises(FileError, match=missing) as error:
+            loads(other)
+        remedy = str(error.value.remedy)
+        assert all(f'"{field}"' in remedy for field in ("format", "version", "partial", "mesh", "nodes", "name", "outputs"))
+
+
+def test_a_partial_plan_needs_no_figures_and_a_bound_may_differ_by_rounding() -> None:
+    assert loads(json.dumps(SMALL | {"partial": True, "nodes": SMALL["nodes"][:1]})).objective == 10.75
+    assert loads(json.dumps(_with("certificate.lower_bound", 10.75 * (1 + 1e-12)))).gap < 1e-9
 
 
 def _without(name: str) -> dict[str, Any]:
@@ -132,6 +145,8 @@ def _with(path: str, value: Any) -> dict[str, Any]:
     return data
 
 
+HARDWARE = {"name": "own", "flops": {}, "memory_bandwidth": 1, "launch": 0, "node_size": 1}
+HARDWARE |= {"inside": {"bandwidth": 1, "latency": 0}, "between": {"bandwidth": 1, "latency": 0}}
 STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
@@ -152,6 +167,17 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("mesh.hardware", "h10"), "unknown hardware 'h10'", "mesh.hardware"),
     (_with("certificate.unit", "s"), "unknown unit 's'", "certificate"),
     (_with("certificate.objective", 10**400), "not finite", "certificate.objective"),
+    (_with("certificate.objective", -10.75), "at least 0, found -10.75", "certificate.objective"),
+    (_with("certificate.lower_bound", 1e9), "the lower bound 1000000000.0 is above the objective 10.75", "certificate"),
+    (_with("nodes.2.compute", -3.25), "at least 0, found -3.25", "nodes[2].compute"),
+    (_with("nodes.2.compute", 3.5), "the objective is 10.75, but nodes and redistributions cost 11.0 together", "certificate"),
+    (_with("redistributions.0.cost", 0), "the objective is 10.75, but nodes and redistributions cost 3.25 together", "certificate"),
+    (_with("certificate.unit", "bytes"), "the cost is 7.5, but the steps send 48 bytes", "redistributions[0]"),
+    (_with("mesh.hardware", HARDWARE | {"launch": -1}), "at least 0, found -1", "mesh.hardware.launch"),
+    (_with("mesh.hardware", HARDWARE | {"memory_bandwidth": 0}), "at a rate of 0 nothing ends", "mesh.hardware.memory_bandwidth"),
+    (_with("redistributions.0.shape", [2**40, 2**40]), "no tensor has so many elements", "redistributions[0].shape"),
+    (_with("redistributions.0.itemsize", 3), "no element has a size of 3 bytes", "redistributions[0].itemsize"),
+    (_with("mesh.axes.0.1", 10**40), "no mesh has so many ranks", "mesh"),
     (_with("redistributions.0.readers.0.0", "y"), "reader 'y' is not a node", "redistributions[0]"),
     (_with("redistributions.0.readers.0.1", 1), "'output' has no operand 1", "redistributions[0]"),
     (_with("redistributions.0.steps", []), "lead from S(0)P to S(0)P, not to the target S(0)R", "redistributions[0].steps"),
