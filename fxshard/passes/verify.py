@@ -9,7 +9,7 @@ from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.redistribution import is_legal, walk
-from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
+from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
 
 
 def verify_graph(graph: PlanningGraph) -> None:
@@ -44,13 +44,16 @@ def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
 
 
 def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
-    """The part that asks no rule: specs of the right form, layouts that meet on each edge, results that may be returned."""
+    """The part that asks no rule: the graph's nodes, specs of the right form, layouts that meet on each edge, results that
+    may be returned."""
+    planned = {n.name: n for n in plan.nodes}
     moves = {(m.value, m.target): m for m in plan.redistributions}
     used = set()
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
+        _check_identity(node, planned[node.name], plan)
         _check_form(node, spec, plan)
         for operand, want in zip(operands(node), spec.inputs, strict=True):
             source, index = producer(operand)
@@ -68,6 +71,20 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
 
 def _where(node: fx.Node) -> str:
     return source_line(node) or f"node {node.name}"
+
+
+def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> None:
+    """Raises PlanError unless ``planned`` is about this node; what a partial plan leaves out may be anything."""
+    values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
+    facts = {
+        "operator": (planned.op, str(node.target) if node.op == "call_function" else node.op),
+        "shapes": (planned.shapes, tuple(tuple(v.shape) for v in values)),
+        "dtypes": (planned.dtypes, tuple(str(v.dtype).removeprefix("torch.") for v in values)),
+    }
+    for fact, (said, true) in facts.items():
+        if said != true and (said or not plan.partial):
+            remedy = "plan again; the names, operators and shapes of a plan are those of its model"
+            raise PlanError(f"the plan gives {node.name} the {fact} {said!r}, the model {true!r}", where=_where(node), remedy=remedy)
 
 
 def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan) -> None:

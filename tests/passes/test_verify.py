@@ -41,6 +41,14 @@ def with_spec(name: str, spec: OpSpec) -> Callable[[ShardingPlan], ShardingPlan]
     return change
 
 
+def with_facts(name: str, **fields: object) -> Callable[[ShardingPlan], ShardingPlan]:
+    def change(plan: ShardingPlan) -> ShardingPlan:
+        nodes = tuple(dataclasses.replace(n, **fields) if n.name == name else n for n in plan.nodes)  # type: ignore[arg-type]
+        return dataclasses.replace(plan, nodes=nodes)
+
+    return change
+
+
 def with_move(**fields: object) -> Callable[[ShardingPlan], ShardingPlan]:
     """The first redistribution that has a step, with other fields."""
 
@@ -105,6 +113,11 @@ def test_the_solvers_plan_is_legal() -> None:
         (lambda p: with_move(steps=(dataclasses.replace(p.redistributions[0].steps[0], kind="slice"),))(p), "takes a step"),
         (lambda p: with_move(source=L("S(1)S(1)"))(p), "nothing brings"),
         (lambda p: with_move(shape=(4, 4))(p), "for another tensor"),
+        (with_facts("relu", op="aten.neg.default"), "relu the operator 'aten.neg.default', the model 'aten.relu.default'"),
+        (with_facts("relu", op=""), "relu the operator '', the model 'aten.relu"),
+        (with_facts("relu", shapes=((8, 17),)), r"relu the shapes \(\(8, 17\),\), the model \(\(8, 16\),\)"),
+        (with_facts("args_0", op="get_attr"), "args_0 the operator 'get_attr', the model 'placeholder'"),
+        (with_facts("args_0", dtypes=("float16",)), r"args_0 the dtypes \('float16',\), the model \('float32',\)"),
         (with_spec("relu", OpSpec((L("RR"),), ())), "not for 1 operands and 1 outputs"),
         (with_spec("relu", OpSpec((L("R"),), (L("R"),))), "not for 2 dims and mesh a=2,b=2"),
         (with_spec("relu", OpSpec((L("RS(2)"),), (L("RS(2)"),))), "not for 2 dims"),
@@ -116,6 +129,14 @@ def test_a_corrupted_plan_is_refused(corrupt: Callable[[ShardingPlan], ShardingP
         with pytest.raises(PlanError, match=said) as error:
             check(annotated, corrupt(plan))
         assert error.value.where and error.value.remedy
+
+
+def test_a_partial_plan_of_all_nodes_may_leave_out_what_the_graph_knows() -> None:
+    annotated, plan = planned()
+    bare = dataclasses.replace(plan, partial=True, nodes=tuple(dataclasses.replace(n, op="", shapes=(), dtypes=()) for n in plan.nodes))
+    verify_plan(annotated, bare)
+    with pytest.raises(PlanError, match="relu the operator"):
+        verify_plan(annotated, with_facts("relu", op="aten.neg.default")(bare))
 
 
 @pytest.mark.parametrize(("name", "layout"), [("relu", "RP"), ("relu", "S(1)S(1)"), ("args_0", "PR")])
