@@ -6,7 +6,8 @@ Pins come by the user's names (parameters, buffers, inputs, nodes; globs), as la
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import ConstraintError, LayoutError, OptionError, closest
 from fxshard.layout import Layout, normal_placement, placement_str
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of, source_line
+from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of, planned_nodes, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 Pattern = tuple[Placement | None, ...]
@@ -57,13 +58,13 @@ def constraints_of(
     """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     values: dict[str, tuple[Pin, ...]] = {}
     inputs = [(i.name, graph.by_name[i.node]) for i in graph.inputs_of("input")]
-    for name, layout in _by_name(input_layouts, [n for n, _ in inputs], "input_layouts"):
+    for name, layout in _by_name(input_layouts, [n for n, _ in inputs], mesh, "input_layouts"):
         node = dict(inputs)[name]
         _add(values, node.name, _pin(layout, mesh, node, f"input {name}", f"input_layouts[{name}]"))
     results: dict[int, tuple[Pin, ...]] = {}
     ends = {o.name: i for i, o in enumerate(graph.outputs) if o.kind == "output"}
     returned = operands(graph.module.graph.output_node())
-    for name, layout in _by_name(output_layouts, list(ends), "output_layouts"):
+    for name, layout in _by_name(output_layouts, list(ends), mesh, "output_layouts"):
         index = ends[name]
         results[index] = (_pin(layout, mesh, returned[index], f"output {name}", f"output_layouts[{name}]"),)
     specs: Mapping[str, OpSpec] = {}
@@ -78,7 +79,8 @@ def constraints_of(
         for name, layout in (pins or {}).items():
             for node in _matches(graph, name):
                 _add(values, node.name, _pin(layout, mesh, node, f"{name!r} ({node.name})", f"pins[{name!r}]"))
-    if memory_limit is not None and (not isinstance(memory_limit, (int, float)) or isinstance(memory_limit, bool) or not memory_limit >= 0):
+    number = isinstance(memory_limit, (int, float)) and not isinstance(memory_limit, bool)
+    if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
     return Constraints(values, results, specs, memory_limit)
 
@@ -98,6 +100,10 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
         layout = Layout.parse(layout)
     if isinstance(layout, Mapping):
         named = {mesh.axis(axis): placement for axis, placement in layout.items()}
+        for axis, placement in layout.items():
+            if not isinstance(placement, Placement | None):
+                remedy = f"write {{{axis!r}: Shard(0)}}, Replicate() or Partial(); None leaves the axis free"
+                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is no placement", remedy=remedy)
         layout = [named.get(i) for i in range(mesh.ndim)]
     if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
         raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
@@ -111,7 +117,7 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
 
 def _show(layout: Any) -> str:
     if isinstance(layout, Mapping):
-        return "{" + ", ".join(f"{k}: {placement_str(v)}" for k, v in layout.items()) + "}"
+        return "{" + ", ".join(f"{k}: {_show([v])}" for k, v in layout.items()) + "}"
     if isinstance(layout, str):
         return repr(layout)
     return "".join("*" if p is None else placement_str(p) for p in layout)
@@ -121,13 +127,11 @@ def _add(values: dict[str, tuple[Pin, ...]], name: str, pin: Pin) -> None:
     values[name] = (*values.get(name, ()), pin)
 
 
-def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
+def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:
     """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
     if given is None:
         return []
-    if isinstance(given, str) or (
-        isinstance(given, (Sequence, Mapping)) and given and all(isinstance(p, Placement) for p in _values(given))
-    ):
+    if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and _is_layout(given, names, mesh)):
         return [(name, given) for name in names]
     known = ", ".join(names) or "no tensors"
     if isinstance(given, Mapping):
@@ -149,8 +153,12 @@ def _by_name(given: Any, names: list[str], what: str) -> list[tuple[str, Any]]:
     return [(name, layout) for name, layout in zip(names, given, strict=True) if layout is not None]
 
 
-def _values(given: Any) -> Any:
-    return given.values() if isinstance(given, Mapping) else given
+def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh: Mesh) -> bool:
+    """Whether a sequence or a mapping is one layout: all placements, or all keys axes (and not names of tensors)."""
+    if not isinstance(given, Mapping):
+        return all(isinstance(p, Placement) for p in given)
+    by_axis = set(mesh.axis_names) - set(names)
+    return all(isinstance(p, Placement) for p in given.values()) or all(key in by_axis for key in given)
 
 
 def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
@@ -162,11 +170,18 @@ def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
     found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
     if not found:
         what = f"pin {name!r} matches no parameter, buffer, input or node{closest(name, [*known, *tensors])}"
-        raise ConstraintError(what, where=f"pins[{name!r}]", remedy=NAMES)
+        parameters = (i.name for i in graph.inputs_of("parameter"))
+        raise ConstraintError(what, where=f"pins[{name!r}]", remedy=f"name one of {_some([*parameters, *known, *tensors])}")
     return list(dict.fromkeys(found))
 
 
-NAMES = "fxshard inspect --nodes lists the names of a plan"
+def _some(names: Iterable[str], most: int = 5) -> str:
+    """The first few of ``names``, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 PLAN_PINS = "pins, which are a plan"
 
 
@@ -184,7 +199,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
     for node in plan.nodes:
         if node.name not in graph.by_name:
             what = f"the plan names node {node.name!r}, which this graph lacks{closest(node.name, graph.by_name)}"
-            raise ConstraintError(what, where=PLAN_PINS, remedy=NAMES)
+            raise ConstraintError(what, where=PLAN_PINS, remedy=f"name one of {_some(n.name for n in planned_nodes(graph))}")
         target = graph.by_name[node.name]
         if is_getitem(target):
             remedy = f"name {target.args[0]} instead"

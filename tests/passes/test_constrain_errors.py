@@ -49,9 +49,20 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"unknown reduction 'mean'", "sum", pins={"silu": "RP(mean)"})
 
 
+def test_a_bad_placement_in_a_layout_by_axis_is_named() -> None:
+    by_axis: dict[str, Any] = {"dp": Replicate(), "tp": 5}
+    remedy = r"write \{'tp': Shard\(0\)\}"
+    wrong(LayoutError, r"5 on axis 'tp' of input args\[0\] is no placement", remedy, input_layouts=by_axis)
+    wrong(LayoutError, r"'S\(0\)' on axis 'tp' of output outputs\[0\] is no placement", remedy, output_layouts={"tp": "S(0)"})
+    wrong(LayoutError, r"5 on axis 'tp' of 'up.weight' .* is no placement", remedy, pins={"up.weight": by_axis})
+    wrong(ConstraintError, "input_layouts names 'tp', which there is not", "name one of", input_layouts={"args[0]": "RR", "tp": 5})
+    assert planned(input_layouts={"dp": None, "tp": None}).hash == planned().hash
+
+
 def test_names_that_match_nothing_have_the_closest_named() -> None:
-    wrong(ConstraintError, "pin 'up.wieght' matches no.*did you mean 'up.weight'", "inspect --nodes", pins={"up.wieght": "RR"})
-    wrong(ConstraintError, r"pin 'layers\.\*' matches no", "inspect --nodes", pins={"layers.*": "RR"})
+    some = r"^name one of embed.weight, up.weight, up.bias, down.weight, down.bias and \d+ more$"
+    wrong(ConstraintError, "pin 'up.wieght' matches no.*did you mean 'up.weight'", some, pins={"up.wieght": "RR"})
+    wrong(ConstraintError, r"pin 'layers\.\*' matches no", some, pins={"layers.*": "RR"})
     wrong(
         ConstraintError, r"input_layouts names 'args\[2\]'.*there is not", r"one of args\[0\], args\[1\]", input_layouts={"args[2]": "RR"}
     )
@@ -118,7 +129,13 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
         spec = OpSpec(tuple(map(L, inputs)), tuple(map(L, outputs)))
         return ShardingPlan(PAIR, True, "", (PlannedNode(name, "", spec, (), ()),), partial=True)
 
-    wrong(ConstraintError, "names node 'up_wieght'.*did you mean 'up_weight'", "inspect --nodes", PAIR, pins=partial("up_wieght", (), "R"))
+    wrong(
+        ConstraintError,
+        "names node 'up_wieght'.*did you mean 'up_weight'",
+        "name one of embed_weight, ",
+        PAIR,
+        pins=partial("up_wieght", (), "R"),
+    )
     wrong(ConstraintError, f"names '{getitems()[0]}', one output", "name split", PAIR, pins=partial(getitems()[0], (), "R"))
     wrong(LayoutError, r"dim 5 in S\(5\)", "0 to 1", PAIR, pins=partial("up_weight", (), "S(5)"))
     illegal = r"gives silu \(aten.silu.default\) the spec P -> P, which is not legal"
@@ -145,6 +162,7 @@ def test_memory_limits() -> None:
     wrong(ConstraintError, "nothing fits", f"least found is {least} bytes", PAIR, memory_limit=whole // 2, pins=pins)
     wrong(OptionError, "memory_limit='2GB'", "bytes per device", memory_limit="2GB")
     wrong(OptionError, "memory_limit=-1", "bytes per device", memory_limit=-1)
+    wrong(OptionError, "memory_limit=inf", "bytes per device", memory_limit=float("inf"))
     wrong(OptionError, "memory_limit=nan", "bytes per device", memory_limit=float("nan"))
 
 
