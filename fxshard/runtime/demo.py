@@ -11,11 +11,11 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from fxshard.runtime.record import record_collectives
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values
 
+T = TypeVar("T")
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
 SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "layers": 2}
 RATE = 0.1
@@ -66,6 +67,16 @@ def batches(text: torch.Tensor, steps: int) -> Iterable[tuple[torch.Tensor, torc
         starts = torch.randint(0, len(text) - LENGTH - 1, (BATCH,), generator=draw)
         rows = torch.stack([text[int(s) : int(s) + LENGTH + 1] for s in starts])
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def progress(steps: Iterable[T], total: int) -> Iterator[T]:
+    """``steps`` with a progress bar on a terminal, with a line at the end where output goes elsewhere."""
+    start = time.perf_counter()
+    with tqdm(steps, total=total, desc="steps", disable=None) as bar:
+        silent = bar.disable
+        yield from bar
+    if silent:
+        print(f"{total} steps in {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def llama(**changes: Any) -> nn.Module:
@@ -136,7 +147,8 @@ def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float]
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses: list[float] = []
     last: list[Any] = []
-    for tokens, targets in tqdm(batches(text, STEPS), total=STEPS, disable=rank != 0, desc="steps"):
+    steps = batches(text, STEPS)
+    for tokens, targets in steps if rank else progress(steps, STEPS):
         with record_collectives() as issued:
             loss = model(tokens, targets)
             loss.backward()
@@ -184,7 +196,7 @@ def simulated(text: torch.Tensor) -> None:
     plan = plan_graph(graph, mesh, Request(input_layouts="RR", output_layouts="RR"))
     program = lower_plan(graph, plan)
     rows, worst = [], 0.0
-    for step, (tokens, targets) in enumerate(tqdm(batches(text, SIMULATED_STEPS), total=SIMULATED_STEPS, desc="steps")):
+    for step, (tokens, targets) in enumerate(progress(batches(text, SIMULATED_STEPS), SIMULATED_STEPS)):
         result = simulate_program(program, program_values(program, model, (tokens, targets)))
         loss = alone(tokens, targets)
         loss.backward()
