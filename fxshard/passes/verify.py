@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from torch import fx
 
 from fxshard.errors import PlanError, TraceError
@@ -48,25 +50,41 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
     may be returned."""
     planned = {n.name: n for n in plan.nodes}
     moves = {(m.value, m.target): m for m in plan.redistributions}
-    used = set()
+    served: dict[tuple[str, Layout], list[tuple[str, int]]] = {}
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
-        _check_identity(node, planned[node.name], plan)
+        _check_identity(node, planned.pop(node.name), plan)
         _check_form(node, spec, plan)
-        for operand, want in zip(operands(node), spec.inputs, strict=True):
+        for k, (operand, want) in enumerate(zip(operands(node), spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
             if want != have:
                 _check_move(node, operand, moves.get((operand.name, want)), have)
-                used.add((operand.name, want))
-    idle = [key for key in moves if key not in used]
-    if idle:
-        value, target = idle[0]
-        where = _where(graph.by_name[value]) if value in graph.by_name else f"node {value}"
-        raise PlanError(f"the plan brings {value} to {target}, which nobody reads", where=where, remedy="plan again")
+                served.setdefault((operand.name, want), []).append((node.name, k))
+    if planned:
+        raise PlanError(
+            f"the plan names {next(iter(planned))}, which the graph lacks", where=f"plan on mesh {plan.mesh}", remedy="plan again"
+        )
+    _check_readers(graph, plan, served)
     _check_results(graph, plan)
+
+
+def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, Layout], Sequence[tuple[str, int]]]) -> None:
+    """Each redistribution is there once, and serves the readers that it names."""
+    seen = set()
+    for move in plan.redistributions:
+        key = move.value, move.target
+        where = _where(graph.by_name[move.value]) if move.value in graph.by_name else f"node {move.value}"
+        if key not in served:
+            raise PlanError(f"the plan brings {move.value} to {move.target}, which nobody reads", where=where, remedy="plan again")
+        if key in seen:
+            raise PlanError(f"the plan brings {move.value} to {move.target} twice", where=where, remedy="plan again")
+        if list(move.readers) != list(served[key]):
+            what = f"the plan brings {move.value} to {move.target} for {list(move.readers)}, it is read by {list(served[key])}"
+            raise PlanError(what, where=where, remedy="plan again")
+        seen.add(key)
 
 
 def _where(node: fx.Node) -> str:

@@ -17,7 +17,7 @@ from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import write_plan
 from fxshard.passes.lower import lower
-from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.passes.verify import verify_plan
 from fxshard.redistribution import Step, bytes_price
@@ -104,6 +104,9 @@ def test_the_solvers_plan_is_legal() -> None:
         (without_a_node, "leaves out|no OpSpec for"),
         (without_a_move, "nothing brings"),
         (with_an_idle_move, "which nobody reads"),
+        (lambda p: dataclasses.replace(p, redistributions=(p.redistributions[0], *p.redistributions)), "twice"),
+        (lambda p: with_move(readers=())(p), r"for \[\], it is read by"),
+        (lambda p: dataclasses.replace(p, nodes=(*p.nodes, dataclasses.replace(p.nodes[0], name="ghost"))), "names ghost, which the graph"),
         (rewritten("output", 0, "RP"), r"output outputs\[0\] is left pending \(RP\)"),
         (rewritten("output", 0, "S(1)S(1)"), r"output outputs\[0\] lies as S\(1\)S\(1\), its tangent as RR"),
         (lambda p: rewritten("output", gradient("0.weight"), "RR")(p), r"gradient 0.weight lies as RR, its input as RS\(0\)"),
@@ -141,11 +144,12 @@ def test_a_partial_plan_of_all_nodes_may_leave_out_what_the_graph_knows() -> Non
 
 @pytest.mark.parametrize(("name", "layout"), [("relu", "RP"), ("relu", "S(1)S(1)"), ("args_0", "PR")])
 def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
-    """All edges in order: only the rules can tell."""
+    """All edges in order: only the rules can tell, and they are asked before anything is lowered."""
     annotated, plan = planned()
-    with pytest.raises(PlanError, match=rf"{name} \(.*\) cannot run as") as error:
-        verify_plan(annotated, rewritten(name, None, layout)(plan))
-    assert error.value.where and error.value.remedy
+    for check in (verify_plan, lambda a, p: lower_plan(a.graph, p)):
+        with pytest.raises(PlanError, match=rf"{name} \(.*\) cannot run as") as error:
+            check(annotated, rewritten(name, None, layout)(plan))
+        assert error.value.where and error.value.remedy
 
 
 def test_an_outer_axis_may_not_move_under_an_inner_one() -> None:
