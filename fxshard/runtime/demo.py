@@ -184,7 +184,9 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
     print("\n" + tabulate(rows, headers=("collective", "axis", "predicted", "issued", "bytes sent per rank")))
     steps = [i for i in range(STEPS) if i % 5 == 0 or i == STEPS - 1]
     print("\n" + tabulate([(i, losses[i], alone[i]) for i in steps], headers=("step", "loss, sharded", "loss, one device"), floatfmt=".6f"))
-    print(f"\ngreatest difference of the losses: {max(abs(a - b) for a, b in zip(losses, alone, strict=True)):.2e}", flush=True)
+    worst = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+    print(f"\ngreatest difference of the losses: {worst:.2e}", flush=True)
+    _judge(predicted, ran, worst, 1e-4)
 
 
 def simulated(text: torch.Tensor) -> None:
@@ -213,6 +215,15 @@ def simulated(text: torch.Tensor) -> None:
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")
+    _judge(wanted, counted, max(abs(a - b) for _, a, b in rows), 1e-9)
+
+
+def _judge(predicted: Mapping[Any, int], issued: Mapping[Any, int], difference: float, allowed: float) -> None:
+    """Raises RunError unless what ran is what was predicted, and gave the numbers of one device."""
+    if predicted != issued:
+        raise RunError(f"other collectives ran than were predicted: {dict(issued)}, not {dict(predicted)}", remedy="please report it")
+    if not difference <= allowed:
+        raise RunError(f"the losses differ from those of one device by {difference:.2e}", remedy="please report it")
 
 
 def _descend(model: nn.Module, grads: Mapping[str, torch.Tensor]) -> None:

@@ -1,0 +1,29 @@
+"""The demo ends well only if what ran is what was predicted and the losses are those of one device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fxshard.errors import RunError
+from fxshard.runtime import demo
+
+
+def test_a_demo_that_went_wrong_fails() -> None:
+    judge = demo._judge
+    judge({("all_reduce", "tp"): 2}, {("all_reduce", "tp"): 2}, 1e-6, 1e-4)
+    with pytest.raises(RunError, match="other collectives ran"):
+        judge({("all_reduce", "tp"): 2}, {("all_reduce", "tp"): 1}, 0.0, 1e-4)
+    for difference in (1e-3, float("nan")):
+        with pytest.raises(RunError, match="losses differ"):
+            judge({}, {}, difference, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_whole_demo() -> None:
+    done = subprocess.run([sys.executable, "-m", "fxshard", "demo"], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("greatest difference of the losses") == 2
