@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +27,14 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+
+FAKE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
+"""What fakes raise of themselves, where a tensor with values would do."""
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -146,6 +157,21 @@ def noted_side_effects() -> Iterator[list[str]]:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Without the traceback that torch logs for an operator that refuses its operands: the error itself is raised as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.exc_info is None
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
 def schema_of(operator: Any) -> torch.FunctionSchema | None:
     """The schema of a torch operator; None for what is none."""
     return getattr(operator, "_schema", None)
@@ -175,6 +201,7 @@ def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
 
 
 __all__ = [
+    "FAKE_ERRORS",
     "BufferAOTInput",
     "FakeTensor",
     "FakeTensorMode",
@@ -204,6 +231,7 @@ __all__ = [
     "noted_side_effects",
     "own_tensors",
     "pytree",
+    "quiet_fakes",
     "register_group_alias",
     "schema_of",
     "storage_key",

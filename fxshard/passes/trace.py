@@ -37,7 +37,7 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.probe import probe
-from fxshard.passes.trace_errors import readable_errors
+from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
 
 aten = torch.ops.aten
@@ -58,7 +58,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     flat = [fake_tensor(a, mode, train) for a in flat]
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
     with readable_errors(type(model).__name__), _grad(train):
-        with mode, _written_out(), noted_side_effects() as changed:
+        with mode, _written_out(), noted_side_effects() as changed, errors_of_the_model(fake_model, fake_args, fake_kwargs):
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         _list_changes(type(model).__name__, changed)
         out_spec = captured_out_spec(captured)

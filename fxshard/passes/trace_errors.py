@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import linecache
+import os
 import re
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
 
+from fxshard._torch_compat import FAKE_ERRORS, quiet_fakes
 from fxshard.errors import FxshardError, TraceError
 from fxshard.planning_graph import of_user, source_line
 
 GRAPH_BREAKS = "remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces"
+CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
+OURS = os.path.join(Path(__file__).parents[1], "")
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
     "DataDependentOutputException": "turns data into a Python number",
@@ -24,13 +33,48 @@ DATA_DEPENDENT = {
 def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
     try:
-        yield
+        with quiet_fakes():
+            yield
     except FxshardError:
         raise
     except Exception as error:
         raise TraceError(
             f"the model does not trace to one graph: {_reason(error)}", where=_user_line(error) or what, remedy=remedy
         ) from error
+
+
+@contextlib.contextmanager
+def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Where ``model``, called on these fakes without being captured, raises too, that is the error: Dynamo hides it."""
+    try:
+        yield
+    except Exception:
+        own = _raised(model, args, kwargs)
+        if own is None:
+            raise
+        said = next(iter(str(own).splitlines()), "")
+        what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
+        raise TraceError(what, where=_user_line(own) or _forward_line(model), remedy=CALL) from own
+
+
+def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What the call raises, but for that fakes have no values. The user's random generator stays as it was."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model(*args, **kwargs)
+    except FAKE_ERRORS:
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+def _forward_line(model: nn.Module) -> str:
+    """Where the model's forward begins: a call that does not fit it has no line of its own."""
+    code = getattr(inspect.unwrap(model.forward), "__code__", None)
+    if code is None or not of_user(code.co_filename):
+        return type(model).__name__
+    return f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
 
 
 def _reason(error: Exception) -> str:
@@ -45,10 +89,11 @@ def _reason(error: Exception) -> str:
 
 
 def _user_line(error: Exception) -> str | None:
-    """From the stack that Dynamo kept, from the error's text, or from the node that was running."""
+    """From the stack that Dynamo kept, from the error's text, from where it was raised, or from the node that was running."""
     stack = [(f.filename, f.lineno, f.line) for f in getattr(error, "real_stack", None) or ()]
     text = re.findall(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*(.*)', str(error))
-    for frames in (stack, text):
+    raised = [(f.filename, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+    for frames in (stack, text, raised):
         mine = [frame for frame in frames if of_user(frame[0])]
         if mine:
             return "{}:{}: {}".format(*mine[-1])

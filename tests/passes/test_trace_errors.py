@@ -102,6 +102,49 @@ def test_the_line_that_stands_in_the_way(function: Callable[..., Any], message: 
     assert line.split("  #")[0] in str(caught.value)
 
 
+class Takes(nn.Module):
+    """A call that its forward takes, and some that it refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, *, most: int = 8) -> torch.Tensor:
+        if len(x) > most:
+            raise ValueError(f"at most {most} rows")
+        return self.linear(x)
+
+
+REFUSED = {
+    "shape": ((torch.ones(3, 5),), {}, r"raises RuntimeError: .*\[3, 5\] X \[4, 2\]", "return self.linear(x)"),
+    "missing": ((), {}, r"raises TypeError: .*forward\(\) missing 1 required positional argument: 'x'", "def forward(self, x: "),
+    "keyword": ((torch.ones(3, 4),), {"z": 1}, r"raises TypeError: .*unexpected keyword argument 'z'", "def forward(self, x: "),
+    "own": ((torch.ones(9, 4),), {}, "raises ValueError: at most 8 rows", 'raise ValueError(f"at most {most} rows")'),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs", "message", "line"), REFUSED.values(), ids=REFUSED)
+def test_what_the_model_itself_raises(
+    args: Any, kwargs: Any, message: str, line: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its type, text and line, not what Dynamo makes of it; the random generator stays, and torch logs no traceback."""
+    model = Takes()
+    trace(model, (torch.ones(3, 4),))
+    state = torch.get_rng_state()
+    with pytest.raises(TraceError, match=f"the forward of Takes {message}") as caught:
+        trace(model, args, kwargs)
+    assert f"{__file__}:" in caught.value.where and line in caught.value.where
+    assert caught.value.remedy.startswith("check the arguments")
+    assert torch.equal(state, torch.get_rng_state())
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING] and not capfd.readouterr().err
+
+
+def test_a_builtin_module_that_refuses_its_arguments_has_no_line_of_the_user() -> None:
+    with pytest.raises(TraceError, match=r"the forward of Linear raises RuntimeError: .*\[3, 5\]") as caught:
+        trace(nn.Linear(4, 2), (torch.ones(3, 5),))
+    assert caught.value.where == "Linear"
+
+
 def test_the_innermost_line_of_the_user_is_named() -> None:
     with pytest.raises(TraceError) as caught:
         trace(Function(deeper), (X,))
