@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from fxshard._torch_compat import (
     BufferAOTInput,
@@ -31,7 +33,7 @@ from fxshard._torch_compat import (
     pytree,
     storage_key,
 )
-from fxshard.errors import OptionError, TraceError
+from fxshard.errors import FxshardError, OptionError, TraceError
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -42,6 +44,8 @@ from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, const
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
+WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
+"""Modules whose parameters and gradients torch manages itself."""
 
 
 def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, train: bool = True) -> PlanningGraph:
@@ -72,11 +76,15 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
 
 def check_call(model: Any, args: Any) -> None:
-    """Raises OptionError unless ``model`` is a module and ``args`` a sequence of arguments."""
+    """Raises OptionError unless ``model`` is a module that nobody shards yet and ``args`` a sequence of arguments."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is a {type(model).__name__}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
         raise OptionError(f"the arguments are a {type(args).__name__}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
+    for name, module in model.named_modules():
+        if isinstance(module, WRAPPERS):
+            what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
+            raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
 def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -> fx.GraphModule:
@@ -139,6 +147,8 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
     try:
         return copy.deepcopy(model, memo)
+    except FxshardError:
+        raise
     except Exception as error:
         raise TraceError(
             f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses"
