@@ -18,6 +18,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
 from fxshard.runtime.shards import scatter
+from fxshard.runtime.values import check_memory
 
 
 def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
@@ -81,8 +82,9 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 def local_input(value: torch.Tensor, layout: Layout, bound: BoundProgram, name: str) -> torch.Tensor:
     """A user's tensor as the program reads it: a DTensor unchanged, a plain one cut to this rank's shard.
 
-    Raises PlanError for a DTensor in another layout than the planned one.
+    Raises PlanError for a DTensor in another layout than the planned one, RunError for a tensor without memory.
     """
+    check_memory("input", name, value)
     if isinstance(value, DTensor):
         if tuple(value.placements) != tuple(layout):
             raise PlanError(

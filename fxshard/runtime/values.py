@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import pytree
+from fxshard._torch_compat import FakeTensor, pytree
 from fxshard.errors import RunError
 from fxshard.planning_graph import constants_of
 from fxshard.program import ShardedProgram
 
-AS_TRACED = "pass the arguments that the program was traced with, or plan and lower again for these"
+AS_TRACED = "give arguments like those of the example, or plan (export) again for these"
+LIKE_TRACED = "give tensors of the shapes and dtypes of the example, or plan (export) again for these"
 
 
 def program_values(
@@ -45,6 +46,7 @@ def program_values(
             remedy = "pass the model, or weights=, whole tensors by the model's names" if weight else AS_TRACED
             raise RunError(f"no value for {end.kind} {end.name!r}", remedy=remedy)
         check_value(end.name, value, shape, dtype)
+        check_memory(end.kind, end.name, value)
         values.append(value)
     return values
 
@@ -114,8 +116,20 @@ def check_value(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: s
     if tuple(value.shape) != shape or str(value.dtype) != dtype:
         raise RunError(
             f"{name} is {tuple(value.shape)} {value.dtype}, the program takes {shape} {dtype}",
-            remedy="plan and lower again for these shapes",
+            remedy=LIKE_TRACED,
         )
+
+
+def check_memory(kind: str, name: str, value: torch.Tensor) -> None:
+    """Raises RunError for a tensor that has a shape only: on meta, or a fake one."""
+    if not value.is_meta and not isinstance(value, FakeTensor):
+        return
+    weight = kind in ("parameter", "buffer")
+    remedy = "call model.to_empty(device=...) on every rank and load or initialise the weights before the first call"
+    raise RunError(
+        f"{kind} {name} has no memory: it is {'on meta' if value.is_meta else 'a fake tensor'}",
+        remedy=remedy if weight else "give a tensor that holds values",
+    )
 
 
 def _tangent(name: str, shape: tuple[int, ...], dtype: str, given: list[Any] | None) -> torch.Tensor:

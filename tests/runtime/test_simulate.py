@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 import fxshard
+from fxshard._torch_compat import FakeTensorMode
 from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -200,6 +201,30 @@ def test_arguments_that_the_program_was_not_traced_with() -> None:
     result = fxshard.simulate(program, (x,), kwargs={"scale": scale}, weights=weights)
     torch.testing.assert_close(result.outputs["y"], model(x, scale=scale)["y"].detach())
     assert result.grads == {}
+
+
+def test_tensors_without_values_are_refused() -> None:
+    model, x, scale = net()
+    plan = fxshard.plan(model, (x,), PAIR, {"scale": scale}, train=False)
+    program = fxshard.lower(model, (x,), plan, {"scale": scale})
+    with torch.device("meta"):
+        empty = Net().double()
+    with pytest.raises(RunError, match=r"parameter one.weight has no memory: it is on meta(.|\n)*to_empty"):
+        fxshard.simulate(empty, (x,), plan, {"scale": scale})
+    with pytest.raises(RunError, match=r"input args\[0\] has no memory: it is on meta(.|\n)*holds values"):
+        fxshard.simulate(model, (x.to("meta"),), plan, {"scale": scale})
+    fake = FakeTensorMode().from_tensor(x)
+    with pytest.raises(RunError, match=r"input args\[0\] has no memory: it is a fake tensor"):
+        fxshard.simulate(program, (fake,), kwargs={"scale": scale}, weights={"one.weight": model.one.weight})
+
+
+def test_the_remedy_fits_those_who_loaded_a_program() -> None:
+    model, x, scale = net()
+    program = fxshard.export(model, (x,), PAIR, example_kwargs={"scale": scale})
+    for wrong in ((x[:5],), (x.float(),), (x, x)):
+        with pytest.raises(RunError) as error:
+            fxshard.simulate(program, wrong, kwargs={"scale": scale})
+        assert error.value.remedy.startswith("give ") and "of the example, or plan (export) again for these" in error.value.remedy
 
 
 @pytest.mark.parametrize("value", [True, 3, 0.5, float("inf"), "text", None])
