@@ -35,12 +35,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import mesh_of_one
-from fxshard.errors import OptionError, RunError
+from fxshard.errors import OptionError
 from fxshard.files import make_folder
-from fxshard.layout import Layout
 from fxshard.passes.pipeline import lower_plan, plan_graph
 from fxshard.passes.runner import Dump
 from fxshard.planning_graph import PlanningGraph
@@ -48,17 +46,16 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
+from fxshard.runtime.fields import shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
-from fxshard.runtime.launch import checksum, compare, leads, mesh_ranks, share_plan
+from fxshard.runtime.launch import announce, checksum, compare, leads, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
+from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
 from fxshard.sharding_plan import ShardingPlan
 
-log = logging.getLogger("fxshard")
-SAMPLE = 64
-"""Elements of each parameter and buffer that ranks compare."""
 MANY = 8
 """Programs of one graph from which on the user is warned."""
 
@@ -92,7 +89,9 @@ class GraphPrograms:
         if runner is None:
             runner = self.programs[key] = self._make(args)
             if len(self.programs) == MANY:
-                log.warning("one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing())
+                self._say(
+                    logging.WARNING, "one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing()
+                )
         return runner([args[i] for i in self.places])
 
     @cached_property
@@ -136,7 +135,8 @@ class GraphPrograms:
         check_whole(program, held, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"
-        log.info("%s graph of %d nodes on %s: %d collectives", kind, len(graph.by_name), program.mesh, len(program.collectives))
+        text = "%s graph of %d nodes on %s, number of collectives: %d"
+        self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
         return compile_program(self._bind(program), options.compiler, dump)
 
     def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
@@ -154,7 +154,7 @@ class GraphPrograms:
             return options.plan
         if self.programs or options.plan is not None:
             shapes = ", ".join(f"{i.name} {tuple(held[i.name].shape)}" for i in graph.inputs_of("input"))
-            log.info("planning again for %s: %s", "training" if graph.train else "inference", shapes)
+            self._say(logging.INFO, "planning again for %s: %s", "training" if graph.train else "inference", shapes)
         request = request_of(graph, held, distributed, options, self.graph.part)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
@@ -182,6 +182,9 @@ class GraphPrograms:
         (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
         return folder
 
+    def _say(self, level: int, text: str, *args: Any) -> None:
+        announce(self.device_mesh, level, text, *args)
+
     def _compare(self, fields: Mapping[str, str]) -> None:
         compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout)
 
@@ -193,22 +196,11 @@ def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[s
         value = held.get(end.name)
         if value is None:
             continue
-        if value.is_meta:
-            what = f"{end.kind} {end.name} has no memory: it is on meta"
-            raise RunError(what, remedy="call model.to_empty(device=...) and initialise the weights")
+        check_memory(end.kind, end.name, value)
         if end.kind == "input":
-            fields[f"shapes: {end.name}"] = _shape(value)
-        if isinstance(value, DTensor) or value.grad_fn is not None:
-            continue
-        if end.kind == "input":
-            fields[f"checksum: {end.name}"] = checksum(value)
-        else:
-            fields[f"weights: {end.name}"] = checksum(value.detach().flatten()[:SAMPLE])
+            fields |= shape_fields({end.name: value})
+        if value.grad_fn is None:
+            fields |= value_field(end.name, value) if end.kind == "input" else weight_fields({end.name: value})
     if graph.inputs_of("seed"):
         fields["rng_seed"] = checksum(torch.get_rng_state())
     return fields
-
-
-def _shape(value: torch.Tensor) -> str:
-    layout = f" {Layout(value.placements)}" if isinstance(value, DTensor) else ""
-    return f"{tuple(value.shape)} {value.dtype}{layout}"

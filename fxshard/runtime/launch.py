@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from fxshard.plan_json import loads
 from fxshard.runtime.agreement import TIMEOUT, Group, Meeting, default_group, name_ranks
 from fxshard.sharding_plan import ShardingPlan
 
+log = logging.getLogger("fxshard")
 ABSENT = "(none)"
 _GLOBAL = (
     "plain tensors are global values, the same on each rank; pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
@@ -31,15 +34,17 @@ REMEDIES: Mapping[str, str] = {
     "fxshard": "install the same version of fxshard on all ranks",
     "torch": "install the same version of torch on all ranks",
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
-    "shapes": _GLOBAL,
+    "shape": _GLOBAL,
     "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval)",
     "weights": "call torch.manual_seed with the same seed on all ranks before building the model, or load one checkpoint on all of them",
     "plan": "pass the same plan on all ranks, or none: then rank 0 plans for all",
     "program": "pass the same options on all ranks, and load the same file",
-    "checksum": _GLOBAL,
+    "value": _GLOBAL,
     "rng_seed": "call torch.manual_seed with the same seed on all ranks",
 }
 _OTHERWISE = "make it the same on all ranks"
+MOST = 4
+"""Further differences that an error names."""
 
 
 def versions() -> dict[str, str]:
@@ -55,6 +60,12 @@ def mesh_ranks(device_mesh: DeviceMesh) -> tuple[int, ...]:
 def leads(device_mesh: DeviceMesh) -> bool:
     """Whether this process is the lowest rank of ``device_mesh``, or alone."""
     return not dist.is_initialized() or dist.get_rank() == mesh_ranks(device_mesh)[0]
+
+
+def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None:
+    """Logs on the lowest rank of ``device_mesh`` only, for all of them."""
+    if leads(device_mesh):
+        log.log(level, text, *args)
 
 
 def share_plan(
@@ -99,7 +110,7 @@ def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, ti
 
     Args:
         fields: what must not differ, as text. A name is a kind in ``REMEDIES``, alone or with details after a colon
-            (``"checksum: args[0]"``), or anything else.
+            (``"value: args[0]"``), or anything else.
         ranks: the global ranks that call this (see ``mesh_ranks``); all of the default process group if None.
         timeout: seconds from this rank's call until it gives up.
         group: ranks and their store, in place of the default process group.
@@ -129,10 +140,11 @@ def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
     differing = sorted((name for name in names if len(held[name]) > 1), key=_order)
     if not differing:
         return None
-    first = differing[0]
-    what = f"the ranks differ in {first}: {_groups(held[first])}"
-    if len(differing) > 1:
-        what += f" (and in {', '.join(differing[1:])})"
+    first, others = differing[0], list(map(_phrase, differing[1 : MOST + 1]))
+    what = f"the ranks differ in {_phrase(first)}: {_groups(held[first])}"
+    if others:
+        more = f" and {len(differing) - 1 - MOST} others" if len(differing) - 1 > MOST else ""
+        what += f" (and in {', '.join(others)}{more})"
     return RunError(what, where=f"before the first collective of {name_ranks(notes)}", remedy=REMEDIES.get(_kind(first), _OTHERWISE))
 
 
@@ -142,6 +154,12 @@ def _holders(notes: Mapping[int, Mapping[str, str]], name: str) -> dict[str, lis
     for rank in sorted(notes):
         held.setdefault(notes[rank].get(name, ABSENT), []).append(rank)
     return held
+
+
+def _phrase(name: str) -> str:
+    """``value: args[0]`` -> ``the value of args[0]``."""
+    kind, _, detail = name.partition(": ")
+    return f"the {kind} of {detail}" if detail else kind
 
 
 def _kind(name: str) -> str:
@@ -183,6 +201,6 @@ def checksum(tensor: torch.Tensor) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The values in logical order, without a copy where they lie so."""
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    """The values in logical order; a copy, as memory that numpy has seen cannot be resized any more, which FSDP does with parameters."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).to("cpu", copy=True)
     return memoryview(flat.view(torch.uint8).numpy())

@@ -33,15 +33,16 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
+from fxshard.runtime.fields import shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
-from fxshard.runtime.launch import compare, leads, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import announce, compare, leads, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
-from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters, weights_digest
+from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
+from fxshard.runtime.values import argument_values
 from fxshard.sharding_plan import ShardingPlan
 
-log = logging.getLogger("fxshard")
-
+_KIND = {True: "training", False: "inference"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
@@ -71,7 +72,7 @@ def parallelize(
     plan: ShardingPlan | None = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
-    train: bool = True,
+    train: bool | None = None,
     **options: Any,
 ) -> nn.Module:
     """Shards ``model`` over ``device_mesh`` in place and returns it; every rank of the mesh calls this.
@@ -83,7 +84,8 @@ def parallelize(
     Args:
         example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
         plan: a plan for these arguments; made by one rank for all if None.
-        train: whether the first program is for training; others are made when they are called for.
+        train: whether the first program is for training, by default as the plan, or True; others are made when they are
+            called for.
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
@@ -103,11 +105,18 @@ def parallelize(
         check_unused(plan, **{name: getattr(settings, name) for name in decided})
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
-    train = plan.train if plan is not None else train
-    compare({**versions(), "weights": weights_digest(model)}, ranks=mesh_ranks(device_mesh), timeout=forward.settings.timeout)
-    forward.prepare(args, kwargs, train, plan)
+    forward.prepare(args, kwargs, _mode(train, plan), plan)
     model.forward = forward
     return model
+
+
+def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
+    if plan is None:
+        return True if train is None else train
+    if train is not None and train != plan.train:
+        what = f"the plan is for {_KIND[plan.train]}, train={train} asks for {_KIND[bool(train)]}"
+        raise PlanError(what, remedy=f"plan with train={train}, or leave train out: the first program is then the plan's")
+    return plan.train
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
@@ -154,15 +163,18 @@ class ShardedForward:
         for known, runner in self.runners.get(self._key(leaves, train), ()):
             if known == spec:
                 return runner(leaves)
-        log.warning("planning again for %s: %s", "training" if train else "inference", _shapes(leaf_names(args, kwargs), leaves))
+        shapes = _shapes(leaf_names(args, kwargs), leaves)
+        announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], shapes)
         return self.prepare(args, kwargs, train)(leaves)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Runner:
-        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one."""
+        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
+        first = not self.runners
+        alike = versions() | weight_fields(dict(self.model.named_parameters())) if first else {}
+        self._compare({**alike, **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
             graph = trace_model(Request(self.model, args, kwargs, train), self.mesh, dump)
-        first = not self.runners
         names = leaf_names(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         named = dict(zip(names, leaves, strict=True))
@@ -205,10 +217,13 @@ class ShardedForward:
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
         program = lower_plan(graph, plan, dump)
-        fields = {"mesh": str(self.mesh), "graph": graph.hash, "plan": plan.hash, "program": program.hash}
-        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
-        log.info("%s program on %s: %d collectives", "training" if graph.train else "inference", self.mesh, len(program.collectives))
+        self._compare({"mesh": str(self.mesh), "graph": graph.hash, "plan": plan.hash, "program": program.hash})
+        text = "%s program on %s, number of collectives: %d"
+        announce(self.device_mesh, logging.INFO, text, _KIND[graph.train], self.mesh, len(program.collectives))
         return program
+
+    def _compare(self, fields: Mapping[str, str]) -> None:
+        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def _check_parameters(self, program: ShardedProgram) -> None:
         """The parameters lie as the program reads them."""
@@ -285,7 +300,10 @@ class ShardedForward:
             state.update(kept)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be copied", remedy="copy the model before parallelize, or move weights by state_dict")
+        what = "the module is parallelized already, so that it cannot be copied, planned or parallelized again"
+        raise RunError(
+            what, remedy="plan and copy the model before parallelize; for other options build it anew and move weights by state_dict"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict, as torch.distributed.checkpoint does")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -68,15 +67,3 @@ def sharded(parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, de
         if not layout.is_replicated and local.untyped_storage().nbytes() > local.nbytes:
             local = local.clone()
     return as_dtensor(local, device_mesh, layout, tuple(parameter.shape))
-
-
-def weights_digest(model: nn.Module, elements: int = 64) -> str:
-    """A hash of names, shapes, dtypes and the first ``elements`` values of every plain parameter: cheap, and enough to
-    tell ranks that were seeded differently."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        if not parameter.is_meta and not isinstance(parameter, DTensor):
-            sample = parameter.detach().flatten()[:elements].to("cpu", torch.float64)
-            digest.update(sample.numpy().tobytes())
-    return digest.hexdigest()

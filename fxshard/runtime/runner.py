@@ -10,13 +10,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
-from fxshard.errors import RunError
 from fxshard.layout import Layout
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.fields import Fields, value_field
 from fxshard.runtime.inputs import check_whole, global_result, local_input, write_back
-from fxshard.runtime.launch import checksum, compare, mesh_ranks
+from fxshard.runtime.launch import compare, mesh_ranks
+from fxshard.runtime.values import check_memory
 
 Read = Callable[[Sequence[Any]], torch.Tensor]
 """The leaves of the user's arguments -> a tensor that the compiled program takes."""
@@ -79,19 +80,16 @@ class Runner:
     def _check_memory(self) -> None:
         """Raises RunError for a parameter or buffer that is on meta still."""
         for end in self.program.inputs:
-            if end.kind in ("parameter", "buffer") and self._target(end.name, ()).is_meta:
-                raise RunError(
-                    f"{end.kind} {end.name} has no memory: it is on meta",
-                    remedy="call model.to_empty(device=...) on every rank and load or initialise the weights before the first call",
-                )
+            if end.kind in ("parameter", "buffer"):
+                check_memory(end.kind, end.name, self._target(end.name, ()))
 
     def _check_first(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
         """Raises RunError on all ranks unless they hold the same global values."""
         ends = [end for end in self.program.inputs if end.kind != "tangent"]
-        fields = {}
+        fields: Fields = {}
         for end, value in zip(ends, inputs, strict=True):
-            if end.kind == "input" and not isinstance(leaves[self.leaf_of[end.name]], DTensor):
-                fields[f"checksum: {end.name}"] = checksum(leaves[self.leaf_of[end.name]])
+            if end.kind == "input":
+                fields |= value_field(end.name, leaves[self.leaf_of[end.name]])
             elif end.kind == "seed":
                 fields["rng_seed"] = str(int(value))
         compare(fields, ranks=mesh_ranks(self.bound.device_mesh), timeout=self.timeout)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fxshard
 import fxshard.runtime.backend as backend
 from examples.llama import Llama
-from fxshard.errors import ConstraintError, FxshardError, PlanError, RunError, TraceError
+from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.inputs import local_batch
 from tests.distributed.ranks import Scenario, run_scenarios
 
@@ -292,6 +293,25 @@ def llama_dtensor() -> None:
         train_both(model, sharded(model), reference, lambda m: m(x, x), lambda m: m(tokens, tokens))
 
 
+def fsdp() -> None:
+    """Modules that fully_shard manages: it gathers whole parameters and scatters whole gradients, of the same batch on each rank."""
+    for parts in (["up", "down", ""], [""]):
+        model, x = MLP(), torch.randn(8, 16)
+        reference = copy.deepcopy(model)
+        for part in parts:
+            fully_shard(model.get_submodule(part), mesh=mesh_of_two())
+        compiled = sharded(model)
+        for _ in range(2):
+            have, want = compiled(x), reference(x)
+            close(have, want)
+            have.square().sum().backward()
+            want.square().sum().backward()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            close(p.grad, q.grad)
+    for refused in (lambda: fxshard.plan(model, (x,), mesh_of_two()), lambda: fxshard.parallelize(model, (x,), mesh_of_two())):
+        assert "the model is wrapped by FSDP or DDP (FSDPMLP)" in error_of(OptionError, refused)
+
+
 def error_of(kind: type[FxshardError], call: Callable[[], Any]) -> str:
     with pytest.raises(kind) as caught:
         call()
@@ -302,11 +322,11 @@ def errors() -> None:
     """Bad input is an error on both ranks, at once, as it was raised."""
     rank, x = mesh_of_two().get_local_rank(), torch.randn(8, 16)
     said = error_of(RunError, lambda: sharded(MLP())(x + rank))
-    assert "checksum: x" in said and "local_batch" in said
+    assert "the value of x: rank 0: checksum " in said and "local_batch" in said
     said = error_of(RunError, lambda: sharded(MLP())(x[: 8 - rank]))
-    assert "shapes: x" in said and "local_batch" in said
+    assert "the shape of x: rank 0: (8, 16)" in said and "local_batch" in said
     torch.manual_seed(rank)
-    assert "weights: up" in error_of(RunError, lambda: sharded(MLP())(x))
+    assert "the weights of up" in error_of(RunError, lambda: sharded(MLP())(x))
     assert "rng_seed" in error_of(RunError, lambda: sharded(nn.Dropout())(x))
     torch.manual_seed(0)
     said = error_of(ConstraintError, lambda: sharded(MLP(), pins={"up.weight": "S(0)"})(x))
@@ -343,6 +363,7 @@ ALL = (
     mlp_dtensor_uneven,
     mlp_own_batches,
     graph_break_dtensor,
+    fsdp,
     llama_dtensor,
     errors,
 )

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
-from fxshard.errors import OptionError, PlanError, RunError
+from fxshard.errors import OptionError, PlanError, RunError, TraceError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -195,14 +195,9 @@ def dumps() -> None:
     dist.broadcast_object_list(found)
     folder, x = Path(str(found[0])), torch.randn(4, 6)
     model = parallelize(nn.Linear(6, 2), (x,), mesh(), compiler="eager", dump=folder / str(dist.get_rank()))
-    said: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = said.append  # type: ignore[method-assign]
-    logging.getLogger("fxshard").addHandler(handler)
-    with torch.no_grad():
+    with torch.no_grad(), Heard(logging.WARNING) as said:
         model(x[:2])
-    logging.getLogger("fxshard").removeHandler(handler)
-    assert [r.getMessage() for r in said] == ["planning again for inference: args[0] (2, 6)"]
+    assert said.texts == (["planning again for inference: args[0] (2, 6)"] if dist.get_rank() == 0 else [])
     with pytest.raises(fxshard.FxshardError):
         parallelize(Branch(), (x,), mesh(), compiler="eager", dump=folder / f"branch{dist.get_rank()}")
     dist.barrier()
@@ -291,6 +286,44 @@ def dropout() -> None:
     assert not torch.equal(model(x), out)
 
 
+def modes() -> None:
+    """The plan says whether it is for training; who says so too must say the same. One rank logs for all."""
+    torch.set_default_dtype(torch.float64)
+    x, said = torch.randn(4, 6), Heard(logging.INFO)
+    plan = fxshard.plan(nn.Linear(6, 2), (x,), mesh(), train=False, input_layouts="R", output_layouts="R")
+    with pytest.raises(PlanError, match="the plan is for inference, train=True asks for training"):
+        parallelize(nn.Linear(6, 2), (x,), mesh(), plan, train=True, compiler="eager")
+    with said:
+        for train in (None, False):
+            model = parallelize(nn.Linear(6, 2), (x,), mesh(), plan, train=train, compiler="eager")
+            assert [p.train for p in model.forward.programs] == [False]
+        assert [p.train for p in parallelize(nn.Linear(6, 2), (x,), mesh(), compiler="eager").forward.programs] == [True]
+    text = "{} program on dp=2, number of collectives: 0"
+    assert said.texts == [text.format(kind) for kind in ("inference", "inference", "training") if dist.get_rank() == 0]
+
+
+class Heard(logging.Handler):
+    """Within the block: what fxshard logs, from a level on."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def __enter__(self) -> Heard:
+        logger = logging.getLogger("fxshard")
+        self.before = logger.level
+        logger.setLevel(min(self.level, logger.getEffectiveLevel()))
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("fxshard").removeHandler(self)
+        logging.getLogger("fxshard").setLevel(self.before)
+
+
 def errors() -> None:
     torch.set_default_dtype(torch.float64)
     x = torch.randn(4, 6)
@@ -320,12 +353,24 @@ def errors() -> None:
     with pytest.raises(PlanError, match="another graph"):
         parallelize(Net(), (x,), mesh(), random_plan(Net(), (x[:2],), mesh()), compiler="eager")
     model = parallelize(Net(), (x,), mesh(), compiler="eager")
-    with pytest.raises(RunError, match="copy the model before"):
-        copy.deepcopy(model)
-    with pytest.raises(RunError, match=r"differ in checksum: args\[0\](.|\n)*local_batch"):
+    for again in (copy.deepcopy, lambda m: fxshard.plan(m, (x,), mesh()), lambda m: parallelize(m, (x,), mesh(), compiler="eager")):
+        with pytest.raises(RunError, match=r"is parallelized already(.|\n)*before parallelize") as error:
+            again(model)
+        assert str(error.value).count("to do") == 1
+    with pytest.raises(RunError, match=r"differ in the value of args\[0\]: rank 0: checksum(.|\n)*local_batch"):
         model(x + dist.get_rank())
+    with pytest.raises(TraceError, match=r"the forward of Net raises RuntimeError: .*\[4, 5\]"):
+        model(x[:, :5])
+    bound = fxshard.export(nn.Linear(6, 2), (x,), mesh()).bind(mesh(), compiler="eager")
+    for called in (model, bound):
+        with pytest.raises(RunError, match=r"input args\[0\] has no memory: it is on meta"):
+            called(x.to("meta"))
+    with pytest.raises(RunError, match=r"the program takes \(4, 6\)(.|\n)*plan \(export\) again"):
+        bound(x[:3])
+    with pytest.raises(RunError, match=r"differ in the shape of args\[0\]: rank 0: \(4, 6\) .*; rank 1: \(3, 6\)(.|\n)*local_batch"):
+        parallelize(Net(), (x[: 4 - dist.get_rank()],), mesh(), compiler="eager")
     torch.manual_seed(dist.get_rank())
-    with pytest.raises(RunError, match=r"differ in weights(.|\n)*torch.manual_seed"):
+    with pytest.raises(RunError, match=r"differ in the weights of a.weight: rank 0: checksum(.|\n)*of a.bias(.|\n)*torch.manual_seed"):
         parallelize(Net(), (x,), mesh(), compiler="eager")
     layouts = {n: Layout(p.placements) for n, p in model.named_parameters()}
     assert set(map(str, layouts.values())) <= {"R", "S(0)", "S(1)"}
@@ -343,6 +388,7 @@ SCENARIOS: dict[str, Scenario] = {
         submodule,
         from_meta,
         dropout,
+        modes,
         errors,
     )
 }

@@ -205,11 +205,11 @@ def test_every_kind_of_store(kind: str, tmp_path: Path) -> None:
 
 def test_a_differing_field_is_an_error_on_every_rank() -> None:
     def body(group: Group) -> None:
-        compare({"plan": "ab", "checksum: args[0]": "1" if group.rank in (1, 3) else "2"}, group=group, timeout=SLOW)
+        compare({"plan": "ab", "value: args[0]": "1" if group.rank in (1, 3) else "2"}, group=group, timeout=SLOW)
 
     found = together((0, 1, 2, 3), body)
     assert {str(error) for error in found.values()} == {
-        "the ranks differ in checksum: args[0]: ranks 0, 2: 2; ranks 1, 3: 1\n"
+        "the ranks differ in the value of args[0]: ranks 0, 2: 2; ranks 1, 3: 1\n"
         "  where: before the first collective of ranks 0-3\n"
         "  to do: plain tensors are global values, the same on each rank; "
         "pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
@@ -223,6 +223,13 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     assert error.remedy == "install the same version of torch on all ranks"
 
 
+def test_of_many_differences_a_few_are_named() -> None:
+    error = difference({rank: {f"weights: layers.{i}": f"{rank}" for i in range(9)} for rank in (0, 1)})
+    assert error is not None
+    few = ", ".join(f"the weights of layers.{i}" for i in range(1, 5))
+    assert error.what == f"the ranks differ in the weights of layers.0: rank 0: 0; rank 1: 1 (and in {few} and 4 others)"
+
+
 def test_fields_that_some_ranks_lack_and_unknown_ones() -> None:
     error = difference({0: {"colour": "red"}, 1: {}, 2: {"colour": "red"}})
     assert error is not None
@@ -232,7 +239,7 @@ def test_fields_that_some_ranks_lack_and_unknown_ones() -> None:
 
 
 def test_long_values_are_cut_to_where_they_differ_and_many_are_counted() -> None:
-    error = difference({rank: {"shapes": "x" * 500 + f"[{rank}]" + "y" * 500} for rank in range(7)})
+    error = difference({rank: {"shape": "x" * 500 + f"[{rank}]" + "y" * 500} for rank in range(7)})
     assert error is not None
     assert "...xxxxxxxxx[0]yyy" in error.what and error.what.endswith("...; and 3 other values")
     assert len(error.what) < 400
@@ -275,6 +282,7 @@ def test_checksums_of_shapes_and_special_tensors() -> None:
     assert checksum(torch.tensor(0.0)) != checksum(torch.tensor(-0.0)) != checksum(torch.tensor([0.0]))
     assert checksum(torch.empty(0, 3)) == checksum(torch.empty(0, 3)) != checksum(torch.empty(3, 0))
     assert checksum(torch.nn.Parameter(x)) == checksum(x)
+    assert x.untyped_storage().resizable()
     z = torch.tensor([1 + 2j, 3 - 1j])
     assert checksum(z.conj()) == checksum(z.conj().resolve_conj()) != checksum(z)
     assert checksum(z.conj().imag) == checksum(torch.tensor([-2.0, 1.0]))

@@ -81,7 +81,7 @@ def _through_everything(rank: int, folder: str) -> dict[str, Any]:
     found["plan"] = share_plan(small_plan if rank == 0 else _failing, ranks=mesh_ranks(mesh), timeout=SOON).to_json()
     found["raises"] = caught(lambda: share_plan(_failing, timeout=600.0))
     batch = torch.full((2, 3), float(rank == 1), dtype=torch.bfloat16)
-    found["checksum"] = caught(lambda: compare({"checksum: args[0]": checksum(batch)}, timeout=600.0))
+    found["checksum"] = caught(lambda: compare({"value: args[0]": checksum(batch)}, timeout=600.0))
     found["stranger"] = caught(lambda: compare({}, ranks=(0, 1) if rank == 2 else (1, 3)))
     if rank != 1:
         found["sub"] = share_plan(small_plan, ranks=mesh_ranks(pair), timeout=SOON).to_json()
@@ -105,7 +105,7 @@ def test_three_ranks_over_gloo(tmp_path: Path) -> None:
         assert "the pin 'wq' matches nothing" in text and (rank == 0 or "rank 0 could not" in text)
         kind, text, seconds = one["checksum"]
         assert (kind, seconds < SOON) == ("RunError", True)
-        assert "differ in checksum: args[0]: ranks 0, 2: " in text and "; rank 1: " in text and "local_batch" in text
+        assert "differ in the value of args[0]: ranks 0, 2: " in text and "; rank 1: " in text and "local_batch" in text
         assert one["stranger"][0] == ("RunError" if rank == 2 else OptionError.__name__)
         kind, text, seconds = one["missing"]
         assert (kind, seconds < SOON) == ("RunError", True)
