@@ -101,6 +101,7 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
+        lower.check_plan(c.graph, c.plan)
         verify.verify_plan(annotate.annotate(c.graph, c.plan.mesh), c.plan)
     program = lower.lower(c.graph, c.plan)
     verify_program(program)

@@ -50,7 +50,7 @@ from fxshard.runtime.fields import shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
-from fxshard.runtime.launch import announce, checksum, compare, leads, mesh_ranks, share_plan
+from fxshard.runtime.launch import announce, compare, leads, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -123,7 +123,7 @@ class GraphPrograms:
             graph, names = self._trace(module, tensors)
         with plain_arithmetic(device):
             compiled = self._compile(graph, dict(zip(names, tensors, strict=True)), outputs)
-        return GraphRunner(compiled, names, outputs, self.graph.distributed)
+        return GraphRunner(compiled, names, outputs, self.graph.distributed, self.options.timeout)
 
     def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
         options, dump = self.options, self._dump(graph)
@@ -201,6 +201,4 @@ def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[s
             fields |= shape_fields({end.name: value})
         if value.grad_fn is None:
             fields |= value_field(end.name, value) if end.kind == "input" else weight_fields({end.name: value})
-    if graph.inputs_of("seed"):
-        fields["rng_seed"] = checksum(torch.get_rng_state())
     return fields

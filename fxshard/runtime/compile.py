@@ -13,8 +13,8 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import inductor_compile, inductor_decompositions, inductor_output_strides, wrap_like
-from fxshard.errors import OptionError, closest
+from fxshard._torch_compat import changes_of, inductor_compile, inductor_decompositions, inductor_output_strides, wrap_like
+from fxshard.errors import OptionError, RunError, closest
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
@@ -220,6 +220,7 @@ class _Step(torch.autograd.Function):
         results, kept = tuple(out[: artefact.results]), out[artefact.results :]
         ctx.artefact = artefact
         ctx.like = [x if isinstance(x, DTensor) else None for x in inputs]
+        ctx.watched = [(inputs[i], changes_of(inputs[i])) for i in _read_later(inputs, local, artefact.kept_inputs, kept)]
         ctx.save_for_backward(*[local[i] for i in artefact.kept_inputs], *kept)
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in artefact.tangent_of))
         return results
@@ -229,10 +230,23 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         artefact: Artefact = ctx.artefact
         assert artefact.backward is not None
+        changed = next((x for x, count in ctx.watched if changes_of(x) != count), None)
+        if changed is not None:  # autograd watches the local tensors, which a DTensor's own changes do not count for
+            what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
+            raise RunError(what, remedy="change parameters after backward, or change a clone")
         tangents = [grads[i].contiguous() for i in artefact.tangent_of]
         with plain_arithmetic(tangents[0].device.type):
             out = artefact.backward([*ctx.saved_tensors, *tangents])
         return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
+
+
+def _read_later(
+    inputs: Sequence[torch.Tensor], local: Sequence[torch.Tensor], kept_inputs: Sequence[int], kept: Sequence[torch.Tensor]
+) -> list[int]:
+    """Places of the DTensors that the backward reads: those that are kept, and those that kept values are views of."""
+    places = {x.untyped_storage().data_ptr(): i for i, x in enumerate(local)}
+    found = {*kept_inputs, *(places[p] for x in kept if (p := x.untyped_storage().data_ptr()) in places)}
+    return sorted(i for i in found if isinstance(inputs[i], DTensor))
 
 
 def _gradient(out: Sequence[torch.Tensor], index: int | None, like: DTensor | None) -> torch.Tensor | None:

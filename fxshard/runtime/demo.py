@@ -139,7 +139,7 @@ def rank_main() -> None:
 def _program(model: nn.Module) -> Any:
     forward = model.forward
     assert isinstance(forward, ShardedForward)
-    return next(iter(forward.runners.values()))[0][1].program
+    return forward.programs[0]
 
 
 def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float], list[Any]]:

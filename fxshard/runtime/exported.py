@@ -19,6 +19,7 @@ from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program
+from fxshard.runtime.fields import weight_fields
 from fxshard.runtime.inputs import leaf_names
 from fxshard.runtime.launch import compare, mesh_ranks, versions
 from fxshard.runtime.options import check_choice, check_device_mesh
@@ -63,7 +64,7 @@ class ExportedProgram(ShardedProgram):
             weights: whole tensors by the model's names; the program's own by default.
             compiler: ``"inductor"`` or ``"eager"``.
 
-        Raises PlanError for another mesh, RunError for a missing weight or ranks that hold different programs.
+        Raises PlanError for another mesh, RunError for a missing weight, or ranks that hold different programs or weights.
         """
         check_device_mesh(device_mesh)
         if not isinstance(weights, Mapping | None):
@@ -71,7 +72,7 @@ class ExportedProgram(ShardedProgram):
             raise OptionError(f"weights are a {type(weights).__name__}", remedy=remedy)
         check_choice("compiler", compiler, COMPILERS)
         values = dict(weights or self.weights)
-        fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash}
+        fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash, **weight_fields(values)}
         bound = bind(self, device_mesh, device)
         compare(fields_, ranks=mesh_ranks(device_mesh))
         return BoundModule(self, values, bound, device_mesh, compiler)

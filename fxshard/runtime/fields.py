@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard.layout import Layout
-from fxshard.runtime.launch import checksum
+from fxshard.runtime.launch import checksum, compare, mesh_ranks
 
-SAMPLE = 64
-"""Elements of each parameter and buffer that ranks compare: cheap, and enough to tell ranks that were seeded differently."""
+SAMPLE = 256
+"""Elements of each parameter and buffer that ranks compare, evenly spread: cheap, and enough to tell other seeds and other files."""
 
 Fields = dict[str, str]
 
@@ -30,4 +31,26 @@ def value_field(name: str, value: torch.Tensor) -> Fields:
 def weight_fields(named: Mapping[str, torch.Tensor]) -> Fields:
     """A sample of each plain parameter or buffer."""
     plain = {name: value.detach() for name, value in named.items() if not isinstance(value, DTensor)}
-    return {f"weights: {name}": f"checksum {checksum(value.flatten()[:SAMPLE])}" for name, value in plain.items()}
+    return {f"weights: {name}": f"checksum {checksum(_sample(value))}" for name, value in plain.items()}
+
+
+def _sample(value: torch.Tensor) -> torch.Tensor:
+    """The first and the last element, and others evenly between them."""
+    if value.numel() <= SAMPLE or value.is_meta:
+        return value
+    places = torch.linspace(0, value.numel() - 1, SAMPLE, dtype=torch.float64).long().to(value.device)
+    return value.reshape(-1).index_select(0, places)
+
+
+class SeedWatch:
+    """Ranks must draw the same seeds: they compare them at the first, second, fourth, eighth ... call, for a generator that
+    was used on one rank alone goes its own way from then on."""
+
+    def __init__(self, device_mesh: DeviceMesh, timeout: float) -> None:
+        self.ranks, self.timeout, self.calls = mesh_ranks(device_mesh), timeout, 0
+
+    def __call__(self, seeds: Sequence[torch.Tensor]) -> None:
+        """Raises RunError on all ranks when it is time to compare and they differ."""
+        self.calls += 1
+        if seeds and self.calls & (self.calls - 1) == 0:
+            compare({"rng_seed": " ".join(str(int(seed)) for seed in seeds)}, ranks=self.ranks, timeout=self.timeout)

@@ -9,14 +9,18 @@ import torch
 
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.dynamo_graph import Output
+from fxshard.runtime.fields import SeedWatch
 from fxshard.runtime.inputs import global_result, local_input, write_back
 
 
 class GraphRunner:
     """``names``: of the graph's tensors, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor."""
 
-    def __init__(self, compiled: CompiledProgram, names: Sequence[str], outputs: Sequence[Output], distributed: Sequence[bool]) -> None:
+    def __init__(
+        self, compiled: CompiledProgram, names: Sequence[str], outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
+    ) -> None:
         self.compiled, self.bound, program = compiled, compiled.bound, compiled.program
+        self.watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
         self.place = {name: i for i, name in enumerate(names)}
         ends = zip(program.inputs, program.input_layouts, strict=True)
@@ -29,6 +33,7 @@ class GraphRunner:
             local_input(tensors[i], layout, self.bound, name) if i is not None else torch.randint(0, 2**62, (), dtype=torch.int64)
             for name, i, layout in self.reads
         ]
+        self.watch([x for x, (_, i, _) in zip(inputs, self.reads, strict=True) if i is None])
         return self._outputs(tensors, self.compiled(inputs))
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:

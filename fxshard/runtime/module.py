@@ -31,6 +31,7 @@ from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.attributes import Attributes, attributes_of, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import shape_fields, weight_fields
@@ -140,6 +141,15 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     return settings
 
 
+@dataclass(frozen=True)
+class Made:
+    """A program that was made, and for what: the structure of the arguments and the modules' attributes."""
+
+    spec: pytree.TreeSpec
+    attributes: Attributes
+    runner: Runner
+
+
 @dataclass(eq=False)
 class ShardedForward:
     """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it."""
@@ -147,7 +157,9 @@ class ShardedForward:
     model: nn.Module
     device_mesh: DeviceMesh
     settings: Settings
-    runners: dict[Any, list[tuple[pytree.TreeSpec, Runner]]] = field(default_factory=dict)
+    runners: dict[Any, list[Made]] = field(default_factory=dict)
+    unread: set[tuple[int, str]] = field(default_factory=set)
+    """(module, attribute) whose changes were found to leave the graph as it is."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -160,17 +172,17 @@ class ShardedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         train = torch.is_grad_enabled() and self._differentiable(leaves)
-        for known, runner in self.runners.get(self._key(leaves, train), ()):
-            if known == spec:
-                return runner(leaves)
-        shapes = _shapes(leaf_names(args, kwargs), leaves)
-        announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], shapes)
+        now = attributes_of(self.modules)
+        for made in self.runners.get(self._key(leaves, train), ()):
+            if made.spec == spec and differing(made.attributes, now) <= self.unread:
+                return made.runner(leaves)
         return self.prepare(args, kwargs, train)(leaves)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Runner:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
         first = not self.runners
-        alike = versions() | weight_fields(dict(self.model.named_parameters())) if first else {}
+        weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        alike = versions() | weight_fields(weights) if first else {}
         self._compare({**alike, **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
@@ -178,6 +190,13 @@ class ShardedForward:
         names = leaf_names(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         named = dict(zip(names, leaves, strict=True))
+        key, attributes = self._key(leaves, train), attributes_of(self.modules)
+        for made in self.runners.get(key, ()):
+            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
+                self.unread |= differing(made.attributes, attributes)
+                return made.runner
+        if not first:
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
         with plain_arithmetic(self.device.type):
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
@@ -188,7 +207,7 @@ class ShardedForward:
             self._check_parameters(program)
             compiled = compile_program(bind(program, self.device_mesh, self.device), self.settings.compiler, dump)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
-        self.runners.setdefault(self._key(leaves, train), []).append((spec, runner))
+        self.runners.setdefault(key, []).append(Made(spec, attributes, runner))
         return runner
 
     def _dump(self, train: bool) -> Dump:
@@ -272,7 +291,7 @@ class ShardedForward:
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:
         """The programs made so far, those of one way of calling together."""
-        return tuple(runner.program for found in self.runners.values() for _, runner in found)
+        return tuple(made.runner.program for found in self.runners.values() for made in found)
 
     def _differentiable(self, leaves: Sequence[Any]) -> bool:
         return any(getattr(owner, key).requires_grad for owner, key in self.places) or any(
@@ -280,9 +299,8 @@ class ShardedForward:
         )
 
     def _key(self, leaves: Sequence[Any], train: bool) -> tuple[Any, ...]:
-        modes = tuple(m.training for m in self.modules)
         trained = tuple(getattr(owner, key).requires_grad for owner, key in self.places) if train else ()
-        return train, modes, trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+        return train, trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:

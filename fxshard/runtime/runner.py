@@ -14,7 +14,7 @@ from fxshard.layout import Layout
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.fields import Fields, value_field
+from fxshard.runtime.fields import Fields, SeedWatch, value_field
 from fxshard.runtime.inputs import check_whole, global_result, local_input, write_back
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.values import check_memory
@@ -27,7 +27,7 @@ class Runner:
     """Calls a compiled program with a module's parameters and a user's arguments.
 
     ``names`` are those of the leaves of the arguments (``args[0]``). The first call waits, up to ``timeout`` seconds, for
-    all ranks to have compiled, and compares what they must hold alike: plain inputs and the seed of random operators.
+    all ranks to have compiled, and compares what they must hold alike: plain inputs. Seeds of random operators are compared now and then.
     """
 
     def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT) -> None:
@@ -39,6 +39,8 @@ class Runner:
         outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
         self.fresh = True
+        self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
+        self.watch = SeedWatch(self.bound.device_mesh, timeout)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         if self.fresh:
@@ -46,7 +48,8 @@ class Runner:
             self._check_memory()
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:
-            self._check_first(leaves, inputs)
+            self._check_first(leaves)
+        self.watch([inputs[i] for i in self.seeds])
         distributed = any(isinstance(x, DTensor) for x in leaves)
         outputs = []
         for (end, layout, shape), value in zip(self.results, self.compiled(inputs), strict=True):
@@ -83,14 +86,11 @@ class Runner:
             if end.kind in ("parameter", "buffer"):
                 check_memory(end.kind, end.name, self._target(end.name, ()))
 
-    def _check_first(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+    def _check_first(self, leaves: Sequence[Any]) -> None:
         """Raises RunError on all ranks unless they hold the same global values."""
-        ends = [end for end in self.program.inputs if end.kind != "tangent"]
         fields: Fields = {}
-        for end, value in zip(ends, inputs, strict=True):
+        for end in self.program.inputs:
             if end.kind == "input":
                 fields |= value_field(end.name, leaves[self.leaf_of[end.name]])
-            elif end.kind == "seed":
-                fields["rng_seed"] = str(int(value))
         compare(fields, ranks=mesh_ranks(self.bound.device_mesh), timeout=self.timeout)
         self.fresh = False
