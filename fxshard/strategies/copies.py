@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from fxshard.call import Call
-from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, replicate_all
+from fxshard.strategies.factors import MOVEMENT, Factors, replicate_all
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names, overloads
 from fxshard.strategies.registry import register
-
-
-def cast(call: Call) -> Factors:
-    """A cast between kinds of numbers keeps sums; from real to whole numbers it rounds, so it does not."""
-    (out,) = call.outputs
-    source = call.operands[0].dtype
-    assert out is not None
-    if source == out.dtype:
-        return pointwise_rule((0,), ops=MOVEMENT)(call)
-    exact = out.dtype.is_floating_point or out.dtype.is_complex or not (source.is_floating_point or source.is_complex)
-    keeps = exact and torch.bool not in (source, out.dtype) and not (source.is_complex and not out.dtype.is_complex)
-    return pointwise_rule((0,), ops=SUMS if keeps else ())(call)
 
 
 def reinterpret(call: Call) -> Factors:
@@ -33,8 +19,10 @@ def reinterpret(call: Call) -> Factors:
 
 
 register("aten.view.dtype", reinterpret)
+# Casts are copies: which reductions a change of dtype keeps is decided for all rules at once, in ``conversion``.
 register(names("clone detach alias lift_fresh lift_fresh_copy contiguous resolve_conj resolve_neg"), pointwise_rule((0,), ops=MOVEMENT))
-register(names("_to_copy") + overloads("to", "dtype", "device") + ["prims.convert_element_type.default"], cast)
+register(names("_to_copy") + overloads("to", "dtype", "device"), pointwise_rule((0,), ops=MOVEMENT))
+register("prims.convert_element_type.default", pointwise_rule((0,), ops=MOVEMENT))
 # copy(into, x): only x is read; ``into`` is written in its place.
 register(names("copy copy_"), pointwise_rule((0, 1), ops=MOVEMENT, enforce=((0, 0),)))
 # Checks of values: run on the whole tensor, they have no output.

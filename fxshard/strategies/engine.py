@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -20,6 +21,7 @@ from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
+from fxshard.strategies.conversion import has_reduction, keeps
 from fxshard.strategies.factors import SUMS, Factors, replicate_all, resolve, same
 from fxshard.strategies.registry import lookup, on_change
 
@@ -108,7 +110,7 @@ def _options(call: Call) -> _Options:
             found.append(option)
             cuts[factor] = _cut(rule, factor, sizes, option)
     found += _pending(rule, call)
-    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o)}
+    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and _exact(call, o)}
     return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
 
 
@@ -166,21 +168,22 @@ def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
     """Options that pass a pending reduction through."""
     for group in rule.linear:
-        tensors = [*(call.operands[i] for i in group.operands), *(o for o in call.outputs if o is not None)]
-        for op in group.ops:
-            if group.operands and all(_reducible(meta, op) for meta in tensors):
-                ins = [Partial(op) if i in group.operands else Replicate() for i in range(len(call.operands))]
-                outs = [Replicate() if o is None else Partial(op) for o in call.outputs]
-                yield AxisOption(tuple(ins), tuple(outs))
+        for op in group.ops if group.operands else ():
+            ins = [Partial(op) if i in group.operands else Replicate() for i in range(len(call.operands))]
+            outs = [Replicate() if o is None else Partial(op) for o in call.outputs]
+            yield AxisOption(tuple(ins), tuple(outs))
 
 
-def _reducible(meta: TensorMeta, op: str) -> bool:
-    """Booleans have no sum, whole numbers no average."""
-    if op in ("max", "min"):
-        return not meta.dtype.is_complex
-    if op == "avg":
-        return meta.dtype.is_floating_point or meta.dtype.is_complex
-    return str(meta.dtype) != "torch.bool"
+def _exact(call: Call, option: AxisOption) -> bool:
+    """Whether each pending reduction is one that its dtype has, and is kept on the way to the dtype of an output."""
+    ins, outs = _pending_dtypes(option.inputs, call.operands), _pending_dtypes(option.outputs, call.outputs)
+    possible = all(has_reduction(op, dtype) for op, dtype in (*ins, *outs))
+    return possible and all(keeps(op, source, target) for op, source in ins for _, target in outs)
+
+
+def _pending_dtypes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[tuple[str, torch.dtype]]:
+    pairs = zip(placements, metas, strict=True)
+    return [(p.reduce_op, meta.dtype) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
 
 
 def _obeys(rule: Factors, option: AxisOption) -> bool:
