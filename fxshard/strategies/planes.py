@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fxshard.call import Call, TensorMeta
+from fxshard.strategies.conversion import is_real
 from fxshard.strategies.factors import MOVEMENT, Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
@@ -12,7 +13,7 @@ from fxshard.strategies.registry import register
 
 
 def planes(space: int, *groups: tuple[int, ...]) -> Rule:
-    """The last ``space`` dims of every tensor whole; ``groups``: argument positions it is linear in."""
+    """The last ``space`` dims of every tensor whole; ``groups``: argument positions it is linear in (whole numbers are rounded)."""
 
     def on_planes(call: Call) -> Factors:
         metas = (*call.operands, *call.outputs)
@@ -23,7 +24,8 @@ def planes(space: int, *groups: tuple[int, ...]) -> Rule:
 
         dims = [of(meta, i) for i, meta in enumerate(metas)]
         count = len(call.operands)
-        return factors(dims[:count], dims[count:], linear=linear_groups(call, groups))
+        rounds = not all(is_real(o.dtype) for o in call.outputs if o is not None)
+        return factors(dims[:count], dims[count:], linear=() if rounds else linear_groups(call, groups))
 
     return on_planes
 
