@@ -161,18 +161,43 @@ def _distribute(t: torch.Tensor, layout: Layout, mesh: tuple[int, ...]) -> dict[
 
 
 def spread(t: torch.Tensor, op: str, n: int) -> list[torch.Tensor]:
-    """``n`` tensors whose reduction is ``t``."""
+    """``n`` tensors whose reduction is ``t``, every element dealt to the ranks in an order of its own."""
     generator = torch.Generator().manual_seed(7)
+    parts = torch.stack((_real_parts if t.dtype.is_floating_point or t.dtype.is_complex else _whole_parts)(t, op, n, generator))
+    order = torch.rand(parts.shape, generator=generator).argsort(0)
+    return list(parts.gather(0, order).unbind(0))
+
+
+def _real_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Some parts of an extreme are infinite, as those of empty shards are."""
     noise = [(torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5).to(t.dtype) for _ in range(n - 1)]
-    if not (t.dtype.is_floating_point or t.dtype.is_complex):
-        return [t, *(torch.full_like(t, identity(op, t.dtype)) for _ in noise)]
     if op == "sum":
         return [*noise, t - sum(noise)]
     if op == "avg":
         return [*noise, t * n - sum(noise)]
     if op == "product":
         return [*noise, t / math.prod(noise)]
+    noise = [x.where(x < 1.25, math.inf) for x in noise]
     return [t, *(t - x if op == "max" else t + x for x in noise)]
+
+
+def _whole_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Anything between the least and the greatest number; sums and products wrap around, where odd numbers have an inverse."""
+    assert op in ("max", "min") or (op in ("sum", "product") and t.dtype != torch.bool), f"{t.dtype} has no {op}"
+    noise = [torch.randint(-(2**63), 2**63 - 1, t.shape, generator=generator).to(t.dtype) for _ in range(n - 1)]
+    if t.dtype == torch.bool:
+        noise = [torch.randint(2, t.shape, generator=generator).bool() for _ in noise]
+    if op == "sum":
+        return [*noise, t - sum(noise)]
+    if op == "product":
+        odd = [x | 1 for x in noise]
+        return [*odd, t * math.prod(map(_inverse, odd))]
+    return [t, *((torch.minimum if op == "max" else torch.maximum)(t, x) for x in noise)]
+
+
+def _inverse(odd: torch.Tensor) -> torch.Tensor:
+    """The number whose product with ``odd`` wraps around to 1: right in three bits at first, then in twice as many each time."""
+    return functools.reduce(lambda x, _: x * (2 - odd * x), range(5), odd)
 
 
 def assemble(parts: dict[tuple[int, ...], torch.Tensor], shape: Sequence[int], layout: Layout, mesh: tuple[int, ...]) -> torch.Tensor:
