@@ -20,6 +20,9 @@ from .model import Model
 OBJECTIVE_RANGE = 1e6
 """The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""
 
+NODE_WORK = 50.0
+"""Work that a node of the search tree counts as, per entry of the matrix: HiGHS has no unit of its own."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -57,13 +60,14 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     highs.setOptionValue("mip_rel_gap", 0.0)
     if budget.seconds_left is not None:
         highs.setOptionValue("time_limit", max(0.1, budget.seconds_left))
-    if budget.work_left is not None:  # nodes of the search tree, as HiGHS has no unit of work of its own
-        highs.setOptionValue("mip_max_nodes", int(budget.work_left / (50.0 * len(columns.row) + 1)))
+    node_work = NODE_WORK * len(columns.row) + 1
+    if budget.work_left is not None:
+        highs.setOptionValue("mip_max_nodes", int(budget.work_left / node_work))
     highs.run()
-    status = highs.getModelStatus()
+    status, info = highs.getModelStatus(), highs.getInfo()
+    budget.charge((max(0, info.mip_node_count) + 1) * node_work)  # past its limit wherever the limit on nodes ended the search
     if status == highspy.HighsModelStatus.kInfeasible:
         return Answer(None, np.inf)
-    info = highs.getInfo()
     choices = None
     if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         choices = _choices(model, np.asarray(highs.getSolution().col_value))

@@ -14,10 +14,26 @@ from fxshard.solver.scaling import quantise
 
 
 def brute_force(problem: PlacementProblem) -> float:
-    """The least cost of all choices that are allowed and fit, inf if there are none."""
-    ranges = [range(len(cost)) for cost in problem.node_costs]
-    plans = (plan for plan in itertools.product(*ranges) if problem.feasible(plan))
-    return min((problem.evaluate(plan) for plan in plans), default=float("inf"))
+    """The least cost of all choices that are allowed and fit, inf if there are none: one array over all choices, summed up here."""
+    sizes = [len(cost) for cost in problem.node_costs]
+    state = np.ogrid[tuple(slice(size) for size in sizes)]
+    total = np.zeros(sizes)
+    for node, cost in enumerate(problem.node_costs):
+        total += cost[state[node]]
+    for (i, j), table in zip(problem.edges, problem.edge_costs, strict=True):
+        total += table[state[i], state[j]]
+    for transfer in problem.transfers:
+        have = transfer.have[state[transfer.source]]
+        for layout in range(transfer.prices.shape[1]):
+            wanted = np.logical_or.reduce(np.broadcast_arrays(*(want[state[node]] == layout for node, want in transfer.readers)))
+            total += np.where(wanted, transfer.prices[have, layout], 0.0)
+    if problem.usage_limit is not None:
+        uses = zip(state, problem.usages, problem.intervals, strict=True)
+        live = [(usage[x], span) for x, usage, span in uses if usage is not None and span is not None]
+        for time in {lo for _, (lo, _) in live}:
+            used = sum((amount for amount, (lo, hi) in live if lo <= time < hi), np.zeros(()))
+            total += np.where(used > problem.usage_limit, np.inf, 0.0)
+    return float(total.min(initial=np.inf))
 
 
 @st.composite
@@ -90,6 +106,40 @@ def with_transfers(draw: st.DrawFn, memory: bool = False, integers: bool = True,
         if readers:
             transfers.append(Transfer(source, rng.integers(0, layouts, sizes[source]), readers, prices))
     return replace(problem, transfers=tuple(transfers))
+
+
+def grid(
+    rows: int, columns: int, states: int, seed: int, *, memory: bool = False, transfers: bool = False, integers: bool = False
+) -> PlacementProblem:
+    """A grid with random edges: no bound is tight, so all of the search is used.
+
+    Node costs are 3 to 4, so that a bound within a few hundredths of the optimum is above it (a million times that as
+    integers). Memory is three fifths of what it could be at its peak; a transfer has three readers.
+    """
+    rng = np.random.default_rng(seed)
+
+    def random(*shape: int, least: float = 0.0) -> np.ndarray:
+        costs = least + rng.random(shape)
+        return np.rint(1e6 * costs) if integers else costs
+
+    def transfer(layouts: int = 3) -> Transfer:
+        source, *readers = rng.choice(rows * columns, 4, replace=False).tolist()
+        have, *wants = (rng.integers(0, layouts, states) for _ in range(4))
+        return Transfer(source, have, tuple(zip(readers, wants, strict=True)), random(layouts, layouts) * (1 - np.eye(layouts)))
+
+    cells = np.arange(rows * columns).reshape(rows, columns)
+    pairs = [*zip(cells[:, :-1].flat, cells[:, 1:].flat, strict=True), *zip(cells[:-1].flat, cells[1:].flat, strict=True)]
+    problem = PlacementProblem(
+        tuple(random(states, least=3.0) for _ in cells.flat), tuple(pairs), tuple(random(states, states) for _ in pairs)
+    )
+    if transfers:
+        problem = replace(problem, transfers=tuple(transfer() for _ in range(cells.size // 2)))
+    if memory:
+        usages = tuple(rng.integers(0, 10, states).astype(float) for _ in cells.flat)
+        spans = tuple((int(s), int(s + rng.integers(1, cells.size))) for s in rng.integers(0, cells.size, cells.size))
+        problem = replace(problem, usages=usages, intervals=spans, usage_limit=0.0)
+        problem = replace(problem, usage_limit=problem.peak([int(usage.argmax()) for usage in usages]) * 0.6)
+    return problem
 
 
 def integer_model(problem: PlacementProblem) -> Model:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fxshard.solver import PlacementProblem
+from fxshard.solver import PlacementProblem, expand, highs
 from fxshard.solver.budget import Budget
 from fxshard.solver.elimination import eliminate, elimination_order
 from fxshard.solver.highs import solve_mip
-from tests.solver.problems import integer_model, optimum, problems
+from tests.solver.problems import brute_force, grid, integer_model, optimum, problems
 
 
 @settings(max_examples=100)
@@ -54,3 +54,21 @@ def test_elimination_declines_what_is_too_large(table: int, work: int) -> None:
     problem = PlacementProblem((np.zeros(2),) * 3, tuple(clique), (np.eye(2),) * 3)
     assert elimination_order(integer_model(problem), table, work) is None
     assert elimination_order(integer_model(problem), 8, 14) is not None
+
+
+@pytest.mark.parametrize("nodes", [None, 1.0])
+def test_the_bound_of_highs_is_one_whether_it_ends_or_is_cut(nodes: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers as edges make the relaxation loose: cut at its first node, the search ends a hundredth below the optimum."""
+    monkeypatch.setattr(highs, "NODE_WORK", 0.0)
+    cut = 0
+    for seed in range(10):
+        problem = grid(3, 3, 3, seed, memory=True, transfers=True, integers=True)
+        model, budget, best = integer_model(expand(problem)), Budget(work_limit=nodes), brute_force(problem)
+        answer = solve_mip(model, budget)
+        assert 0.98 * best < answer.bound <= best
+        if nodes is None:
+            assert answer.choices is not None and answer.bound == best == model.evaluate(answer.choices)
+        elif answer.bound < best:
+            assert budget.spent
+            cut += 1
+    assert cut or nodes is None

@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 
 from fxshard.solver import NoPlanError, PlacementProblem, solve
-from tests.solver.problems import with_copies
-
-
-def grid(side: int, states: int, seed: int) -> PlacementProblem:
-    """A grid with random edges: no bound is tight, so all of the search is used."""
-    rng = np.random.default_rng(seed)
-    cells = [(r, c) for r in range(side) for c in range(side)]
-    pairs = [(r * side + c, r * side + c + 1) for r, c in cells if c + 1 < side]
-    pairs += [(r * side + c, (r + 1) * side + c) for r, c in cells if r + 1 < side]
-    edges = tuple(rng.random((states, states)) for _ in pairs)
-    return PlacementProblem(tuple(rng.random(states) for _ in cells), tuple(pairs), edges)
+from tests.solver.problems import grid, with_copies
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -39,7 +29,7 @@ def test_copies_are_paid_once() -> None:
 
 
 def test_a_work_limit_cuts_with_a_true_bound_and_the_same_plan() -> None:
-    problem = grid(9, 8, 0)
+    problem = grid(9, 9, 8, 0)
     cut, full = solve(problem, work_limit=3e5), solve(problem)
     assert cut.cut and not cut.proven and problem.feasible(cut.choices)
     assert cut.lower_bound <= full.objective <= cut.objective
@@ -48,7 +38,7 @@ def test_a_work_limit_cuts_with_a_true_bound_and_the_same_plan() -> None:
 
 
 def test_a_time_limit_gives_the_best_plan_so_far() -> None:
-    problem = grid(16, 12, 1)
+    problem = grid(16, 16, 12, 1)
     solution = solve(problem, time_limit=0.0)
     assert solution.cut and problem.feasible(solution.choices)
     assert solution.lower_bound <= solution.objective
@@ -67,7 +57,7 @@ def test_a_limit_before_any_plan_is_an_error_that_says_so() -> None:
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
 def test_any_unit_will_do(scale: float) -> None:
-    problem = grid(5, 4, 2)
+    problem = grid(5, 5, 4, 2)
     scaled = PlacementProblem(tuple(c * scale for c in problem.node_costs), problem.edges, tuple(c * scale for c in problem.edge_costs))
     assert solve(scaled).proven
     assert solve(scaled).objective == pytest.approx(solve(problem).objective * scale, rel=1e-9)
@@ -79,6 +69,6 @@ def test_nothing_to_decide() -> None:
 
 
 def test_steps_say_what_was_done_without_timings() -> None:
-    solution = solve(grid(6, 5, 3))
+    solution = solve(grid(6, 6, 5, 3))
     assert solution.steps[0][0] == "integer costs"
     assert all(isinstance(name, str) and isinstance(what, str) for name, what in solution.steps)
