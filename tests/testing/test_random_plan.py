@@ -68,9 +68,24 @@ def test_an_error_in_the_ninth_digit_is_seen(part: str) -> None:
         assert_equal_to_one_device(result, reference)
 
 
-def test_a_missing_gradient_is_seen() -> None:
+@pytest.mark.parametrize(
+    ("part", "name", "what"),
+    [
+        ("grads", "0.bias", r"no gradient for \['0.bias'\]"),
+        ("mutations", "1.running_mean", r"no new value for buffers \['1.running_mean'\]"),
+    ],
+)
+def test_what_is_missing_is_seen(part: str, name: str, what: str) -> None:
     model, args = case()
     result = fxshard.simulate(model, args, mesh=MESH)
-    del result.grads["0.bias"]
-    with pytest.raises(AssertionError, match=r"no gradient for \['0.bias'\]"):
+    del getattr(result, part)[name]
+    with pytest.raises(AssertionError, match=what):
         assert_equal_to_one_device(result, one_device(model, args))
+
+
+def test_buffers_that_stay_as_they_are_need_not_come_back() -> None:
+    model, args = case()
+    model.eval()
+    result, reference = fxshard.simulate(model, args, mesh=MESH), one_device(model, args)
+    assert not result.mutations and not reference.changed
+    assert_equal_to_one_device(result, reference)
