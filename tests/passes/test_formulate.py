@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from passes.enumeration import MESHES, SQUARE, TOY, Const, Enumeration, aten, build, graphs, ops
+from zoo import llama
 
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
@@ -145,6 +146,15 @@ def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: s
     pins = _inputs(graph, inputs) if inputs else {}
     check_optimal(plan, Enumeration(annotate(graph, mesh), objective, _pinned(pins), memory_limit=limit))
     assert limit is None or sum(plan.memory.values()) <= limit < 2 * 8 * 8 * 4
+
+
+def test_a_plan_that_is_cut_says_how_far_from_the_optimum_it_may_be() -> None:
+    graph = trace(*llama()[:2])
+    cut, proven = (plan_graph(graph, SQUARE, Request(time_limit=limit)) for limit in (1e-6, None))
+    assert cut.certificate.cut and not proven.certificate.cut
+    assert cut.gap > 0 and proven.gap == 0 and proven.certificate.lower_bound == proven.objective
+    assert 0 < cut.certificate.lower_bound <= proven.objective <= cut.objective
+    assert cut.gap == pytest.approx(1 - cut.certificate.lower_bound / cut.objective)
 
 
 def test_an_empty_shard_is_taken_only_where_a_pin_asks_for_it() -> None:
