@@ -15,6 +15,7 @@ from zoo import gpt2
 import fxshard
 from fxshard.testing import assert_equal_to_one_device, one_device
 
+ROOT = Path(__file__).resolve().parents[2]
 RANK = """
 import os, sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -26,7 +27,8 @@ import fxshard
 mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 model = fxshard.load(folder + "/gpt2.pt2").bind(mesh)
 out = model(**load_file(folder + "/inputs.safetensors"))
-assert not any(name.split(".")[0] in ("transformers", "zoo") for name in sys.modules), "the model's code was imported"
+assert fxshard.__file__ == sys.argv[3], "another fxshard than the one under test"
+assert not any(name.split(".")[0] in ("transformers", "zoo", "tests", "examples") for name in sys.modules), "the model's code was imported"
 save_file({"logits": out["logits"].contiguous()}, f"{folder}/out{rank}.safetensors")
 dist.barrier()
 """
@@ -50,9 +52,14 @@ def exported(folder: Path, tokens: torch.Tensor) -> torch.nn.Module:
 def test_fresh_processes_give_the_same_outputs(tmp_path: Path) -> None:
     tokens = torch.randint(0, 50257, (2, 8))
     model = exported(tmp_path, tokens)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), str(r)], env=environment, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path), str(r), str(ROOT / "fxshard" / "__init__.py")],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for r in range(2)
     ]
     try:
@@ -74,6 +81,6 @@ def test_a_loaded_program_simulates_and_is_inspected_without_a_process_group(tmp
     result = fxshard.simulate(program, (), kwargs={"input_ids": tokens})
     assert_equal_to_one_device(result, one_device(model, (), {"input_ids": tokens}, train=False), rtol=1e-5)
     shown = subprocess.run(
-        [sys.executable, "-m", "fxshard", "inspect", str(tmp_path / "gpt2.pt2")], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "fxshard", "inspect", str(tmp_path / "gpt2.pt2")], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert "tp=2" in shown.stdout and "transformer.wte.weight" in shown.stdout
