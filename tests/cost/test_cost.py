@@ -60,6 +60,8 @@ def test_pointwise_moves_what_it_reads_and_writes() -> None:
 def test_views_are_free_and_convolutions_count_their_kernels() -> None:
     mesh = Mesh({"a": 2}, H)
     assert time_of(call("aten.view.default", [(10, 10)], (100,), (100,)), mesh, "R", "R") == 0
+    assert time_of(call("aten.slice.Tensor", [(1000, 1000)], (500, 1000), 0, 0, 500), mesh, "R", "R") == 0
+    assert time_of(call("aten.slice_scatter.default", [(1000, 1000), (500, 1000)], (1000, 1000)), mesh, "R R", "R") == pytest.approx(100)
     conv = call("aten.convolution.default", [(8, 64, 32, 32), (128, 64, 3, 3)], (8, 128, 32, 32))
     assert time_of(conv, mesh, "R R", "R") == pytest.approx(2 * 8 * 128 * 32 * 32 * 64 * 9 / 1e12 * 1e6)
     assert time_of(conv, mesh, "S(0) R", "S(0)") == pytest.approx(8 * 128 * 32 * 32 * 64 * 9 / 1e12 * 1e6)
@@ -74,6 +76,19 @@ def test_attention_counts_two_products_and_half_when_causal() -> None:
         assert time_of(sdpa, mesh, "R R R", "R") == pytest.approx(factor * one)
 
 
+def test_backwards_count_the_products_of_the_forward_and_more() -> None:
+    """Attention: five products of 2 b h s t d (scores again, and gradients of v, scores, q, k). Convolution: two, each as the forward."""
+    mesh = Mesh({"a": 2}, H)
+    shape, statistics = (2, 8, 512, 64), (2, 8, 512)
+    for causal, factor in ((False, 5), (True, 2.5)):
+        sdpa = call("fxshard.sdpa_backward.default", [shape] * 5 + [statistics], shape, None, causal, None, False)
+        assert sdpa.args[7] is causal
+        assert time_of(sdpa, mesh, "R R R R R R", "R") == pytest.approx(factor * 2 * (2 * 8 * 512 * 512 * 64) / 1e12 * 1e6)
+    conv = call("aten.convolution_backward.default", [(8, 128, 32, 32), (8, 64, 32, 32), (128, 64, 3, 3)], (8, 64, 32, 32))
+    assert time_of(conv, mesh, "R R R", "R") == pytest.approx(2 * 2 * (8 * 128 * 32 * 32) * (64 * 9) / 1e12 * 1e6)
+    assert time_of(conv, mesh, "S(0) S(0) R", "S(0)") == pytest.approx(2 * (8 * 128 * 32 * 32) * (64 * 9) / 1e12 * 1e6)
+
+
 @pytest.mark.parametrize(("kind", "hops"), [("all_reduce", 6), ("all_gather", 3), ("reduce_scatter", 3), ("all_to_all", 3)])
 def test_alpha_beta(kind: str, hops: int) -> None:
     """Launch, hops times latency, bytes over bandwidth: on four ranks inside a node, and across nodes."""
@@ -84,15 +99,16 @@ def test_alpha_beta(kind: str, hops: int) -> None:
 
 
 def test_prices_of_steps() -> None:
-    """An all-reduce of 4 MB over two ranks sends 4 MB; a slice costs the half that it writes, and a little for being there."""
+    """An all-reduce of 4 MB over two ranks sends 4 MB; what sends nothing costs what it writes, and a little for being there."""
     mesh = Mesh({"a": 2}, H)
     price, shape = time_price(mesh), (1000, 1000)
-    steps = {p + q: single_step(0, L(p)[0], L(q)[0]) for p, q in [("P", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(0)")]}
+    steps = {p + q: single_step(0, L(p)[0], L(q)[0]) for p, q in [("P", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(0)"), ("R", "P")]}
     priced = {k: step_price(s, Layout([s.source]), shape, 4, mesh, price) for k, s in steps.items() if s is not None}
     assert priced["PR"] == pytest.approx(5 + 2 + 400)
     assert priced["PS(0)"] == pytest.approx(5 + 1 + 200)
     assert priced["S(0)S(1)"] == pytest.approx(5 + 1 + 100)
     assert priced["RS(0)"] == pytest.approx(0.1 + 20)
+    assert priced["RP"] == pytest.approx(0.1 + 40)
 
 
 def test_an_h100_multiplies_faster_than_it_talks_to_other_nodes() -> None:
