@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from passes.enumeration import TOY, aten, build
+from passes.enumeration import TOY, Const, aten, build
 from torch import fx, nn
 
 from fxshard.layout import Layout, all_layouts
@@ -20,6 +20,7 @@ from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import KINDS, ShardedProgram
 from fxshard.redistribution import bytes_price
+from fxshard.runtime.simulate import simulate_program
 from fxshard.sharding_plan import OpSpec
 from fxshard.testing.random_plan import random_graph_plan
 from tests.reference_shards import coordinates, shard
@@ -127,3 +128,20 @@ def test_size_classes_are_the_distinct_sizes_of_shards() -> None:
     assert cuts([((12, 6), L("S(0)S(1)"))], mesh) == ()
     assert cuts([((7,), L("S(0)S(0)"))], mesh) == ((7, (0, 1)),)
     assert [level_sizes((7, (0, 1)), mesh, c) for c in mesh.coordinates()] == [(4, 2), (4, 2), (4, 0), (3, 1), (3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("rows", [6, 5])
+def test_bools_travel_as_bytes(rows: int) -> None:
+    """Where x > 0, cut by rows, is asked for whole and by columns."""
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    graph, mesh = build([(rows, 4)], [(aten.gt.Scalar, 0, Const(0))], [1, 1]), Mesh({"a": 2})
+    layout = L("S(0)")
+    specs = {"input_0": OpSpec((), (layout,)), "gt_scalar": OpSpec((layout,), (layout,)), "output": OpSpec((L("R"), L("S(1)")), ())}
+    program = lower(graph, write_plan(annotate(graph, mesh), specs, bytes_price, "bytes"))
+    kinds = [("all_gather", (3, 4)), ("all_to_all", (2, 3, 2))]
+    assert [(c.kind, c.shape, c.dtype) for c in program.collectives] == [(kind, shape, "torch.uint8") for kind, shape in kinds]
+    result = simulate_program(program, [x])
+    for module in program.modules.values():
+        assert [dtype for *_, dtype in issued(module)] == ["torch.uint8"] * 2
+    for out in result.outputs:
+        assert out.dtype == torch.bool and torch.equal(out, x > 0)
