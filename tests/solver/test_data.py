@@ -1,12 +1,15 @@
-"""The published instances, where their files are at hand."""
+"""Problems from files: one of our own, and the published instances where their files are at hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fxshard.solver import PlacementProblem, solve
+from tests.solver.problems import brute_force
 
 OPTIMA = [
     pytest.param("iopddl/asplos-2025-iopddl-G.json.gz", 217_039, marks=pytest.mark.slow),
@@ -15,10 +18,15 @@ OPTIMA = [
 ]
 
 
-def test_example(shared_data: Path) -> None:
-    solution = solve(PlacementProblem.read(shared_data / "iopddl" / "example.json"))
-    assert solution.choices == (0, 0, 2, 1, 0)
-    assert (solution.objective, solution.lower_bound, solution.proven) == (445, 445, True)
+@pytest.mark.parametrize(("limit", "optimum", "choices"), [(24.0, 30.0, (1, 1, 1, 1, 1)), (None, 15.0, (1, 0, 1, 1, 1))])
+def test_example(limit: float | None, optimum: float, choices: tuple[int, ...]) -> None:
+    """A file written by hand: what is cheapest does not fit in its limit."""
+    problem = PlacementProblem.read(Path(__file__).parent / "example.json")
+    assert problem.usage_limit == 24 and problem.name(2) == "product" and np.isinf(problem.edge_costs[0][1, 2])
+    problem = replace(problem, usage_limit=limit)
+    solution = solve(problem)
+    assert (solution.choices, solution.objective, solution.lower_bound) == (choices, optimum, optimum)
+    assert brute_force(problem) == optimum and solution.proven
 
 
 @pytest.mark.parametrize(("name", "optimum"), OPTIMA)
