@@ -32,8 +32,12 @@ _ALLOWED = re.compile(
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
 )
-MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 100_000, 2**31, 500
-"""Limits of what is read: number of entries, size of one (weights aside), and how often smaller it may be in the file."""
+MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 10_000, 2**27, 100
+"""Limits of what is read, weights aside: number of entries, their bytes in all, and how often smaller each may be in the file.
+
+A layer of a Llama takes some 50 KB of JSON per size class for inference and up to 2 MB in training at the most scattered of
+plans, 27 times smaller in the file; parsed, JSON takes some twenty times its bytes of memory.
+"""
 ALIGNMENT = 64
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
 NOT_A_PROGRAM = "give a file that fxshard export wrote"
@@ -108,7 +112,7 @@ class Container:
 
     def _bytes(self, name: str) -> bytes:
         with self.stream(name) as entry:
-            return entry.read(MAX_BYTES)
+            return entry.read(self.infos[name].file_size + 1)
 
     def read(self, name: str) -> bytes:
         """An entry's bytes; raises FileError unless they are the ones that the manifest lists."""
@@ -169,6 +173,7 @@ def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.Zip
     if len(infos) > MAX_ENTRIES:
         raise FileError(f"the archive has {len(infos)} entries", where=path, remedy=NOT_A_PROGRAM)
     found: dict[str, zipfile.ZipInfo] = {}
+    total = 0
     for info in infos:
         name = info.filename.removeprefix(ROOT)
         if not info.filename.startswith(ROOT) or not _ALLOWED.fullmatch(name) or info.orig_filename != info.filename:
@@ -176,6 +181,9 @@ def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.Zip
         if name in found:
             raise FileError(f"the archive holds {name!r} twice", where=path, remedy=NOT_A_PROGRAM)
         _check_size(info, name, path)
+        total += info.file_size if name != WEIGHTS else 0
+        if total > MAX_BYTES:
+            raise FileError(f"the archive is absurdly large: {total} bytes of text and more", where=path, remedy=NOT_A_PROGRAM)
         found[name] = info
     return found
 
@@ -189,7 +197,7 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
     if name == WEIGHTS:
         if not stored:
             raise FileError("the weights are compressed", where=path, remedy=NOT_A_PROGRAM)
-    elif info.file_size >= MAX_BYTES or info.file_size > MAX_RATIO * max(info.compress_size, 1):
+    elif info.file_size > MAX_RATIO * max(info.compress_size, 1):
         raise FileError(f"the entry {name} is absurdly large: {info.file_size} bytes when unpacked", where=path, remedy=NOT_A_PROGRAM)
 
 

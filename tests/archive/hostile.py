@@ -18,7 +18,7 @@ def entries(path: Path) -> dict[str, bytes]:
         return {name.removeprefix(ROOT): archive.read(name) for name in archive.namelist()}
 
 
-def pack(path: Path, data: Mapping[str, bytes], *, vouch: bool = True, root: str = ROOT) -> Path:
+def pack(path: Path, data: Mapping[str, bytes], *, vouch: bool = True, root: str = ROOT, compression: int = zipfile.ZIP_STORED) -> Path:
     """Writes ``data`` as an archive; ``vouch``: the manifest lists it all, with its right hashes."""
     data = dict(data)
     if vouch:
@@ -28,7 +28,7 @@ def pack(path: Path, data: Mapping[str, bytes], *, vouch: bool = True, root: str
         data[MANIFEST] = json.dumps(manifest).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in data.items():
-            archive.writestr(zipfile.ZipInfo(root + name), content)
+            archive.writestr(zipfile.ZipInfo(root + name), content, compress_type=compression)
     return path
 
 

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from fxshard import archive
+from fxshard.archive import container
 from fxshard.errors import FileError
+from fxshard.files import parse_json
 from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
 from tests.programs import small_program
 
@@ -147,6 +149,24 @@ def test_what_no_archive_writer_would_do(path: Path) -> None:
         opened.writestr("archive/" + PLAN, data[PLAN])
     with pytest.raises(FileError, match="compressed in an unknown way"):
         archive.load(path)
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "what"),
+    [(30, 1, "the entry models/model_1.json is absurdly large"), (2000, 17, "the archive is absurdly large"), (2000, 1, "found a list")],
+)
+def test_text_that_would_fill_the_memory_is_not_read(
+    path: Path, length: int, count: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MB of empty lists: compressed too well, too many of them, or few enough to be looked at."""
+    draw, read = random.Random(0), []
+    unit = ",".join(draw.choice(("[]", "{}", "[0]")) for _ in range(length))
+    text = f"[{','.join([unit] * (8_000_000 // len(unit)))}]".encode()
+    pack(path, entries(path) | {f"models/model_{k}.json": text for k in range(1, count + 1)}, compression=zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(container, "parse_json", lambda *args: read.append(args) or parse_json(*args))
+    with pytest.raises(FileError, match=what):
+        archive.load(path)
+    assert bool(read) == (what == "found a list")
 
 
 def test_other_files(tmp_path: Path) -> None:
