@@ -200,7 +200,10 @@ class ShardingPlan:
             [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],
             headers=("collective", "axis", "bytes", "layouts", "edge"),
         )
-        return f"{head}\n\n{nodes}\n\n{moves if self.collectives else 'no collectives'}"
+        parts = [head, nodes, moves if self.collectives else "no collectives"]
+        if self.fallbacks:
+            parts.append(tabulate(self.fallbacks, headers=("replicated for want of a rule", "reason")))
+        return "\n\n".join(parts)
 
 
 def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:

@@ -48,7 +48,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective
-    return _with(plan, Certificate(formulation.unit, plan.objective, bound, solution.cut))
+    return _with(plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or bound < plan.objective))
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:

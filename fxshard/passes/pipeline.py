@@ -5,6 +5,7 @@ Every pass takes a ``Compilation`` and returns it with one more field filled; no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,8 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.verify_program import verify_program
+
+log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ def _trace(c: Compilation) -> tuple[Compilation, str]:
 def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     made = annotate.annotate(c.graph, c.mesh)
+    if made.fallbacks:
+        some = ", ".join(node for node, _ in made.fallbacks[:5])
+        log.warning("%d nodes are replicated for want of a rule: %s; plan.fallbacks has all, with reasons", len(made.fallbacks), some)
     count, most = sum(map(len, made.specs.values())), max((len(s) for s in made.specs.values()), default=0)
     return replace(c, annotated=made), f"{count} specs, at most {most} a node, {len(made.fallbacks)} fallbacks"
 

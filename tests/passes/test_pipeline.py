@@ -126,3 +126,18 @@ def test_the_order_of_passes_is_one_literal() -> None:
         literal = found[name]
         assert isinstance(literal, ast.Tuple)
         assert [e.args[0].value for e in literal.elts] == [p.name for p in passes]  # type: ignore[attr-defined]
+
+
+class Sorted(nn.Module):
+    """An operator that has no rule."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x)
+
+
+def test_what_is_replicated_for_want_of_a_rule_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    plan = fxshard.plan(Sorted(), (torch.ones(4, 4),), MESH, train=False)
+    assert plan.fallbacks and "replicated for want of a rule" in str(plan)
+    assert "replicated for want of a rule" in caplog.text and plan.fallbacks[0][0] in caplog.text
+    caplog.clear()
+    assert not fxshard.plan(*model(), MESH).fallbacks and "want of a rule" not in caplog.text
