@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import LayoutError
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
-_TOKEN = re.compile(r"R|S\((-?\d+)\)|P(?:\((\w+)\))?")
+_TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
 
 
 class Layout(tuple[Placement, ...]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -162,7 +163,7 @@ def parse_mesh(text: str, hardware: str | Hardware = "cpu") -> Mesh:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, size = (side.strip() for side in part.partition("=")[::2])
-        if not size.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", size):
             raise OptionError(f"cannot read mesh {text!r} at {part!r}", remedy="write it like dp=2,tp=4")
         if name in axes:
             raise OptionError(f"the axis {name!r} stands twice in mesh {text!r}", remedy="give each axis a name of its own, like dp=2,tp=4")

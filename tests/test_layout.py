@@ -107,6 +107,7 @@ def test_notation_means_torchs_placements() -> None:
         ("S0", "'S0'"),
         ("RX", "position 1"),
         ("S()", "'S()'"),
+        ("S(" + "9" * 5000 + ")", "position 0"),
         ("P(mean)", "'mean'"),
         ("R,R", "position 1"),
     ],

@@ -78,7 +78,7 @@ def test_bad_axes(axes: dict) -> None:
     assert error.value.remedy
 
 
-@pytest.mark.parametrize("text", ["", "dp", "dp=x", "dp=2,", "dp=2,dp=2", "dp=0", "dp=-2", "2=dp"])
+@pytest.mark.parametrize("text", ["", "dp", "dp=x", "dp=2,", "dp=2,dp=2", "dp=0", "dp=-2", "2=dp", "dp=²", "dp=" + "9" * 5000])
 def test_bad_mesh_texts(text: str) -> None:
     with pytest.raises(FxshardError) as error:
         parse_mesh(text)

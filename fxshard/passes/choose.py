@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from fxshard.cost import compute_time
-from fxshard.errors import ConstraintError
+from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints, Pin
@@ -44,7 +44,9 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
     plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit)
-    assert math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL), "the plan costs other than the problem said"
+    if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
+        what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
+        raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective

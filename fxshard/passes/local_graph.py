@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -146,9 +147,9 @@ class LocalGraph:
 
     def _at_top(self, target: Any, *args: Any) -> fx.Node:
         """Behind the placeholders, so that every later node may use it."""
-        last = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
+        behind = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         origin, self.origin = self.origin, None
-        with self.graph.inserting_after(last):
+        with contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
             node = self.emit(target, *args)
         self.origin = origin
         return node

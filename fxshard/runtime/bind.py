@@ -101,8 +101,7 @@ def bind_graph(module: fx.GraphModule, groups: dict[str, str]) -> tuple[fx.Graph
 
 
 def _make_input(graph: fx.Graph, node: fx.Node) -> None:
-    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    with graph.inserting_after(last):
+    with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         value = graph.placeholder(AXIS_INPUT + node.args[0])
     value.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(value)

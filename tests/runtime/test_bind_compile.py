@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+import fxshard
 from fxshard.errors import OptionError, PlanError
 from fxshard.mesh import Mesh, parse_mesh
 from fxshard.ops import contraction
@@ -152,3 +153,20 @@ def test_compiled_program_is_differentiable_on_local_tensors(backend: str) -> No
         assert not out.requires_grad and not isinstance(out, DTensor)
     finally:
         dist.destroy_process_group()
+
+
+class Table(torch.nn.Module):
+    """Nothing comes in: what a rank makes depends on its place alone."""
+
+    def forward(self) -> torch.Tensor:
+        return torch.arange(8).sin()
+
+
+def test_a_program_without_inputs_knows_its_rank() -> None:
+    mesh = Mesh({"a": 4})
+    plan = fxshard.plan(Table(), (), mesh, train=False, pins={"arange": "S(0)", "sin": "S(0)"}, output_layouts="R")
+    assert plan.layout_of("sin") == fxshard.Layout.parse("S(0)")
+    program = fxshard.lower(Table(), (), plan)
+    torch.testing.assert_close(fxshard.simulate(program, ()).outputs, torch.arange(8).sin())
+    module, axes = bind_graph(program.local((0,)), {"a": "g"})
+    assert axes == ("a",) and [n.op for n in module.graph.nodes][:2] == ["placeholder", "call_function"]
