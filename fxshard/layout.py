@@ -6,7 +6,6 @@ empty. Several axes on one dim cut in mesh order, each cutting what the axis bef
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -138,11 +137,6 @@ def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]
 def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> tuple[int, ...]:
     """Shape of the largest shard: that of the rank at coordinate zero, and of every collective's buffer."""
     return local_shape(shape, layout, mesh_shape, (0,) * len(mesh_shape))
-
-
-def is_even(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> bool:
-    """Whether all ranks hold shards of one shape."""
-    return all(s % math.prod(mesh_shape[a] for a in layout.axes_on(d)) == 0 for d, s in enumerate(shape))
 
 
 def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:

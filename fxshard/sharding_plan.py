@@ -150,7 +150,7 @@ class ShardingPlan:
         """What was decided to be communicated, in the order of the plan."""
         return tuple(
             _planned(self.mesh, entry, index, number, layout, step)
-            for entry, index in zip(self.redistributions, range(len(self.redistributions)), strict=True)
+            for index, entry in enumerate(self.redistributions)
             for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps))
             if step.is_collective
         )

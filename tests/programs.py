@@ -37,7 +37,6 @@ def local_graph(coordinate: tuple[int, ...], rows: int) -> fx.GraphModule:
     if missing:
         y = local.emit(torch.ops.aten.constant_pad_nd.default, y, [0, 0, 0, missing], 0)
     reduced = local.emit(torch.ops._c10d_functional.all_reduce.default, y, "sum", "tp")
-    reduced.meta["collective"] = 0
     out = local.emit(torch.ops._c10d_functional.wait_tensor.default, reduced)
     if missing:
         out = local.emit(torch.ops.aten.slice.Tensor, out, 0, 0, local.shape(x)[0])

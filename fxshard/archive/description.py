@@ -24,8 +24,8 @@ from fxshard.verify_program import verify_program
 _FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants")
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "entry", "step")
-_META: Mapping[str, type] = {"collective": int, "partitioner_tag": str}
-"""What is kept of a node's meta, besides its value: which collective it is, and whether it is of the forward or backward."""
+_META = ("partitioner_tag",)
+"""What is kept of a node's meta, besides its value: whether it is of the forward or of the backward."""
 
 
 def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -> str:
@@ -57,7 +57,7 @@ def _write_end(end: GraphInput | GraphOutput, layout: Layout, shape: tuple[int, 
 
 
 def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
-    kept = {n.name: {k: n.meta[k] for k, kind in _META.items() if isinstance(n.meta.get(k), kind)} for n in module.graph.nodes}
+    kept = {n.name: {k: n.meta[k] for k in _META if isinstance(n.meta.get(k), str)} for n in module.graph.nodes}
     return {name: meta for name, meta in kept.items() if meta}
 
 
@@ -200,7 +200,7 @@ def _read_classes(field: Field) -> dict[str, tuple[SizeClass, dict[str, dict[str
 
 
 def _read_meta(field: Field) -> dict[str, Any]:
-    return {k: one.whole() if _META[k] is int else one.text() for k, one in field.known(_META).items()}
+    return {k: one.text() for k, one in field.known(_META).items()}
 
 
 def _at(order: list[SizeClass], rank: Field) -> SizeClass:

@@ -163,7 +163,6 @@ class _Lowering:
     def _record(self, node: fx.Node, entry: Redistribution, index: int, number: int, step: Any, layout: Layout) -> None:
         buffer = node.args[0].meta["val"]
         mesh = self.plan.mesh
-        node.meta["collective"] = len(self.collectives)
         self.collectives.append(
             ProgramCollective(
                 kind=step.kind,

@@ -29,7 +29,7 @@ def _same(a: ShardedProgram, b: ShardedProgram) -> None:
         nodes, again = (list(m.graph.nodes) for m in (module, b.modules[size_class]))
         assert [n.format_node() for n in nodes] == [n.format_node() for n in again]
         for node, other in zip(nodes, again, strict=True):
-            assert node.meta.get("collective") == other.meta.get("collective")
+            assert node.meta.get("partitioner_tag") == other.meta.get("partitioner_tag")
             if node.op != "output":
                 assert (node.meta["val"].shape, node.meta["val"].dtype) == (other.meta["val"].shape, other.meta["val"].dtype)
 

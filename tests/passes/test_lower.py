@@ -18,7 +18,7 @@ from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.size_classes import cuts, level_sizes, size_classes
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
-from fxshard.program import KINDS, ShardedProgram
+from fxshard.program import KINDS, ShardedProgram, is_collective
 from fxshard.redistribution import bytes_price
 from fxshard.runtime.simulate import simulate_program
 from fxshard.sharding_plan import OpSpec
@@ -74,11 +74,11 @@ def test_uneven_size_classes_issue_the_same_collectives(axes: str, batch: int, h
 def trace_back(program: ShardedProgram) -> None:
     """Each collective of the program is one step of one entry of the plan, and none is left out."""
     plan = program.plan
-    for number, c in enumerate(program.collectives):
+    for module in program.modules.values():
+        assert [n.name for n in module.graph.nodes if is_collective(n)] == [c.node for c in program.collectives]
+    for c in program.collectives:
         step = plan.redistributions[c.entry].steps[c.step]
         assert (step.kind, plan.mesh.axis_names[step.axis]) == (c.kind, c.axis)
-        for module in program.modules.values():
-            assert [n.name for n in module.graph.nodes if n.meta.get("collective") == number] == [c.node]
     planned = Counter((c.entry, c.step, c.kind, c.axis, c.bytes) for c in plan.collectives)
     assert planned == Counter((c.entry, c.step, c.kind, c.axis, c.bytes) for c in program.collectives)
     assert max(planned.values(), default=1) == 1
