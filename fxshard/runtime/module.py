@@ -11,7 +11,7 @@ import fnmatch
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -143,11 +143,24 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Made:
-    """A program that was made, and for what: the structure of the arguments and the modules' attributes."""
+    """A program that was made, and for what: the structure of the arguments and the modules' attributes.
+
+    ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
+    program is looked up exactly.
+    """
 
     spec: pytree.TreeSpec
     attributes: Attributes
     runner: Runner
+    unread: set[tuple[int, str]] = field(default_factory=set)
+
+    def serves(self, spec: pytree.TreeSpec, now: Attributes) -> bool:
+        return self.spec == spec and differing(self.attributes, now) <= self.unread
+
+    def also_for(self, now: Attributes) -> Made:
+        """The same program for other attributes, its graph having been found to be the same."""
+        self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
+        return replace(self, attributes=now)
 
 
 @dataclass(eq=False)
@@ -158,8 +171,6 @@ class ShardedForward:
     device_mesh: DeviceMesh
     settings: Settings
     runners: dict[Any, list[Made]] = field(default_factory=dict)
-    unread: set[tuple[int, str]] = field(default_factory=set)
-    """(module, attribute) whose changes were found to leave the graph as it is."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -174,7 +185,7 @@ class ShardedForward:
         train = torch.is_grad_enabled() and self._differentiable(leaves)
         now = attributes_of(self.modules)
         for made in self.runners.get(self._key(leaves, train), ()):
-            if made.spec == spec and differing(made.attributes, now) <= self.unread:
+            if made.serves(spec, now):
                 return made.runner(leaves)
         return self.prepare(args, kwargs, train)(leaves)
 
@@ -193,7 +204,7 @@ class ShardedForward:
         key, attributes = self._key(leaves, train), attributes_of(self.modules)
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
-                self.unread |= differing(made.attributes, attributes)
+                self.runners[key].append(made.also_for(attributes))
                 return made.runner
         if not first:
             announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
@@ -291,7 +302,8 @@ class ShardedForward:
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:
         """The programs made so far, those of one way of calling together."""
-        return tuple(made.runner.program for found in self.runners.values() for made in found)
+        runners = dict.fromkeys(made.runner for found in self.runners.values() for made in found)
+        return tuple(runner.program for runner in runners)
 
     def _differentiable(self, leaves: Sequence[Any]) -> bool:
         return any(getattr(owner, key).requires_grad for owner, key in self.places) or any(

@@ -261,6 +261,29 @@ def attributes() -> None:
         assert len(model.forward.programs) == programs
 
 
+class Late(nn.Module):
+    """Drops out only when asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(6, 6), nn.Dropout(1.0)
+
+    def forward(self, x: Tensor, drop: bool = False) -> Tensor:
+        return self.drop(self.linear(x)) if drop else self.linear(x)
+
+
+def modes_of_parts() -> None:
+    """A mode that changes nothing for one call may change another one."""
+    torch.set_default_dtype(torch.float64)
+    model, x = Late(), torch.randn(4, 6)
+    reference = copy.deepcopy(model)
+    parallelize(model, (x,), mesh(), compiler="eager")
+    for training, drop, programs in ((True, False, 1), (False, False, 1), (False, True, 2), (True, True, 3), (False, True, 3)):
+        model.train(training), reference.train(training)
+        same(model(x, drop=drop) if drop else model(x), reference(x, drop))
+        assert len(model.forward.programs) == programs
+
+
 def changed_in_place() -> None:
     """A parameter that changes between forward and backward is an error, as on one device."""
     torch.set_default_dtype(torch.float64)
@@ -455,6 +478,7 @@ SCENARIOS: dict[str, Scenario] = {
         dumps,
         autocast,
         attributes,
+        modes_of_parts,
         changed_in_place,
         generators_apart,
         other_weights,
