@@ -24,6 +24,9 @@ WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
 the same input gives the same plan; a plan cut by it says so."""
 
+ROUNDING = 1e-8
+"""Relative gap that the solver's integers may leave of a proof on costs far below a microsecond; a larger one is not proven."""
+
 EQUAL = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
@@ -50,7 +53,9 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective
-    return _with(plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or bound < plan.objective))
+    return _with(
+        plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or plan.objective - bound > ROUNDING * plan.objective)
+    )
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
