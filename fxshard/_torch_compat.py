@@ -38,6 +38,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxshard.errors import OptionError
+
 if TYPE_CHECKING:
     from torch import fx
     from torch.distributed import ProcessGroup
@@ -238,3 +240,13 @@ __all__ = [
     "values_to_save",
     "wrap_like",
 ]
+
+
+def op_database() -> list[Any]:
+    """torch's list of operators with sample inputs; raises OptionError where the packages that it needs are missing."""
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError as error:
+        remedy = 'pip install "fxshard[test]", or give samples of your own with --sample FILE.py:samples'
+        raise OptionError(f"torch's operator samples need the package {error.name}", remedy=remedy) from error
+    return list(op_db)

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 USER_ERROR, FAULT = 2, 1
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
+SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
 _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, 2 after a FxshardError and 1 after any other, which are printed to stderr."""
+    """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
     options = _parser().parse_args(arguments)
     try:
-        options.command(options)
+        code = options.command(options)
         sys.stdout.flush()
     except FxshardError as error:
         print(error, file=sys.stderr)
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"\n{FAULT_REMEDY}", file=sys.stderr)
         return FAULT
+    else:
+        return code or 0
     return 0
 
 
@@ -63,6 +66,14 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
+
+    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
+    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.set_defaults(command=_check_op)
 
     demo = commands.add_parser("demo", help="train a small Llama on two ranks of this machine and compare with one device")
     demo.set_defaults(command=_demo)
@@ -113,6 +124,30 @@ def _inspect(options: argparse.Namespace) -> None:
     parts = [inspect.nodes_table(subject)] if options.nodes else []
     parts += [inspect.collectives_table(subject)] if options.collectives else []
     print("\n\n".join(parts or [inspect.summary(subject)]))
+
+
+def _check_op(options: argparse.Namespace) -> int:
+    """Exits with 1 when a rule is wrong; a rule that is not complete is right."""
+    from fxshard.strategies import has_rule, oracle
+
+    samples = _samples(options)
+    name = oracle.qualified(options.op)
+    if not has_rule(name):
+        print(oracle.report_rule(oracle.find_rule(name, samples, options.budget)))
+        return 0
+    verdict = oracle.check_op(name, samples, options.budget)
+    print(oracle.report(verdict))
+    return 1 if verdict.wrong else 0
+
+
+def _samples(options: argparse.Namespace) -> list[Any]:
+    from fxshard.factory import run_function
+    from fxshard.strategies import oracle
+
+    given = None if options.sample is None else run_function(options.sample, "samples")
+    name = oracle.qualified(options.op)
+    oracle.operator(name)
+    return oracle.samples_of(name, options.samples, options.seed) if given is None else oracle.given_samples(name, given, options.sample)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -25,18 +25,22 @@ def load_model(text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     Returns (model, args, kwargs). Raises OptionError for a file, a function or a return value that will not do, and
     FxshardError with the user's line where the user's code fails.
     """
+    return _checked(run_function(text, "factory"), text)
+
+
+def run_function(text: str, what: str) -> Any:
+    """What the function that ``text`` (``FILE.py:NAME``) names returns; ``what`` it is, for messages. Raises as ``load_model``."""
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
-        raise OptionError(f"cannot read {text!r} as a factory", remedy="write the file and the function: model.py:factory")
+        raise OptionError(f"cannot read {text!r} as a {what}", remedy=f"write the file and the function: file.py:{what}")
     file = Path(path)
     if not file.is_file():
         raise OptionError(f"there is no file {path!r}", where=text, remedy=f"give a path that is right from {os.getcwd()}")
     with _search_path(file.resolve().parent):
         module = _import(file, text)
         factory = _function(module, name, text)
-        with _user_code(file, f"the factory {name!r} failed"):
-            result = factory()
-    return _checked(result, text)
+        with _user_code(file, f"the {what} {name!r} failed"):
+            return factory()
 
 
 @contextlib.contextmanager

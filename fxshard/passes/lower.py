@@ -270,6 +270,11 @@ class Context:
     @property
     def is_empty(self) -> bool:
         """Whether sharding left this rank without elements of some operand or of every result."""
-        emptied = any(0 in self.input_shape(i) and 0 not in m.shape for i, m in enumerate(self.call.operands))
+        emptied = any(_loses(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
         metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
-        return emptied or (bool(metas) and all(0 in self.output_shape(i) and 0 not in m.shape for i, m in metas))
+        return emptied or (bool(metas) and all(_loses(self.output_shape(i), m.shape) for i, m in metas))
+
+
+def _loses(local: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether some dim has elements in the whole and none on the rank."""
+    return any(a == 0 != b for a, b in zip(local, whole, strict=True))

@@ -60,7 +60,9 @@ def unsqueeze(call: Call) -> Factors:
 def squeezed(call: Call) -> list[int]:
     """The dims that a squeeze drops: those asked for whose global size is 1."""
     shape = call.operands[0].shape
-    asked = normal_dims(call.arg(1, "dim"), len(shape)) if call.op != "aten.squeeze.default" else range(len(shape))
+    asked = range(len(shape)) if call.op == "aten.squeeze.default" else normal_dims(call.arg(1, "dim"), len(shape))
+    if call.arg(1, "dim") == ():
+        asked = ()
     return [d for d in asked if shape and is_one(shape[d])]
 
 
@@ -105,7 +107,8 @@ def local_repeat(ctx: LocalContext) -> Any:
     """As many copies as make the local shape."""
     local, out = ctx.input_shape(0), ctx.output_shape()
     lead = len(out) - len(local)
-    return ctx.emit(ctx.target, ctx.args[0], [*out[:lead], *(o // i for o, i in zip(out[lead:], local, strict=True))])
+    times = [o // i if i else n for o, i, n in zip(out[lead:], local, ctx.call.arg(1)[lead:], strict=True)]
+    return ctx.emit(ctx.target, ctx.args[0], [*out[:lead], *times])
 
 
 def repeat_interleave(call: Call) -> Factors:

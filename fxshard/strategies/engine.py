@@ -21,8 +21,8 @@ from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.conversion import has_reduction, keeps
-from fxshard.strategies.factors import SUMS, Factors, replicate_all, resolve, same
+from fxshard.strategies.conversion import has_reduction, is_real, keeps
+from fxshard.strategies.factors import SUMS, Factors, Linear, replicate_all, resolve, same
 from fxshard.strategies.registry import lookup, on_change
 
 
@@ -110,7 +110,7 @@ def _options(call: Call) -> _Options:
             found.append(option)
             cuts[factor] = _cut(rule, factor, sizes, option)
     found += _pending(rule, call)
-    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and _exact(call, o)}
+    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
     return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
 
 
@@ -166,16 +166,44 @@ def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) 
 
 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
-    """Options that pass a pending reduction through."""
-    for group in rule.linear:
-        for op in group.ops if group.operands else ():
-            ins = [Partial(op) if i in group.operands else Replicate() for i in range(len(call.operands))]
-            outs = [Replicate() if o is None else Partial(op) for o in call.outputs]
-            yield AxisOption(tuple(ins), tuple(outs))
+    """Options that pass a pending reduction through: one group, or two that share neither operands nor outputs."""
+    groups = [group for group in rule.linear if group.operands]
+    found = [(g, op, _outputs_of(rule, g)) for g in groups for op in g.ops if _exact(call, rule, g, op)]
+    for passed in (*((f,) for f in found), *itertools.combinations(found, 2)):
+        if len(passed) == 1 or not (_overlap(*(g.operands for g, _, _ in passed)) or _overlap(*(outs for _, _, outs in passed))):
+            ins = {i: op for group, op, _ in passed for i in group.operands}
+            outs = {o: group.result(op) for group, op, affected in passed for o in affected}
+            yield AxisOption(_placements(ins, len(call.operands)), _placements(outs, len(call.outputs)))
 
 
-def _exact(call: Call, option: AxisOption) -> bool:
-    """Whether each pending reduction is one that its dtype has, and is kept on the way to the dtype of an output."""
+def _outputs_of(rule: Factors, group: Linear) -> tuple[int, ...]:
+    """The outputs that are computed from the values of a group's operands."""
+    if group.unread:
+        return ()
+    tensors = [o for o, dims in enumerate(rule.outputs) if dims is not None]
+    return tuple(o for o in tensors if rule.depends is None or set(rule.depends[o]) & set(group.operands))
+
+
+def _overlap(a: Iterable[int], b: Iterable[int]) -> bool:
+    return bool(set(a) & set(b))
+
+
+def _placements(pending: dict[int, str], count: int) -> tuple[Placement, ...]:
+    return tuple(Partial(pending[i]) if i in pending else Replicate() for i in range(count))
+
+
+def _exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
+    """Whether the dtypes of operands and outputs have the reduction, and it is kept on the way from one to the other."""
+    ins = [call.operands[i].dtype for i in group.operands]
+    outs = [o.dtype for o in (call.outputs[i] for i in _outputs_of(rule, group)) if o is not None]
+    if group.real and not all(map(is_real, ins)):
+        return False
+    possible = all(has_reduction(op, d) for d in ins) and all(has_reduction(group.result(op), d) for d in outs)
+    return possible and (not group.converts or all(keeps(op, a, b) for a in ins for b in outs))
+
+
+def _reducible(call: Call, option: AxisOption) -> bool:
+    """Whether each reduction that a sharded factor leaves is one that its dtype has, and is kept on the way to an output."""
     ins, outs = _pending_dtypes(option.inputs, call.operands), _pending_dtypes(option.outputs, call.outputs)
     possible = all(has_reduction(op, dtype) for op, dtype in (*ins, *outs))
     return possible and all(keeps(op, source, target) for op, source in ins for _, target in outs)

@@ -22,14 +22,37 @@ MOVEMENT = REDUCE_OPS
 """Reductions that commute with moving elements around: all of them."""
 SUMS = ("sum", "avg")
 """Reductions that commute with a linear map: op(f(x_1), f(x_2)) = f(op(x_1, x_2))."""
+IDEMPOTENT = ("avg", "max", "min")
+"""Reductions of one value that is the same on all ranks to itself."""
+ORDER = ("max", "min")
+"""Reductions that commute with a map that keeps the order; one that turns it around swaps them."""
+SWAPPED = (("max", "min"), ("min", "max"))
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``operands`` all Partial(op), the others whole, give all outputs Partial(op)."""
+    """``operands`` all Partial(op), the others whole, give the outputs computed from them Partial(op).
+
+    Args:
+        operands: which are pending, all by the same reduction.
+        ops: the reductions that pass through.
+        gives: (op, what it becomes) where an output is pending by another reduction than the operands.
+        unread: the values of the operands do not matter, so the outputs stay whole.
+        converts: an output of another dtype is a conversion, which keeps some reductions only; else it is a verdict on
+            the operands (a comparison), to which that does not apply.
+        real: for real and complex operands only: whole numbers wrap around, which breaks their order.
+    """
 
     operands: tuple[int, ...]
     ops: tuple[str, ...] = SUMS
+    gives: tuple[tuple[str, str], ...] = ()
+    unread: bool = False
+    converts: bool = True
+    real: bool = False
+
+    def result(self, op: str) -> str:
+        """The reduction by which the outputs are pending."""
+        return dict(self.gives).get(op, op)
 
 
 @dataclass(frozen=True)
@@ -97,20 +120,25 @@ def replicate_all(call: Call, note: str = "") -> Factors:
     return factors(operands, [None if o is None else [""] * o.ndim for o in call.outputs], note=note)
 
 
-def linear_groups(call: Call, groups: Iterable[Sequence[int]], ops: tuple[str, ...] = SUMS) -> tuple[Linear, ...]:
-    """Groups of argument positions as groups of operands; None is left out, a scalar in a group makes it affine: dropped."""
+def linear_groups(call: Call, groups: Iterable[Sequence[int]], ops: tuple[str, ...] = SUMS, **properties: Any) -> tuple[Linear, ...]:
+    """Groups of argument positions as groups of operands; ``properties``: further fields of ``Linear``.
+
+    None is left out. A scalar in a group is the same on all ranks: it is its own average, maximum and minimum, no sum.
+    """
     found = (_members(call, group) for group in groups)
-    return tuple(Linear(members, ops) for members in found if members)
+    pairs = ((members, tuple(op for op in ops if plain or op in IDEMPOTENT)) for members, plain in found)
+    return tuple(Linear(members, kept, **properties) for members, kept in pairs if members and kept)
 
 
-def _members(call: Call, group: Sequence[int]) -> tuple[int, ...] | None:
+def _members(call: Call, group: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Operands in a group, and whether there is nothing else in it."""
     members: list[int] = []
+    plain = True
     for value in map(call.arg, group):
         entries = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(e, Operand) or e is None for e in entries):
-            return None
-        members += [e.index for e in entries if e is not None]
-    return tuple(members)
+        members += [e.index for e in entries if isinstance(e, Operand)]
+        plain = plain and all(isinstance(e, Operand) or e is None for e in entries)
+    return tuple(members), plain
 
 
 def resolve(rule: Factors, call: Call) -> tuple[Factors, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fxshard.call import Call, Operand
 from fxshard.errors import RuleError
-from fxshard.strategies.factors import SUMS, Factors, Name, Rule, factors, linear_groups, shapes_str
+from fxshard.strategies.factors import ORDER, SUMS, SWAPPED, Factors, Name, Rule, factors, linear_groups, shapes_str
 
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z][A-Za-z0-9_]*!?|[_1()])")
 Tensor = tuple[Name, ...]
@@ -92,14 +92,38 @@ def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] 
     return rule(pattern, linear=groups, enforce=tuple((enforce or {}).items()), **properties)
 
 
-def pointwise_rule(*groups: Sequence[int], ops: tuple[str, ...] = SUMS, **properties: Any) -> Rule:
-    """out[i] = f(a[i], b[i], ...) with operands broadcast from the right; ``groups``: argument positions it is linear in."""
+def pointwise_rule(
+    *groups: Sequence[int],
+    ops: tuple[str, ...] = SUMS,
+    rising: Sequence[int] = (),
+    falling: Sequence[int] = (),
+    products: Sequence[Sequence[int]] = (),
+    compares: bool = False,
+    real: bool = False,
+    **properties: Any,
+) -> Rule:
+    """out[i] = f(a[i], b[i], ...) with operands broadcast from the right.
+
+    Args:
+        groups: argument positions in which f is linear at once; ``ops`` pass through.
+        rising, falling: positions in each of which alone f keeps or turns the order, so that extremes pass through.
+        products: positions in which f is multiplicative at once: f(a a', b b') = f(a, b) f(a', b').
+        compares: the result is a verdict, not a number of the operands' kind.
+        real: order and products are kept by real numbers only: whole ones wrap around.
+    """
 
     def pointwise(call: Call) -> Factors:
         names = [f"d{i}" for i in range(max((o.ndim for o in (*call.operands, *call.outputs) if o is not None), default=0))]
         ins = [names[len(names) - o.ndim :] for o in call.operands]
         outs = [None if o is None else names[len(names) - o.ndim :] for o in call.outputs]
-        return factors(ins, outs, linear=linear_groups(call, groups, ops), **properties)
+        order = {"converts": not compares, "real": real}
+        passing = (
+            *linear_groups(call, groups, ops),
+            *linear_groups(call, [(i,) for i in rising], ORDER, **order),
+            *linear_groups(call, [(i,) for i in falling], ORDER, gives=SWAPPED, **order),
+            *linear_groups(call, products, ("product",), **order),
+        )
+        return factors(ins, outs, linear=passing, **properties)
 
     return pointwise
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from fxshard.call import Call, Operand
-from fxshard.strategies.factors import MOVEMENT, Factors
+from fxshard.strategies.conversion import is_real
+from fxshard.strategies.factors import IDEMPOTENT, MOVEMENT, Factors, Rule, linear_groups
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.registry import register
 
@@ -19,21 +24,82 @@ def overloads(text: str, *kinds: str) -> list[str]:
 
 
 def masked_fill(call: Call) -> Factors:
-    """out = mask ? value : x. A filled value is the same on all ranks, so it is its own max, min and average."""
+    """out = mask ? value : x. A filled zero is a zero on all ranks; another number is its own average and extreme."""
     value = call.arg(2)
     whole = not isinstance(value, Operand) and value == 0
-    return pointwise_rule((0,), ops=MOVEMENT if whole else ("avg", "max", "min"))(call)
+    return pointwise_rule((0,), ops=MOVEMENT if whole else IDEMPOTENT)(call)
 
 
-# Linear in both at once, sum f(x, y) = f(sum x, sum y); with a scalar for y it is affine, so not at all.
-register(names("add.Tensor sub.Tensor rsub.Tensor lerp.Scalar lerp.Tensor addcdiv complex"), pointwise_rule((0, 1)))
+def scaled(call: Call) -> Factors:
+    """x times or over a number: linear, and of the order that the number's sign gives; two tensors: linear in the first."""
+    number = call.arg(1)
+    divides = call.op.startswith("aten.div")
+    groups: list[tuple[int, ...]] = [(0,)] if divides else [(0,), (1,)]
+    if isinstance(number, (Operand, complex)) or number == 0:
+        return pointwise_rule(*groups, products=[(0, 1)])(call)
+    return pointwise_rule((0,), rising=(0,) if number > 0 else (), falling=(0,) if number < 0 else (), real=True)(call)
+
+
+def power(call: Call) -> Factors:
+    """x ** n: multiplicative where n is a whole number, of one order where it is odd."""
+    exponent = call.arg(1)
+    whole = not isinstance(exponent, (Operand, complex)) and exponent == int(exponent) and exponent > 0
+    return pointwise_rule(products=[(0,)] if whole else (), rising=(0,) if whole and exponent % 2 else (), real=True)(call)
+
+
+def exponential(call: Call) -> Factors:
+    """number ** x: rising where the number is greater than one."""
+    base = call.arg(0)
+    return pointwise_rule(rising=(1,) if not isinstance(base, complex) and base > 1 else (), real=True)(call)
+
+
+def offset(call: Call) -> Factors:
+    """x + number: affine, and rising."""
+    return pointwise_rule((0, 1), rising=(0,), real=True)(call)
+
+
+def rounded(call: Call) -> Factors:
+    """To whole numbers, which are what they are already."""
+    return pointwise_rule(rising=(0,))(call) if is_real(call.operands[0].dtype) else pointwise_rule((0,), ops=MOVEMENT)(call)
+
+
+def clamped(call: Call) -> Factors:
+    """min(max(x, low), high): rising in each; an extreme of two of them at once where they meet in that extreme."""
+    both = (*linear_groups(call, [(0, 1)], ("max",)), *linear_groups(call, [(0, 2), (1, 2)], ("min",)))
+    alone = pointwise_rule(rising=(0, 1, 2))(call)
+    return replace(alone, linear=(*alone.linear, *both))
+
+
+def logical(*order: str) -> Rule:
+    """Truth of numbers: of booleans it is in order, ``order`` naming the extremes that pass through both operands at once."""
+
+    def rule(call: Call) -> Factors:
+        ordered = all(o.dtype == torch.bool for o in call.operands)
+        positions = range(len(call.args))
+        return pointwise_rule(tuple(positions), ops=order, rising=positions)(call) if ordered else pointwise_rule()(call)
+
+    return rule
+
+
+def _booleans(call: Call) -> tuple[int, ...]:
+    return tuple(range(len(call.operands))) if all(o.dtype == torch.bool for o in call.operands) else ()
+
+
+# Linear in both at once, sum f(x, y) = f(sum x, sum y); a scalar for y is the same on all ranks.
+register(names("add.Tensor"), pointwise_rule((0, 1), rising=(0, 1), real=True))
+register(names("sub.Tensor"), pointwise_rule((0, 1), rising=(0,), falling=(1,), real=True))
+register(names("rsub.Tensor"), pointwise_rule((0, 1), rising=(1,), falling=(0,), real=True))
+register(names("lerp.Scalar lerp.Tensor addcdiv complex"), pointwise_rule((0, 1)))
 register(names("addcmul"), pointwise_rule((0, 1), (0, 2)))
-register(names("where.self where.ScalarOther where.ScalarSelf where.Scalar"), pointwise_rule((1, 2)))
+register(names("where.self where.ScalarOther where.ScalarSelf where.Scalar"), pointwise_rule((1, 2), ops=MOVEMENT))
+register(overloads("add sub", "Scalar"), offset)
+register(names("rsub.Scalar"), pointwise_rule((0, 1), falling=(0,), real=True))
 
 # Linear in each operand alone.
-register(overloads("mul", "Tensor", "Scalar"), pointwise_rule((0,), (1,)))
-register(overloads("div", "Tensor", "Scalar"), pointwise_rule((0,)))
-register(names("neg real imag _conj _conj_physical conj_physical _neg_view deg2rad rad2deg"), pointwise_rule((0,)))
+register([*overloads("mul", "Tensor", "Scalar"), *overloads("div", "Tensor", "Scalar")], scaled)
+register(names("neg"), pointwise_rule((0,), falling=(0,), real=True))
+register(names("deg2rad rad2deg"), pointwise_rule((0,), rising=(0,)))
+register(names("real imag _conj _conj_physical conj_physical _neg_view"), pointwise_rule((0,)))
 
 # Gradients are linear in the gradient that comes in.
 register(
@@ -47,35 +113,63 @@ register(
 register("fxshard.dropout_backward.default", pointwise_rule((0,)))
 
 # An extreme of extremes is an extreme.
-register(names("maximum fmax"), pointwise_rule((0, 1), ops=("max",)))
-register(names("minimum fmin"), pointwise_rule((0, 1), ops=("min",)))
+register(names("maximum fmax"), pointwise_rule((0, 1), ops=("max",), rising=(0, 1)))
+register(names("minimum fmin"), pointwise_rule((0, 1), ops=("min",), rising=(0, 1)))
 
 register(overloads("masked_fill", "Scalar", "Tensor"), masked_fill)
 
-# Not linear: one operand.
+# One operand, of one order: the extreme of the results is the result of the extreme.
 register(
     names(
-        "abs acos acosh angle asin asinh atan atanh bitwise_not ceil celu cos cosh digamma elu erf erfc erfinv exp exp2 expm1 floor "
-        "frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isinf isnan leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward "
-        "logical_not logit mish nan_to_num polygamma positive reciprocal relu relu6 round round.decimals rsqrt selu sgn sigmoid sign "
-        "signbit silu sin sinc sinh softplus softshrink special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr "
-        "special_ndtri sqrt square tan tanh threshold trunc isposinf isneginf isfinite clamp clamp_min clamp_max fill.Scalar"
+        "asinh atan celu elu erf exp exp2 expm1 hardshrink hardsigmoid hardtanh leaky_relu relu relu6 "
+        "selu sigmoid sgn sign sinh softplus softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
+    ),
+    pointwise_rule(rising=(0,)),
+)
+register(names("ceil floor round round.decimals trunc"), rounded)
+register(names("erfc"), pointwise_rule(falling=(0,)))
+register(overloads("gt ge", "Tensor", "Scalar"), pointwise_rule(rising=(0,), falling=(1,), compares=True))
+register(overloads("lt le", "Tensor", "Scalar"), pointwise_rule(rising=(1,), falling=(0,), compares=True))
+register(names("isposinf"), pointwise_rule(rising=(0,), compares=True))
+register(names("isneginf"), pointwise_rule(falling=(0,), compares=True))
+register(names("clamp.Tensor"), clamped)
+register(overloads("clamp_min clamp_max", "Tensor"), pointwise_rule(rising=(0, 1)))
+
+# Truth values.
+register(names("logical_or bitwise_or.Tensor"), logical("max"))
+register(names("logical_and bitwise_and.Tensor"), logical("min"))
+register(names("logical_not bitwise_not"), lambda call: pointwise_rule(falling=_booleans(call))(call))
+
+# Multiplicative.
+register(names("reciprocal square"), pointwise_rule(products=[(0,)]))
+register(names("abs"), pointwise_rule(products=[(0,)], compares=True, real=True))
+register(names("pow.Tensor_Scalar"), power)
+register(names("pow.Scalar"), exponential)
+
+# Defined for numbers above some bound only: those above the least one are in it too, those below the greatest may not be.
+register(names("acosh log log10 log1p log2 sqrt"), pointwise_rule((0,), ops=("min",)))
+
+# One operand, of no order.
+register(
+    names(
+        "acos angle asin atanh cos cosh digamma erfinv frac gelu hardswish i0 isinf isnan lgamma logit mish "
+        "nan_to_num polygamma positive rsqrt signbit silu sin sinc special_entr special_erfcx special_i0e special_i1 special_i1e "
+        "special_ndtri tan threshold isfinite fill.Scalar log_sigmoid_forward"
     ),
     pointwise_rule(),
 )
 
-# Not linear: two operands or more.
-register(overloads("add sub rsub", "Scalar"), pointwise_rule())
-register(overloads("eq ne lt le gt ge fmod remainder copysign", "Tensor", "Scalar"), pointwise_rule())
-register(overloads("bitwise_and bitwise_or bitwise_xor", "Tensor", "Scalar", "Scalar_Tensor"), pointwise_rule())
+# Two operands or more.
+register(overloads("eq ne fmod remainder copysign", "Tensor", "Scalar"), pointwise_rule())
+register(overloads("bitwise_and bitwise_or", "Scalar", "Scalar_Tensor"), pointwise_rule())
+register(overloads("bitwise_xor", "Tensor", "Scalar", "Scalar_Tensor"), pointwise_rule())
 register(overloads("bitwise_left_shift bitwise_right_shift", "Tensor", "Tensor_Scalar"), pointwise_rule())
-register(overloads("pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar"), pointwise_rule())
+register(names("pow.Tensor_Tensor"), pointwise_rule())
 register(overloads("div", "Tensor_mode", "Scalar_mode"), pointwise_rule())
 register(overloads("xlogy", "Tensor", "Scalar_Self", "Scalar_Other"), pointwise_rule())
-register(overloads("clamp clamp_min clamp_max", "Tensor"), pointwise_rule())
 register(
     names(
-        "atan2 floor_divide heaviside hypot logaddexp logaddexp2 logical_and logical_or logical_xor nextafter polar special_zeta "
+        "atan2 floor_divide heaviside hypot logaddexp logaddexp2 logical_xor nextafter polar special_zeta "
         "gcd lcm ldexp.Tensor remainder.Scalar_Tensor _prelu_kernel fill.Tensor"
     ),
     pointwise_rule(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,21 @@ def register(
 def on_change(forget: Callable[[], None]) -> None:
     """Calls ``forget`` whenever a rule is registered: caches of strategies hold on to old rules."""
     _ON_CHANGE.append(forget)
+
+
+@contextlib.contextmanager
+def temporarily(op: str, rule: Rule) -> Iterator[None]:
+    """``op`` has ``rule`` inside the block, and what it had before behind it."""
+    before = _RULES.get(op)
+    register(op, rule, override=True)
+    try:
+        yield
+    finally:
+        del _RULES[op]
+        if before is not None:
+            _RULES[op] = before
+        for forget in _ON_CHANGE:
+            forget()
 
 
 def lookup(op: str) -> Registered | None:

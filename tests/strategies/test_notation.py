@@ -58,9 +58,10 @@ def test_optional_operands_are_left_out() -> None:
     assert len(layer(_call([(2, 3), (3,)], [(2, 3)], (Operand(0), None, Operand(1)))).operands) == 2
 
 
-def test_groups_with_a_scalar_are_dropped() -> None:
+def test_a_scalar_in_a_group_is_its_own_average_and_no_sum() -> None:
     affine = _call([(3,)], [(3,)], (Operand(0), 2.0))
-    assert pointwise_rule((0, 1))(affine).linear == ()
+    assert [g.ops for g in pointwise_rule((0, 1))(affine).linear] == [("avg",)]
+    assert pointwise_rule((0, 1), ops=("sum", "product"))(affine).linear == ()
     assert len(pointwise_rule((0,))(affine).linear) == 1
 
 

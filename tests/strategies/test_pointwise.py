@@ -39,14 +39,48 @@ def test_mul_is_bilinear_and_div_is_linear_above() -> None:
     assert "R, P -> P" not in specs
 
 
-@pytest.mark.parametrize("op", ["add", "sub", "pow", "remainder", "fmod", "eq", "lt"])
-def test_operators_with_a_scalar_are_not_linear(op: str) -> None:
-    overload = {"pow": "Tensor_Scalar"}.get(op, "Scalar")
-    assert check(f"aten.{op}.{overload}", positive(5, 3), 2) == {"R -> R", "S(0) -> S(0)", "S(1) -> S(1)"}
+@pytest.mark.parametrize(
+    ("op", "passed"),
+    [
+        ("add.Scalar", {"P(avg) -> P(avg)", "P(max) -> P(max)", "P(min) -> P(min)"}),
+        ("rsub.Scalar", {"P(avg) -> P(avg)", "P(max) -> P(min)", "P(min) -> P(max)"}),
+        ("pow.Tensor_Scalar", {"P(product) -> P(product)"}),
+        ("lt.Scalar", {"P(max) -> P(min)", "P(min) -> P(max)"}),
+        ("ge.Scalar", {"P(max) -> P(max)", "P(min) -> P(min)"}),
+        ("remainder.Scalar", set()),
+        ("fmod.Scalar", set()),
+        ("eq.Scalar", set()),
+    ],
+)
+def test_what_passes_beside_a_scalar(op: str, passed: set[str]) -> None:
+    assert check(f"aten.{op}", real(5, 3), 2) == {"R -> R", "S(0) -> S(0)", "S(1) -> S(1)"} | passed
+
+
+def test_the_sign_of_a_factor_gives_the_order() -> None:
+    assert "P(max) -> P(max)" in check("aten.mul.Scalar", real(5), 2.0)
+    assert "P(max) -> P(min)" in check("aten.div.Scalar", real(5), -2.0)
+    assert not any("max" in s for s in check("aten.mul.Scalar", real(5), 0.0))
+
+
+def test_whole_numbers_that_wrap_around_have_no_order() -> None:
+    assert not any("max" in s for op in ("add", "sub") for s in check(f"aten.{op}.Tensor", whole(9, 5), whole(7, 5)))
+    assert "P(max) -> P(max)" in check("aten.relu.default", whole(9, 5))
+
+
+@pytest.mark.parametrize("op", ["relu", "tanh", "exp", "sigmoid", "floor", "softplus"])
+def test_rising_operators_pass_extremes(op: str) -> None:
+    assert {"P(max) -> P(max)", "P(min) -> P(min)"} <= check(f"aten.{op}.default", real(5, 3))
+
+
+def test_products_pass_multiplicative_operators() -> None:
+    assert "P(product), P(product) -> P(product)" in check("aten.mul.Tensor", real(5), real(5))
+    assert "P(product) -> P(product)" in check("aten.abs.default", real(5))
+    assert not any("product" in s for s in check("aten.neg.default", real(5)))
 
 
 def test_a_scalar_in_a_tensor_overload_makes_it_affine() -> None:
     assert "P -> P" not in check("aten.add.Tensor", real(5), 2.0)
+    assert "P(avg) -> P(avg)" in check("aten.add.Tensor", real(5), 2.0)
     assert "P -> P" in check("aten.mul.Tensor", real(5), 2.0)
 
 

@@ -1,0 +1,112 @@
+"""An operator on the shards of every rank of one simulated axis: as it is, or as a rule says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard._torch_compat import pytree
+from fxshard.call import Call, Operand
+from fxshard.layout import Layout, chunk_lengths, local_offset, local_shape
+from fxshard.sharding_plan import OpSpec
+from fxshard.strategies.oracle.pieces import cut, identity
+from fxshard.strategies.oracle.samples import Sample, filled, operator, run
+from fxshard.strategies.registry import local_form
+
+Pieces = list[list[torch.Tensor | None]]
+"""By output, by rank; None: a rank without elements of some operand, which has nothing to run on."""
+
+
+def on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int, seed: int) -> Pieces:
+    """The plain operator on each rank's shards; raises what the operator raises."""
+    held = _held(tensors, placements, ranks, seed)
+    results = [None if _is_emptied(tensors, shards) else run(sample.op, *filled(sample, shards)) for shards in held]
+    count = max(len(r) for r in results if r is not None) if any(r is not None for r in results) else 0
+    return [[None if r is None else r[o] for r in results] for o in range(count)]
+
+
+def by_rule(sample: Sample, call: Call, tensors: Sequence[torch.Tensor], spec: OpSpec, ranks: int, seed: int) -> Pieces:
+    """The rule's local form on each rank's shards; a rank whose shards are empty gives what leaves the result as it is."""
+    held = _held(tensors, [layout[0] for layout in spec.inputs], ranks, seed)
+    results = [_rank(sample, call, tensors, shards, spec, ranks, r) for r, shards in enumerate(held)]
+    return [[r[o] for r in results] for o in range(len(call.outputs))]
+
+
+def _held(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int, seed: int) -> list[list[torch.Tensor]]:
+    cuts = [cut(t, p, ranks, seed + 1000 * i) for i, (t, p) in enumerate(zip(tensors, placements, strict=True))]
+    return [[c[r] for c in cuts] for r in range(ranks)]
+
+
+def _is_emptied(tensors: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> bool:
+    """Whether the cut left a dim without elements, of some operand."""
+    return any(_loses(s.shape, t.shape) for s, t in zip(shards, tensors, strict=True))
+
+
+def leaves_empty(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int) -> bool:
+    """Whether some rank gets no elements of a dim that is cut."""
+    cuts = [t.shape[p.dim] for t, p in zip(tensors, placements, strict=True) if isinstance(p, Shard)]
+    return any(size and 0 in chunk_lengths(size, ranks) for size in cuts)
+
+
+def _loses(local: Sequence[int], whole: Sequence[int]) -> bool:
+    return any(a == 0 != b for a, b in zip(local, whole, strict=True))
+
+
+def _rank(sample: Sample, call: Call, tensors: Any, shards: list[torch.Tensor], spec: OpSpec, ranks: int, rank: int) -> tuple[Any, ...]:
+    context = EagerContext(sample, call, shards, spec, ranks, rank)
+    shapes = [None if o is None else context.output_shape(i) for i, o in enumerate(call.outputs)]
+    metas = [(o, s) for o, s in zip(call.outputs, shapes, strict=True) if o is not None and s is not None]
+    lost = bool(metas) and all(_loses(s, o.shape) for o, s in metas)
+    if lost or _is_emptied(tensors, shards):
+        return tuple(_neutral(o, s, lay) for o, s, lay in zip(call.outputs, shapes, spec.outputs, strict=True))
+    with torch.no_grad():
+        result = local_form(call)(context)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _neutral(meta: Any, shape: Any, layout: Layout) -> torch.Tensor | None:
+    if meta is None:
+        return None
+    op = next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum")
+    return torch.full(shape, identity(op, meta.dtype), dtype=meta.dtype)
+
+
+class EagerContext:
+    """A ``LocalContext`` that runs at once what is emitted."""
+
+    def __init__(self, sample: Sample, call: Call, shards: list[torch.Tensor], spec: OpSpec, ranks: int, rank: int) -> None:
+        self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
+        self.mesh, self.coordinate = (ranks,), (rank,)
+        self.target = operator(call.op)
+        # From the call, as a graph gives them: lists are tuples there, and lists in the arguments of the local form.
+        self.args, self.kwargs = pytree.tree_map(lambda a: shards[a.index] if isinstance(a, Operand) else a, sample.marked)
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        return local_shape(self.call.operands[operand].shape, self.inputs[operand], self.mesh, self.coordinate)
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        return local_shape(self._output(output), self.outputs[output], self.mesh, self.coordinate)
+
+    def input_offset(self, operand: int, dim: int) -> Any:
+        return self._offset(self.call.operands[operand].shape, self.inputs[operand], dim)
+
+    def output_offset(self, output: int, dim: int) -> Any:
+        return self._offset(self._output(output), self.outputs[output], dim)
+
+    def _output(self, output: int) -> tuple[int, ...]:
+        meta = self.call.outputs[output]
+        assert meta is not None
+        return meta.shape
+
+    def _offset(self, shape: tuple[int, ...], layout: Layout, dim: int) -> Any:
+        """A tensor wherever ranks may differ, as at run time."""
+        if not layout.axes_on(dim):
+            return 0
+        return torch.tensor(local_offset(shape, layout, self.mesh, self.coordinate)[dim])
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)

@@ -1,0 +1,175 @@
+"""A rule for an operator without one, from the combinations that are valid for its samples.
+
+Each valid combination that cuts operands is a factor: the dims that are cut together have one name. Combinations that
+only hold pending reductions are what the operator is linear in.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from fxshard._torch_compat import pytree
+from fxshard.call import Operand
+from fxshard.errors import RuleError
+from fxshard.strategies.notation import rule
+from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
+from fxshard.strategies.oracle.search import Combination
+from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Option, check_op, judge
+from fxshard.strategies.registry import temporarily
+
+Tensors = list[list[str]]
+
+
+@dataclass(frozen=True)
+class FoundRule:
+    """``pattern`` and ``properties`` are what ``fxshard.register_rule`` takes; ``left_out``: valid options that no rule in text can say."""
+
+    op: str
+    pattern: str
+    properties: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[Option, ...] = ()
+
+    def __str__(self) -> str:
+        namespace, name, overload = self.op.split(".")
+        operator = f"{namespace}::{name}" + ("" if overload == "default" else f".{overload}")
+        extra = "".join(f", {key}={value!r}" for key, value in self.properties.items())
+        return f'fxshard.register_rule("{operator}", "{self.pattern}"{extra})'
+
+
+def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> FoundRule:
+    """The rule that holds for all ``samples``, whose tensors must have the same number of dims.
+
+    Raises RuleError where the samples differ in dims, where the operator runs on none, or where none can tell a wrong
+    combination from a right one.
+    """
+    name = qualified(op)
+    operator(name)
+    if not samples:
+        raise RuleError(f"there are no samples of {op}", remedy="give at least one")
+    shapes = {(tuple(t.ndim for t in s.tensors), _ranks_of_outputs(s)) for s in samples}
+    if len(shapes) != 1:
+        what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
+        raise RuleError(what, remedy="give samples of one kind at a time")
+    judged = [judge(s, budget, ranks) for s in samples]
+    telling = [j for j in judged if not j.skipped and j.searched]
+    if not telling:
+        why = next((j.skipped for j in judged if j.skipped), "their tensors are too small, or all their numbers are alike")
+        remedy = "give samples of several sizes, with at least six random numbers in each tensor"
+        raise RuleError(f"no sample of {op} tells anything: {why}", remedy=remedy)
+    options = _common([[f.option for f in j.missing] for j in telling])
+    ((operands, outputs),) = shapes
+    found = _rule(name, operands, outputs, options, _positions(samples[0]))
+    with temporarily(name, rule(found.pattern, **found.properties)):
+        verdict = check_op(name, samples, 0, ranks)
+    if verdict.wrong:
+        what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"
+        raise RuleError(what, remedy="write a function Call -> Factors, see docs/adding-an-operator.md")
+    return found
+
+
+def _positions(sample: Sample) -> dict[int, int]:
+    """Operand -> the argument it is, or is in the list of; operands given by keyword have no position."""
+    args, _ = sample.marked
+    return {leaf.index: p for p, arg in enumerate(args) for leaf in pytree.tree_leaves(arg) if isinstance(leaf, Operand)}
+
+
+def _ranks_of_outputs(sample: Sample) -> tuple[int | None, ...]:
+    try:
+        outputs = run(sample.op, sample.args, sample.kwargs)
+    except Exception as error:
+        what = f"{sample.op} fails on ({sample}): {type(error).__name__}: {error}"
+        raise RuleError(what, remedy="give samples that it can run on") from error
+    return tuple(o.ndim if isinstance(o, torch.Tensor) else None for o in outputs)
+
+
+def _common(found: Sequence[Sequence[Option]]) -> list[Option]:
+    """Combinations valid for all samples, with the output placements that are."""
+    options = []
+    for option in found[0]:
+        others = [next((o for o in row if o.inputs == option.inputs), None) for row in found[1:]]
+        if all(o is not None for o in others):
+            columns = zip(option.outputs, *(o.outputs for o in others if o is not None), strict=True)
+            outputs = tuple(tuple(p for p in column[0] if all(p in other for other in column)) for column in columns)
+            if all(outputs):
+                options.append(Option(option.inputs, outputs))
+    return options
+
+
+def _rule(
+    op: str, operands: tuple[int, ...], outputs: tuple[int | None, ...], options: Sequence[Option], positions: dict[int, int]
+) -> FoundRule:
+    ins: Tensors = [[""] * n for n in operands]
+    outs: Tensors = [[""] * (n or 0) for n in outputs]
+    reduce: dict[str, str] = {}
+    additive: set[int] = set()
+    used: list[Option] = []
+    cutting = [o for o in options if any(isinstance(p, Shard) for p in o.inputs)]
+    for option in sorted(cutting, key=_rank):
+        name = f"factor{len(used)}"
+        if _fits(option, ins, outs):
+            _write(option, name, ins, outs, reduce, additive)
+            used.append(option)
+    linear = _linear((o for o in options if o not in cutting), positions)
+    letters = _letters([*ins, *outs])
+    kept = {letters[name]: op_ for name, op_ in reduce.items() if op_ != "sum"}
+    properties: dict[str, Any] = {k: v for k, v in {"linear": linear, "additive": tuple(sorted(additive)), "reduce": kept}.items() if v}
+    sides = (", ".join(" ".join(letters.get(n, "_") for n in dims) for dims in side) for side in (ins, outs))
+    left = tuple(o for o in cutting if o not in used)
+    return FoundRule(op, " -> ".join(sides), properties, left)
+
+
+def _rank(option: Option) -> tuple[int, int]:
+    """What cuts more operands and asks for less says more."""
+    pending = sum(isinstance(p, Partial) for p in option.inputs)
+    return pending, -sum(isinstance(p, Shard) for p in option.inputs)
+
+
+def _letters(tensors: Tensors) -> dict[str, str]:
+    """a, b, c, ... in order of first occurrence."""
+    names = dict.fromkeys(name for dims in tensors for name in dims if name)
+    return {name: string.ascii_lowercase[i] if i < 26 else f"d{i}" for i, name in enumerate(names)}
+
+
+def _fits(option: Option, ins: Tensors, outs: Tensors) -> bool:
+    """Whether a rule of text can say it.
+
+    None of its dims has a name yet; the outputs that are not cut are all pending by one reduction, and so are the
+    operands that are not cut but pending: they are added to what is pending.
+    """
+    free = all(not ins[i][p.dim] for i, p in enumerate(option.inputs) if isinstance(p, Shard))
+    free = free and all(not outs[o][p[0].dim] for o, p in enumerate(option.outputs) if isinstance(p[0], Shard))
+    pending = [p for p in option.inputs if isinstance(p, Partial)]
+    owed = [p[0] for p in option.outputs if isinstance(p[0], Partial)]
+    whole = any(isinstance(p[0], Replicate) for p in option.outputs)
+    return free and not whole and len({*pending, *owed}) < 2 and (bool(owed) or not pending)
+
+
+def _write(option: Option, name: str, ins: Tensors, outs: Tensors, reduce: dict[str, str], additive: set[int]) -> None:
+    for i, placement in enumerate(option.inputs):
+        if isinstance(placement, Shard):
+            ins[i][placement.dim] = name
+        elif isinstance(placement, Partial):
+            additive.add(i)
+    for o, found in enumerate(option.outputs):
+        if isinstance(found[0], Shard):
+            outs[o][found[0].dim] = name
+        elif isinstance(found[0], Partial):
+            reduce[name] = found[0].reduce_op
+
+
+def _linear(options: Iterable[Option], positions: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of arguments through which a pending sum passes to all outputs."""
+    total = Partial("sum")
+    sums = [o.inputs for o in options if all(total in found for found in o.outputs) and _is_sum(o.inputs)]
+    groups = [[i for i, p in enumerate(inputs) if p == total] for inputs in sums]
+    return tuple(sorted({tuple(dict.fromkeys(positions[i] for i in group)) for group in groups if all(i in positions for i in group)}))
+
+
+def _is_sum(inputs: Combination) -> bool:
+    return all(isinstance(p, Replicate) or p == Partial("sum") for p in inputs)

@@ -1,0 +1,136 @@
+"""Samples of aten operators from torch's ``op_db``: the calls that are made while its entries run, forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import TorchDispatchMode, op_database, pytree
+from fxshard.errors import RuleError
+from fxshard.strategies.oracle.samples import Sample, operator, qualified, spread_out
+
+PER_ENTRY = 24
+"""Samples of an entry that are run, spread over its list."""
+LARGEST = 4096
+"""Elements of the largest tensor of a call that is kept: rules do not depend on sizes, judging takes time with them."""
+UNUSUAL = (torch.complex32,)
+"""Dtypes that most kernels lack."""
+DTYPES = (torch.float64, torch.complex128, torch.int64, torch.bool)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, wanted: frozenset[str] | None, found: dict[str, list[Sample]]) -> None:
+        super().__init__()
+        self.wanted, self.found = wanted, found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if self.wanted is None or name in self.wanted:
+            with contextlib.suppress(_Unfit):
+                self.found.setdefault(name, []).append(Sample(name, *_kept(args, kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+class _Unfit(Exception):
+    """A call that is no sample: a tensor too large, or not an ordinary one."""
+
+
+def _kept(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Copies: what the caller does to its tensors later is not part of the call."""
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        ordinary = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and not x.is_quantized
+        if not ordinary or x.numel() > LARGEST or x.dtype in UNUSUAL:
+            raise _Unfit
+        return _like(x.detach())
+
+    kept: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, copy, (tuple(args), dict(kwargs)))
+    return kept
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, where no two elements share a place."""
+    if x.is_contiguous() or any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        return x.clone(memory_format=torch.contiguous_format)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+def record(wanted: Iterable[str] | None = None, enough: int | None = None, first: str = "", seed: int = 0) -> dict[str, list[Sample]]:
+    """Calls of the ``wanted`` operators (None: of all) by name, while the entries of op_db run.
+
+    ``enough``: stops when each has that many; ``first``: the name whose entries come first. Raises OptionError where
+    the packages that op_db needs are missing.
+    """
+    names = None if wanted is None else frozenset(wanted)
+    found: dict[str, list[Sample]] = {}
+    for entry in sorted(op_database(), key=lambda e: not _is_named(e, first)):
+        for dtype in DTYPES:
+            if dtype in entry.dtypes:
+                _run(entry, dtype, _Recorder(names, found), seed)
+        if names is not None and enough is not None and all(len(found.get(n, ())) >= enough for n in names):
+            break
+    return found
+
+
+def _is_named(entry: Any, name: str) -> bool:
+    base = name.split(".")[1] if "." in name else name
+    return bool(base) and (entry.name.split(".")[-1] in base or str(entry.aten_name) in base)
+
+
+def _run(entry: Any, dtype: torch.dtype, recorder: _Recorder, seed: int) -> None:
+    """An entry that cannot run here gives what it gave until then: its calls are samples, its results are not asked for."""
+    backward = entry.supports_autograd and dtype in (torch.float64, torch.complex128)
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        for sample in _some(entry.sample_inputs("cpu", dtype, requires_grad=backward)):
+            with contextlib.suppress(Exception):
+                _call(entry.op, sample, recorder, backward)
+
+
+def _some(samples: Iterator[Any]) -> Sequence[Any]:
+    every = list(itertools.islice(samples, 400))
+    step = max(1, len(every) // PER_ENTRY)
+    return every[::step][:PER_ENTRY]
+
+
+def _call(op: Any, sample: Any, recorder: _Recorder, backward: bool) -> None:
+    with recorder:
+        result = op(sample.input, *sample.args, **sample.kwargs)
+    outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if backward and outputs:
+        grads = [torch.randn_like(o) for o in outputs]
+        with recorder:
+            torch.autograd.backward(outputs, grads)
+
+
+def direct(op: str, seed: int = 0) -> list[Sample]:
+    """The samples of the entries named like ``op``, given to it as they are: torch takes some operators apart before they are seen."""
+    found = []
+    overload = operator(op)
+    for entry in op_database():
+        if entry.name.split(".")[-1] != op.split(".")[1] or torch.float64 not in entry.dtypes:
+            continue
+        torch.manual_seed(seed)
+        with contextlib.suppress(Exception):
+            for sample in _some(entry.sample_inputs("cpu", torch.float64, requires_grad=False)):
+                with contextlib.suppress(Exception):
+                    overload(sample.input, *sample.args, **sample.kwargs)
+                    found.append(Sample(op, *_kept((sample.input, *sample.args), sample.kwargs)))
+    return found
+
+
+def samples_of(op: str, count: int = 8, seed: int = 0) -> list[Sample]:
+    """Up to ``count`` samples of an aten operator of different kinds; raises RuleError where torch has none."""
+    name = qualified(op)
+    operator(name)
+    found = record([name], enough=10 * count, first=name, seed=seed).get(name, []) or direct(name, seed)
+    if not found:
+        remedy = "give your own: --sample FILE.py:samples, a function that returns a list of argument tuples"
+        raise RuleError(f"torch has no samples for {op}", remedy=remedy)
+    return spread_out(found, count)

@@ -1,0 +1,176 @@
+"""Calls to judge an operator by: recorded while torch's own samples run, from the user's file, or written here.
+
+A sample comes in several variations of its values, so that what holds by accident for one of them is found out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import pytree, schema_of
+from fxshard.call import Call, Operand, TensorMeta
+from fxshard.errors import OptionError, RuleError, closest
+
+FACTORS = (1.0, 1.0, -23.0)
+"""What the numbers of the variations are multiplied with; from the second on they are shuffled too."""
+ORDERED = ("offsets", "offs", "lengths", "cum_seq_q", "cum_seq_k", "crow_indices", "ccol_indices", "batch_sizes")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call ``op(*args, **kwargs)`` on whole tensors; ``op`` like ``"aten.mm.default"``."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensor operands, in order of occurrence."""
+        return [t for t in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(t, torch.Tensor)]
+
+    @functools.cached_property
+    def marked(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with ``Operand(i)`` for the tensors."""
+        count = iter(range(len(self.tensors)))
+        marked: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+            lambda a: Operand(next(count)) if isinstance(a, torch.Tensor) else a, (self.args, self.kwargs)
+        )
+        return marked
+
+    def __str__(self) -> str:
+        def text(value: Any) -> str:
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+        args = [str(pytree.tree_map(text, a)).replace("'", "") for a in self.args]
+        return ", ".join([*args, *(f"{k}={pytree.tree_map(text, v)}" for k, v in self.kwargs.items())])
+
+
+def operator(op: str) -> Any:
+    """The overload called ``op``; raises RuleError for one that there is not."""
+    name = qualified(op)
+    try:
+        return functools.reduce(getattr, name.split("."), torch.ops)
+    except AttributeError as error:
+        namespace = getattr(torch.ops, name.split(".")[0])
+        guess = closest(name.split(".")[1], dir(namespace))
+        raise RuleError(f"there is no operator {op!r}", remedy=f"write it like aten.mm.default or mylib::op{guess}") from error
+
+
+def qualified(op: str) -> str:
+    """``mylib::op`` and ``aten.mm`` as a graph names them: ``mylib.op.default``, ``aten.mm.default``."""
+    name = op.replace("::", ".").removeprefix("torch.ops.")
+    return f"{name}.default" if name.count(".") == 1 else name
+
+
+def run(op: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """The outputs of an operator, lists of them flat."""
+    with torch.no_grad():
+        result = operator(op)(*args, **kwargs)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def given_samples(op: str, given: Any, where: str) -> list[Sample]:
+    """Samples from what a user's function returned: a list of argument tuples, or of (arguments, keywords). Raises OptionError."""
+    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(entry, (list, tuple)) for entry in given):
+        remedy = "return [(x, y), ...] or [((x, y), {'dim': 1}), ...]"
+        raise OptionError("the samples are no list of argument tuples", where=where, remedy=remedy)
+    return [Sample(op, *_arguments(entry)) for entry in given]
+
+
+def _arguments(entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if len(entry) == 2 and isinstance(entry[0], (list, tuple)) and isinstance(entry[1], dict):
+        return tuple(entry[0]), dict(entry[1])
+    return tuple(entry), {}
+
+
+def call_of_sample(sample: Sample, outputs: Sequence[Any]) -> Call:
+    """What a rule sees of it."""
+    args, kwargs = sample.marked
+    named = tuple(sorted((k, _freeze(v)) for k, v in kwargs.items()))
+    metas = [None if not isinstance(t, torch.Tensor) else TensorMeta(tuple(t.shape), t.dtype) for t in (*sample.tensors, *outputs)]
+    count = len(sample.tensors)
+    ins = tuple(m for m in metas[:count] if m is not None)
+    return Call(sample.op, _freeze(args), named, ins, tuple(metas[count:]))
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def filled(sample: Sample, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with other tensors in the places of the operands."""
+    args, kwargs = pytree.tree_map(lambda a: tensors[a.index] if isinstance(a, Operand) else a, sample.marked)
+    return args, kwargs
+
+
+def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
+    """The operands in several values: as they are, shuffled, and shuffled, larger and negated.
+
+    Whole numbers may be places: instead of larger, half of them are zero.
+    """
+    ordered = _ordered(sample)
+    for number, factor in enumerate(FACTORS):
+        yield [t if number == 0 or i in ordered else _varied(t, factor, (number, i)) for i, t in enumerate(sample.tensors)]
+
+
+def _ordered(sample: Sample) -> set[int]:
+    """Operands whose order means something: kernels do not check them."""
+    schema = schema_of(operator(sample.op))
+    args, kwargs = sample.marked
+    names = [a.name for a in schema.arguments] if schema else []
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {v.index for name, v in given.items() if name in ORDERED and isinstance(v, Operand)}
+
+
+def _varied(x: torch.Tensor, factor: float, seed: tuple[int, int]) -> torch.Tensor:
+    if x.numel() < 2:
+        return x * factor if x.dtype.is_floating_point or x.dtype.is_complex else x
+    generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), seed)).encode()))
+    shuffled = x.flatten()[torch.randperm(x.numel(), generator=generator)].reshape(x.shape)
+    shuffled = torch.empty_like(x).copy_(shuffled)
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return shuffled * factor
+    zeroed = shuffled.where(torch.rand(x.shape, generator=generator) < 0.5, torch.zeros_like(x))
+    return shuffled if x.dtype == torch.bool or factor == 1 else zeroed
+
+
+def signature(sample: Sample) -> tuple[Any, ...]:
+    """Samples of one signature differ in values only."""
+    args, kwargs = sample.marked
+    shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in sample.tensors)
+    return shapes, repr(args), repr(sorted(kwargs.items(), key=str))
+
+
+def kind(sample: Sample) -> tuple[Any, ...]:
+    """What makes samples different enough to look at both: dims, dtypes, which sizes are 0 or 1, which arguments are given."""
+    args, kwargs = sample.marked
+    shapes = tuple((tuple(min(s, 2) for s in t.shape), t.dtype, t.is_contiguous()) for t in sample.tensors)
+    plain = [a if isinstance(a, (bool, str, type(None))) else type(a) for a in pytree.tree_leaves((args, kwargs), is_leaf=_is_none)]
+    return shapes, tuple(plain)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def spread_out(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Up to ``count`` samples, from those with most elements to the scalars and the empty ones, of different kinds first."""
+    distinct = list({signature(s): s for s in samples}.values())
+    order = sorted(distinct, key=_weight, reverse=True)
+    firsts = list({kind(s): s for s in reversed(order)}.values())[::-1]
+    rest = [s for s in order if not any(s is f for f in firsts)]
+    if len(firsts) > count:
+        return [firsts[round(i * (len(firsts) - 1) / max(count - 1, 1))] for i in range(count)]
+    return [*firsts, *rest[: count - len(firsts)]]
+
+
+def _weight(sample: Sample) -> int:
+    return math.prod(min(t.numel(), 64) + 1 for t in sample.tensors[:3])

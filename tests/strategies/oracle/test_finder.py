@@ -1,0 +1,72 @@
+"""Rules that the oracle finds by itself, for operators of a user's library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fxshard.errors import OptionError, RuleError
+from fxshard.strategies.notation import rule
+from fxshard.strategies.oracle import Sample, check_op, find_rule, given_samples
+from fxshard.strategies.registry import temporarily
+from tests.strategies.samples import real
+
+LIBRARY = torch.library.Library("fxshard_found", "FRAGMENT")
+OPERATORS = {
+    "scale": ("(Tensor x, Tensor w) -> Tensor", lambda x, w: x * w),
+    "affine": ("(Tensor x, Tensor w, Tensor b) -> Tensor", lambda x, w, b: x @ w + b),
+    "norm": ("(Tensor x, float eps) -> Tensor", lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()),
+    "extremes": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(1), x.sum(0))),
+    "mixed": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(0), x.sum(0))),
+    "scaled_by": ("(Tensor x, float factor, Tensor y) -> Tensor", lambda x, factor, y: factor * x * y.cos()),
+}
+for _name, (_schema, _function) in OPERATORS.items():
+    LIBRARY.define(f"{_name}{_schema}")
+    LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "line"),
+    [
+        ("scale", (real(4, 6, 8), real(8)), '"a b c, c -> a b c", linear=((0,), (1,))'),
+        ("affine", (real(5, 6), real(6, 7), real(7)), '"a b, b c, c -> a c", linear=((0, 2), (1, 2)), additive=(2,)'),
+        ("norm", (real(4, 6, 8), 1e-5), '"a b _ -> a b _"'),
+        ("extremes", (real(6, 5),), "\"a b -> a, b\", reduce={'b': 'max'}"),
+        ("scaled_by", (real(5, 6), 2.0, real(5, 6)), '"a b, a b -> a b", linear=((0,),)'),
+    ],
+)
+def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> None:
+    found = find_rule(f"fxshard_found::{name}", [Sample(f"fxshard_found.{name}.default", args)])
+    assert str(found) == f'fxshard.register_rule("fxshard_found::{name}", {line})'
+    with temporarily(found.op, rule(found.pattern, **found.properties)):
+        assert not check_op(found.op, [Sample(found.op, args)]).wrong
+
+
+def test_what_text_cannot_say_is_left_out() -> None:
+    found = find_rule("fxshard_found::mixed", [Sample("fxshard_found.mixed.default", (real(6, 5),))])
+    assert found.pattern == "_ a -> a, a"
+    assert [str(o) for o in found.left_out] == ["S(0) -> P(max), P"]
+
+
+def test_a_rule_must_hold_for_all_samples() -> None:
+    """On a square matrix one sample could do without the other's dims."""
+    samples = [Sample("aten.cumsum.default", (real(6, 5), dim)) for dim in (0, 1)]
+    with pytest.raises(RuleError, match="fails on"):
+        find_rule("aten.cumsum.default", [*samples, Sample("aten.cumsum.default", (real(6, 5), 7))])
+    assert find_rule("aten.cumsum.default", samples).pattern == "_ _ -> _ _"
+
+
+def test_samples_that_will_not_do() -> None:
+    op = "fxshard_found.scale.default"
+    with pytest.raises(RuleError, match="different dims"):
+        find_rule(op, [Sample(op, (real(4, 6), real(6))), Sample(op, (real(4, 5, 6), real(6)))])
+    with pytest.raises(RuleError, match="tells anything"):
+        find_rule(op, [Sample(op, (torch.ones(4, 6), torch.ones(6)))])
+    with pytest.raises(RuleError, match="there is no operator"):
+        find_rule("fxshard_found::scales", [])
+    for wrong in (None, [], real(3), [real(3)]):
+        with pytest.raises(OptionError, match="argument tuples"):
+            given_samples(op, wrong, "file.py:samples")
+    assert given_samples("aten.sum.dim_IntList", [((real(3),), {"dim": [0]})], "")[0].kwargs == {"dim": [0]}

@@ -1,0 +1,113 @@
+"""The oracle finds what is wrong with a rule and what is missing, and is not taken in by accidents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fxshard.strategies.factors import replicate_all
+from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
+from fxshard.strategies.oracle import Sample, check_op, judge
+from fxshard.strategies.registry import temporarily
+from tests.strategies.samples import positive, real, whole, yes_no
+
+MM = Sample("aten.mm.default", (real(5, 6), real(6, 4)))
+
+
+def _options(findings: Any) -> set[str]:
+    return {str(f.option) for f in findings}
+
+
+def test_a_right_rule_is_right_and_complete() -> None:
+    verdict = check_op("aten.mm.default", [MM])
+    assert (verdict.wrong, verdict.missing) == ((), ())
+    assert verdict.valid == 7  # m, n, k, and sums and averages in each operand
+    assert verdict.judged[0].searched == verdict.judged[0].possible == 8 * 8 - 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bad"),
+    [
+        ("m k, k n -> m n", None),
+        ("m k, j n -> m n", "S(1), R -> P"),
+        ("m k!, k! n -> m n", None),
+    ],
+)
+def test_a_wrong_factor_is_found(pattern: str, bad: str | None) -> None:
+    with temporarily("aten.mm.default", rule(pattern)):
+        verdict = check_op("aten.mm.default", [MM])
+    assert (bad in _options(verdict.wrong)) if bad else not verdict.wrong
+
+
+def test_what_a_rule_leaves_out_is_missing() -> None:
+    with temporarily("aten.mm.default", rule("m _, _ n -> m n")):
+        assert "S(1), S(0) -> P" in _options(check_op("aten.mm.default", [MM]).missing)
+    with temporarily("aten.mm.default", replicate_all):
+        assert len(check_op("aten.mm.default", [MM]).missing) == 7
+
+
+def test_a_wrong_reduction_is_found() -> None:
+    sample = Sample("aten.amax.default", (real(5, 6), [1]))
+    with temporarily("aten.amax.default", rule("a b -> a")):
+        assert "S(1) -> P" in _options(check_op("aten.amax.default", [sample]).wrong)
+
+
+def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
+    with temporarily("aten.exp.default", pointwise_rule((0,))):
+        assert "P -> P" in _options(check_op("aten.exp.default", [Sample("aten.exp.default", (real(5, 6),))]).wrong)
+    with temporarily("aten.add.Tensor", einop_rule("a b, a b -> a b")):
+        assert "P, R -> P" in _options(check_op("aten.add.Tensor", [Sample("aten.add.Tensor", (real(5, 6), real(5, 6)))]).wrong)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("mul.Tensor", (torch.ones(5, 6, dtype=torch.float64), torch.zeros(5, 6, dtype=torch.float64))),
+        ("sum.default", (torch.zeros(8, dtype=torch.float64),)),
+        ("relu.default", (torch.tensor(2.0, dtype=torch.float64),)),
+        ("add.Tensor", (real(0, 3), real(0, 3))),
+        ("sort.default", (torch.ones(6, 6, dtype=torch.float64),)),
+    ],
+)
+def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
+    with temporarily(f"aten.{op}", replicate_all):
+        judged = judge(Sample(f"aten.{op}", args))
+    assert (judged.valid, judged.missing) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "accident"),
+    [
+        ("clamp.default", (real(5, 6).clamp(-0.5, 0.5), -1.0, 1.0), "P -> P"),  # no number of this sample is clamped
+        ("relu.default", (positive(5, 6),), "P -> P"),  # nor negative
+        ("cumsum.default", (real(5, 6), 1), "S(1) -> S(1)"),
+        ("where.self", (yes_no(5, 6), real(5, 6), real(5, 6)), "R, P, R -> P"),
+        ("index_select.default", (real(6, 5), 0, whole(6, 7)), "S(0), R -> P"),
+    ],
+)
+def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
+    with temporarily(f"aten.{op}", replicate_all):
+        found = judge(Sample(f"aten.{op}", args)).missing
+    assert found
+    assert accident not in _options(found)
+
+
+def test_random_and_undefined_operators_are_not_judged() -> None:
+    assert "random" in judge(Sample("aten.bernoulli.default", (real(40, 5).sigmoid(),))).skipped
+    assert "undefined" in judge(Sample("aten.empty_like.default", (real(5, 6),))).skipped
+    assert "fails" in judge(Sample("aten.mm.default", (real(5, 6), real(5, 6)))).skipped
+
+
+def test_beyond_the_budget_the_rule_leads() -> None:
+    judged = judge(MM, budget=20)
+    assert (judged.searched, judged.possible) == (20, 63)
+    assert len(judged.valid) == 7
+
+
+def test_a_replicated_tensor_is_its_own_extreme() -> None:
+    sample = Sample("aten.maximum.default", (real(5, 6), real(5, 6)))
+    judged = judge(sample)
+    assert not judged.missing
+    assert judged.valid
