@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fxshard.mesh import Hardware, Link, Mesh
     from fxshard.program import ShardedProgram
     from fxshard.sharding_plan import OpSpec, ShardingPlan
+    from fxshard.strategies.user_rules import register_rule
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ _HOME = {
     "ShardedProgram": "fxshard.program",
     "OpSpec": "fxshard.sharding_plan",
     "ShardingPlan": "fxshard.sharding_plan",
+    "register_rule": "fxshard.strategies.user_rules",
 }
 _MODULES = ("testing", "inspect", "errors")
 
@@ -53,6 +55,7 @@ __all__ = [
     "lower",
     "parallelize",
     "plan",
+    "register_rule",
     "simulate",
 ]
 

@@ -179,6 +179,29 @@ def schema_of(operator: Any) -> torch.FunctionSchema | None:
     return getattr(operator, "_schema", None)
 
 
+def find_operator(op: Any) -> OpOverload | None:
+    """One overload of an operator, from its name (``"mylib::op"``: the default one), a packet, a custom op or the overload itself."""
+    from torch._library.custom_ops import CustomOpDef
+    from torch._ops import OpOverloadPacket
+
+    if isinstance(op, CustomOpDef):
+        return op._opoverload
+    if isinstance(op, str):
+        name, _, overload = op.partition(".")
+        if f"{name}.{overload}".removesuffix(".default").removesuffix(".") not in operator_names():
+            return None
+        space, _, plain = name.partition("::")
+        return getattr(getattr(getattr(torch.ops, space), plain), overload or "default", None)
+    if isinstance(op, OpOverloadPacket):
+        return getattr(op, "default", None)
+    return op if isinstance(op, OpOverload) else None
+
+
+def operator_names() -> frozenset[str]:
+    """All operators that torch knows in this process: ``mylib::op``, ``mylib::op.overload``."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
 def changes_of(value: torch.Tensor) -> int:
     """How often a tensor was written into."""
     return value._version
@@ -224,6 +247,7 @@ __all__ = [
     "dynamo_source",
     "export_dtypes",
     "export_memory_formats",
+    "find_operator",
     "get_decompositions",
     "inductor_compile",
     "inductor_decompositions",
@@ -231,6 +255,7 @@ __all__ = [
     "lazy_graph_module",
     "mesh_of_one",
     "noted_side_effects",
+    "operator_names",
     "own_tensors",
     "pytree",
     "quiet_fakes",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from fxshard.strategies import cache_clear, registry
 
 torch.set_num_threads(1)
 
@@ -23,3 +26,13 @@ def shared_data() -> Path:
     if folder is None:
         pytest.skip("the published instances are not part of the repository: name their folder in FXSHARD_DATA")
     return Path(folder)
+
+
+@pytest.fixture
+def own_rules() -> Iterator[None]:
+    """Rules that the test registers are forgotten after it."""
+    before = dict(registry._RULES)
+    yield
+    registry._RULES.clear()
+    registry._RULES.update(before)
+    cache_clear()

@@ -27,6 +27,9 @@ DATA_DEPENDENT = {
     "DataDependentOutputException": "turns data into a Python number",
 }
 """torch's exceptions that say no more than an operator's name."""
+NO_FAKE = r"no fake impl registered for <CustomOpDef\((\S+)\)>|(\S+): attempted to run .* with Meta tensors, but there was no fake impl"
+NO_BACKWARD = r"backward through (\S+) but no autograd formula"
+"""What torch says of operators of the user's that lack a part; the operator's name is the group."""
 
 
 @contextlib.contextmanager
@@ -38,9 +41,24 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     except FxshardError:
         raise
     except Exception as error:
-        raise TraceError(
-            f"the model does not trace to one graph: {_reason(error)}", where=_user_line(error) or what, remedy=remedy
-        ) from error
+        incomplete = _of_an_operator(error)
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", remedy)
+        raise TraceError(said, where=_user_line(error) or what, remedy=todo) from error
+
+
+def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
+    """What a user's operator lacks to be traced, and what to do; None where that is not the reason."""
+    while error is not None:
+        fake, backward = re.search(NO_FAKE, str(error)), re.search(NO_BACKWARD, str(error))
+        if fake:
+            name = fake[1] or fake[2]
+            remedy = f'give it one: @torch.library.register_fake("{name}"), a function that returns torch.empty of the result\'s shape'
+            return f"the operator {name} does not say what shape its result has: it has no fake implementation", remedy
+        if backward:
+            remedy = "give it one by torch.library.register_autograd, or plan with train=False"
+            return f"the operator {backward[1]} has no backward", remedy
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextlib.contextmanager
@@ -65,7 +83,7 @@ def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     except FAKE_ERRORS:
         return None
     except Exception as error:
-        return error
+        return None if _of_an_operator(error) else error
     return None
 
 

@@ -38,10 +38,13 @@ def verify_graph(graph: PlanningGraph) -> None:
 def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
     """Raises PlanError naming the first node or edge that is not legal."""
     verify_edges(annotated.graph, plan)
+    without_rule = dict(annotated.fallbacks)
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]
         if node.op != "output" and spec not in annotated.specs[node.name]:
             remedy = "choose one of its OpSpecs; fxshard.plan(pins=...) fills in the rest"
+            if node.name in without_rule:
+                remedy = "it has no rule here: register the one that the plan was made with (fxshard.register_rule), or plan again"
             raise PlanError(f"{node.name} ({node.target}) cannot run as {spec}", where=_where(node), remedy=remedy)
 
 

@@ -25,7 +25,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     softmax,
     views,
 )
-from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_info, created_reductions, op_strategy
+from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
 from fxshard.strategies.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
@@ -44,6 +44,7 @@ __all__ = [
     "Rule",
     "TensorMeta",
     "axis_options",
+    "cache_clear",
     "cache_info",
     "call_of",
     "created_reductions",

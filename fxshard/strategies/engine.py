@@ -95,7 +95,12 @@ def cache_info() -> Any:
     return _cached.cache_info()
 
 
-on_change(_cached.cache_clear)
+def cache_clear() -> None:
+    """Forgets all strategies; registering a rule does so by itself."""
+    _cached.cache_clear()
+
+
+on_change(cache_clear)
 
 
 def _options(call: Call) -> _Options:
