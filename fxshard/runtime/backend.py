@@ -46,7 +46,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
-from fxshard.runtime.fields import shape_fields, value_field, weight_fields
+from fxshard.runtime.fields import rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
@@ -191,7 +191,7 @@ class GraphPrograms:
 
 def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[str, str]:
     """What all ranks must have in common before the first collective."""
-    fields = {"torch": torch.__version__, "mesh": f"{options.planning_mesh} {options.mesh}", "graph": graph.hash}
+    fields = {"torch": torch.__version__, "mesh": f"{options.planning_mesh} {options.mesh}", "graph": graph.hash, **rule_fields()}
     for end in graph.inputs:
         value = held.get(end.name)
         if value is None:

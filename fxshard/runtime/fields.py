@@ -10,11 +10,17 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.layout import Layout
 from fxshard.runtime.launch import checksum, compare, mesh_ranks
+from fxshard.strategies import rules_of_the_user
 
 SAMPLE = 256
 """Elements of each parameter and buffer that ranks compare, evenly spread: cheap, and enough to tell other seeds and other files."""
 
 Fields = dict[str, str]
+
+
+def rule_fields() -> Fields:
+    """The rules that the user registered."""
+    return {f"rule: {op}": said for op, said in rules_of_the_user().items()}
 
 
 def shape_fields(named: Mapping[str, torch.Tensor]) -> Fields:

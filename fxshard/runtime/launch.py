@@ -35,6 +35,7 @@ REMEDIES: Mapping[str, str] = {
     "torch": "install the same version of torch on all ranks",
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
     "shape": _GLOBAL,
+    "rule": "register the same rules on all ranks (fxshard.register_rule): import the modules that do so on each",
     "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval)",
     "weights": "call torch.manual_seed with the same seed on all ranks before building the model, or load one checkpoint on all of them",
     "plan": "pass the same plan on all ranks, or none: then rank 0 plans for all",

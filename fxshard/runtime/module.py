@@ -34,7 +34,7 @@ from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import Attributes, attributes_of, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
-from fxshard.runtime.fields import shape_fields, weight_fields
+from fxshard.runtime.fields import rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, leads, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
@@ -194,7 +194,7 @@ class ShardedForward:
         first = not self.runners
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         alike = versions() | weight_fields(weights) if first else {}
-        self._compare({**alike, **shape_fields(argument_values(args, kwargs))})
+        self._compare({**alike, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
             graph = trace_model(Request(self.model, args, kwargs, train), self.mesh, dump)

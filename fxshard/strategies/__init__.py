@@ -29,7 +29,7 @@ from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cach
 from fxshard.strategies.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
-from fxshard.strategies.registry import Registered, has_rule, local_form, lookup, register, registered_ops
+from fxshard.strategies.registry import Registered, has_rule, local_form, lookup, register, registered_ops, rules_of_the_user
 
 __all__ = [
     "AxisOption",
@@ -58,4 +58,5 @@ __all__ = [
     "register",
     "registered_ops",
     "rule",
+    "rules_of_the_user",
 ]

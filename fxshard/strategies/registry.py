@@ -15,11 +15,15 @@ from fxshard.strategies.local import LocalContext, LocalForm
 
 @dataclass(frozen=True)
 class Registered:
-    """``sizes``: position of the argument that is the size of output 0; ``local``: emits the local operator."""
+    """``sizes``: position of the argument that is the size of output 0; ``local``: emits the local operator.
+
+    ``said``: what a user gave as the rule, empty for ours.
+    """
 
     rule: Rule
     local: LocalForm | None = None
     sizes: int | None = None
+    said: str = ""
 
 
 _RULES: dict[str, Registered] = {}
@@ -27,13 +31,19 @@ _ON_CHANGE: list[Callable[[], None]] = []
 
 
 def register(
-    ops: str | Iterable[str], rule: Rule, *, local: LocalForm | None = None, sizes: int | None = None, override: bool = False
+    ops: str | Iterable[str],
+    rule: Rule,
+    *,
+    local: LocalForm | None = None,
+    sizes: int | None = None,
+    override: bool = False,
+    said: str = "",
 ) -> None:
     """Gives operators (``"aten.mm.default"``) their rule; raises RuleError for one that has a rule, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, sizes)
+        _RULES[op] = Registered(rule, local, sizes, said)
     for forget in _ON_CHANGE:
         forget()
 
@@ -69,6 +79,11 @@ def has_rule(op: str) -> bool:
 def registered_ops() -> tuple[str, ...]:
     """Names of all operators with a rule, sorted."""
     return tuple(sorted(_RULES))
+
+
+def rules_of_the_user() -> dict[str, str]:
+    """Operator -> what the user gave as its rule."""
+    return {op: entry.said for op, entry in sorted(_RULES.items()) if entry.said}
 
 
 def local_form(call: Call) -> LocalForm:

@@ -52,7 +52,7 @@ def register_rule(
         _check_fit(made, schema)
     if has_rule(str(operator)) and not override:
         raise RuleError(f"{schema.name} has a rule already", where="register_rule", remedy="pass override=True to replace it")
-    register(str(operator), made, local=local, sizes=size_argument, override=True)
+    register(str(operator), made, local=local, sizes=size_argument, override=True, said=_said(given, local, size_argument, properties))
 
 
 def find(op: Any) -> Any:
@@ -114,6 +114,20 @@ def _rule(given: Any, properties: dict[str, Any]) -> Rule:
         what = f"{', '.join(properties)} cannot stand beside a rule that is a function"
         raise OptionError(what, where="register_rule", remedy="put it into the Factors that the function returns")
     return given
+
+
+def _said(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:
+    """The registration as text: ranks compare it."""
+    parts = {**properties, "local": local, "size_argument": size_argument}
+    others = [f"{name}={name_of(value)}" for name, value in parts.items() if value is not None]
+    return ", ".join([name_of(given), *others])
+
+
+def name_of(value: Any) -> str:
+    """A text as it is, a function by its name: its address differs from process to process."""
+    if callable(value) and not isinstance(value, TextRule):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return str(value)
 
 
 def _check_fit(made: TextRule, schema: Any) -> None:

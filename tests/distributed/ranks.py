@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -36,6 +37,21 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
         if process.is_alive():
             process.kill()
     return {name: _said(name, world, folder) for name in scenarios}
+
+
+def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
+    """The fixture ``found`` and the test of a module: ``found, test_two_ranks = two_ranks(...)``; each scenario is one test."""
+    named = {scenario.__name__: scenario for scenario in scenarios}
+
+    @pytest.fixture(scope="module")
+    def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        return run_scenarios(named, 2, tmp_path_factory.mktemp("ranks"))
+
+    @pytest.mark.parametrize("name", named)
+    def test_two_ranks(name: str, found: dict[str, str]) -> None:
+        assert not found[name], found[name]
+
+    return found, test_two_ranks
 
 
 def _said(name: str, world: int, folder: Path) -> str:

@@ -21,7 +21,7 @@ import fxshard.runtime.backend as backend
 from examples.llama import Llama
 from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.inputs import local_batch
-from tests.distributed.ranks import Scenario, run_scenarios
+from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 1e-5
@@ -367,14 +367,4 @@ ALL = (
     llama_dtensor,
     errors,
 )
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in ALL}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = two_ranks(*ALL)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fxshard
 from fxshard.errors import RunError
 from fxshard.runtime.module import parallelize
-from tests.distributed.ranks import Scenario, run_scenarios
+from tests.distributed.ranks import two_ranks
 from tests.distributed.test_parallelize import Net, mesh, same
 
 pytestmark = pytest.mark.distributed
@@ -111,14 +111,4 @@ def other_weights() -> None:
         program.bind(mesh(), {"weight": torch.full((2, 6), float(dist.get_rank())), "bias": torch.zeros(2)}, compiler="eager")
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (attributes, modes_of_parts, changed_in_place, generators_apart, other_weights)}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = two_ranks(attributes, modes_of_parts, changed_in_place, generators_apart, other_weights)

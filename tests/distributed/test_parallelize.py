@@ -30,7 +30,7 @@ from fxshard.runtime.record import record_collectives
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values
 from fxshard.testing.random_plan import random_plan
-from tests.distributed.ranks import Scenario, run_scenarios
+from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -376,29 +376,16 @@ def errors() -> None:
     assert set(map(str, layouts.values())) <= {"R", "S(0)", "S(1)"}
 
 
-SCENARIOS: dict[str, Scenario] = {
-    f.__name__: f
-    for f in (
-        training_evaluation_training,
-        own_batches,
-        gradients_of_inputs,
-        outputs_that_are_not_whole,
-        dumps,
-        autocast,
-        submodule,
-        from_meta,
-        dropout,
-        modes,
-        errors,
-    )
-}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = two_ranks(
+    training_evaluation_training,
+    own_batches,
+    gradients_of_inputs,
+    outputs_that_are_not_whole,
+    dumps,
+    autocast,
+    submodule,
+    from_meta,
+    dropout,
+    modes,
+    errors,
+)
