@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import warnings
@@ -202,6 +203,25 @@ def operator_names() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
+def sharding_functions() -> dict[str, Callable[..., Any]]:
+    """What users gave to ``register_sharding``, by operator (``"mylib.op.default"``); not torch's own strategies."""
+    from torch.distributed.tensor import DTensor
+
+    known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    made = {op: f for op, f in known.items() if isinstance(f, functools.partial) and f.func.__qualname__.startswith("register_sharding.")}
+    return {str(op): f.args[0] for op, f in made.items()}
+
+
+def dtensor_spec(shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """What a sharding function sees of a tensor: its shape and dtype, whole on a mesh of one rank."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._dtensor_spec import TensorMeta as SpecMeta
+
+    strides = torch.empty(tuple(shape), device="meta").stride()
+    return DTensorSpec(mesh_of_one(("axis",)), (Replicate(),), SpecMeta(torch.Size(shape), strides, dtype))
+
+
 def changes_of(value: torch.Tensor) -> int:
     """How often a tensor was written into."""
     return value._version
@@ -243,6 +263,7 @@ __all__ = [
     "capture_dynamo_graph",
     "captured_out_spec",
     "changes_of",
+    "dtensor_spec",
     "dynamo_frame",
     "dynamo_source",
     "export_dtypes",
@@ -261,6 +282,7 @@ __all__ = [
     "quiet_fakes",
     "register_group_alias",
     "schema_of",
+    "sharding_functions",
     "storage_key",
     "values_to_save",
     "wrap_like",

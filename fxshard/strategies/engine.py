@@ -22,8 +22,9 @@ from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies.conversion import has_reduction, is_real, keeps
-from fxshard.strategies.factors import SUMS, Factors, Linear, replicate_all, resolve, same
-from fxshard.strategies.registry import lookup, on_change
+from fxshard.strategies.factors import SUMS, Factors, Linear, is_one, replicate_all, resolve, same
+from fxshard.strategies.registry import has_rule, lookup, on_change
+from fxshard.strategies.torch_functions import function_of, offered
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,23 @@ class OpStrategy:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What sharding a factor needs: sizes of the factors inside the merged dims, and whether no shard may be empty."""
+    """What sharding a factor needs: sizes of the factors inside the merged dims, no empty shards, or equal ones only."""
 
     size: Any
     inner: tuple[Any, ...]
     full: bool
+    even: bool
 
 
 @dataclass(frozen=True)
 class _Options:
+    """``rivals``: pairs of factors that cut one dim of a tensor in two ways, so may not be cut both."""
+
     options: tuple[AxisOption, ...]
     cuts: dict[str, _Cut]
     fallback: bool
     note: str
+    rivals: frozenset[frozenset[str]] = frozenset()
 
 
 def axis_options(call: Call) -> tuple[AxisOption, ...]:
@@ -76,7 +81,7 @@ def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) 
         hash(call)
     except TypeError:  # symbolic sizes have no hash
         return _strategy(call, mesh.shape, wanted)
-    return _cached(call, mesh.shape, wanted)
+    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else function_of(call.op))
 
 
 def created_reductions(call: Call) -> frozenset[str]:
@@ -86,7 +91,8 @@ def created_reductions(call: Call) -> frozenset[str]:
 
 
 @lru_cache(maxsize=2048)
-def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
+def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
+    """``function``: what torch's ``register_sharding`` has, which tells nobody when it changes."""
     return _strategy(call, shape, reductions)
 
 
@@ -105,6 +111,9 @@ on_change(cache_clear)
 
 def _options(call: Call) -> _Options:
     entry = lookup(call.op)
+    function = None if entry else function_of(call.op)
+    if function is not None:
+        return _listed(call, offered(call, function))
     given = entry.rule(call) if entry else replicate_all(call, f"no rule for {call.op}")
     rule, sizes = resolve(given, call)
     found = [_whole(call)]
@@ -117,6 +126,43 @@ def _options(call: Call) -> _Options:
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
     return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
+
+
+def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
+    """Options that are given as placements; the sharded dims of one option are cut together, as if they had a factor of their own."""
+    whole = _whole(call)
+    found = {(whole.inputs, whole.outputs): whole}
+    cuts: dict[str, _Cut] = {}
+    for number, (inputs, outputs) in enumerate(pairs):
+        sizes = [*_sharded_sizes(inputs, call.operands), *_sharded_sizes(outputs, call.outputs)]
+        option = AxisOption(inputs, outputs, f"option {number}" if sizes else None)
+        if _exact(call, option) and not any(is_one(size) for size in sizes):
+            found.setdefault((inputs, outputs), option)
+            if option.factor is not None:
+                cuts[option.factor] = _common_cut(sizes, option)
+    return _Options(tuple(found.values()), cuts, False, "", _rivals(found.values()))
+
+
+def _rivals(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
+    """In a rule a dim has one factor; options that are listed may share it, each with other dims beside it."""
+    dims = {o.factor: {(k, p.dim) for k, p in enumerate((*o.inputs, *o.outputs)) if isinstance(p, Shard)} for o in options if o.factor}
+    return frozenset(frozenset(pair) for pair in itertools.combinations(dims, 2) if dims[pair[0]] & dims[pair[1]])
+
+
+def _sharded_sizes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[Any]:
+    return [m.shape[p.dim] for p, m in zip(placements, metas, strict=True) if isinstance(p, Shard) and m is not None]
+
+
+def _common_cut(sizes: list[Any], option: AxisOption) -> _Cut:
+    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic ones only where equal."""
+    unit = sizes[0] if all(same(size, sizes[0]) for size in sizes) else math.gcd(*sizes)
+    inner = tuple(dict.fromkeys(size // unit for size in sizes if not same(size, unit)))
+    return _Cut(unit, inner, any(isinstance(p, Replicate) for p in option.outputs), _averages(option))
+
+
+def _averages(option: AxisOption) -> bool:
+    """Whether sharding leaves an average over ranks: right only where all have equally much."""
+    return any(isinstance(p, Partial) and p.reduce_op == "avg" for p in option.outputs)
 
 
 def _whole(call: Call) -> AxisOption:
@@ -167,7 +213,7 @@ def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) 
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
     whole = any(isinstance(p, Replicate) and d is not None for p, d in zip(option.outputs, rule.outputs, strict=True))
     added = any(isinstance(option.inputs[i], Partial) for i in rule.additive)
-    return _Cut(sizes[factor], tuple(inner), whole or added)
+    return _Cut(sizes[factor], tuple(inner), whole or added, _averages(option))
 
 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
@@ -226,7 +272,8 @@ def _obeys(rule: Factors, option: AxisOption) -> bool:
 def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
     offered = _options(call)
     options = [o for o in offered.options if _wanted(o, reductions)]
-    chosen = [c for c in itertools.product(options, repeat=len(shape)) if _legal(c, shape, offered.cuts)]
+    product = itertools.product(options, repeat=len(shape))
+    chosen = [c for c in product if _legal(c, shape, offered.cuts) and not _rivalled(c, offered.rivals)]
     columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
     outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
     rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
@@ -268,11 +315,18 @@ def _coherent(layout: Layout) -> bool:
 def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], cuts: dict[str, _Cut]) -> bool:
     for factor in {o.factor for o in chosen if o.factor is not None}:
         cut = cuts[factor]
-        if cut.inner or cut.full:
+        if cut.inner or cut.full or cut.even:
             parts = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
+            if cut.even and not same(cut.size % math.prod(parts), 0):
+                return False
             if not all(aligned(cut.size, inner, parts) for inner in cut.inner) or (cut.full and not _no_empty(cut.size, parts)):
                 return False
     return True
+
+
+def _rivalled(chosen: tuple[AxisOption, ...], rivals: frozenset[frozenset[str]]) -> bool:
+    pairs = itertools.combinations(chosen, 2) if rivals else ()
+    return any(a.factor and b.factor and frozenset((a.factor, b.factor)) in rivals for a, b in pairs)
 
 
 def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
