@@ -1,22 +1,34 @@
-"""Decompositions applied while tracing: forms in which every sharding is exact (a mean is a sum, then one division)."""
+"""Decompositions applied while tracing: forms in which every sharding is exact (a mean is a sum, then one division).
+
+An operator that nobody gave a rule is traced as what torch's core table makes of it: its parts may have rules.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
+
+from fxshard._torch_compat import core_decompositions
+from fxshard.strategies import has_rule, sharding_function
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2
 
 
-@lru_cache(maxsize=1)
 def planning_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator overload -> its planning form."""
-    return {
+    """Operator overload -> its planning form, by the rules that are registered now.
+
+    What draws random numbers stays as it is: one node, whose draws are numbered.
+    """
+    without_rule = {
+        op: decomposition
+        for op, decomposition in core_decompositions().items()
+        if torch.Tag.nondeterministic_seeded not in op.tags and not has_rule(str(op)) and sharding_function(str(op)) is None
+    }
+    return without_rule | {
         aten.mean.default: _mean,
         aten.mean.dim: _mean_dim,
         aten.nll_loss_forward.default: _nll_loss_forward,

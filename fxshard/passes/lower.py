@@ -73,7 +73,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
             where=f"plan on mesh {plan.mesh}",
-            remedy="plan again: the model, its shapes, dtypes or train mode have changed",
+            remedy="plan again: the model, its shapes, dtypes, its train mode or the registered rules have changed",
         )
     missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
     if missing:

@@ -30,6 +30,7 @@ from fxshard.strategies.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
 from fxshard.strategies.registry import Registered, has_rule, local_form, lookup, register, registered_ops, rules_of_the_user
+from fxshard.strategies.torch_functions import sharding_function
 
 __all__ = [
     "AxisOption",
@@ -59,4 +60,5 @@ __all__ = [
     "registered_ops",
     "rule",
     "rules_of_the_user",
+    "sharding_function",
 ]

@@ -24,7 +24,7 @@ from fxshard.sharding_plan import OpSpec
 from fxshard.strategies.conversion import has_reduction, is_real, keeps
 from fxshard.strategies.factors import SUMS, Factors, Linear, is_one, replicate_all, resolve, same
 from fxshard.strategies.registry import has_rule, lookup, on_change
-from fxshard.strategies.torch_functions import function_of, offered
+from fxshard.strategies.torch_functions import offered, sharding_function
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) 
         hash(call)
     except TypeError:  # symbolic sizes have no hash
         return _strategy(call, mesh.shape, wanted)
-    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else function_of(call.op))
+    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op))
 
 
 def created_reductions(call: Call) -> frozenset[str]:
@@ -111,7 +111,7 @@ on_change(cache_clear)
 
 def _options(call: Call) -> _Options:
     entry = lookup(call.op)
-    function = None if entry else function_of(call.op)
+    function = None if entry else sharding_function(call.op)
     if function is not None:
         return _listed(call, offered(call, function))
     given = entry.rule(call) if entry else replicate_all(call, f"no rule for {call.op}")

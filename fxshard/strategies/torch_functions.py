@@ -33,7 +33,7 @@ def offered(call: Call, function: Any) -> list[Option]:
     return [(_inputs(call, inputs), _outputs(call, outputs)) for outputs, inputs in listed]
 
 
-def function_of(op: str) -> Any:
+def sharding_function(op: str) -> Any:
     """The function registered for an operator (``"mylib.op.default"``), or None."""
     return sharding_functions().get(op)
 

@@ -1,0 +1,54 @@
+"""Operators without a rule are traced as torch's core table takes them apart, and sharded by the rules of the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fxshard
+from fxshard.passes.annotate import annotate
+from fxshard.passes.decompose import planning_decompositions
+from fxshard.passes.trace import trace
+from fxshard.strategies import has_rule
+from tests.passes.tracing import TWO, Function, check_eager, real, targets
+
+ROWS = torch.tensor([0, 2, 1])
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "vdot": (torch.vdot, (real(6), real(6, seed=1))),
+    "linalg_cross": (torch.linalg.cross, (real(4, 3), real(4, 3, seed=1))),
+    "channel_shuffle": (lambda x: torch.nn.functional.channel_shuffle(x, 2), (real(2, 4, 3, 3),)),
+    "index_copy": (lambda x, y: torch.index_copy(x, 0, ROWS, y), (real(4, 6), real(3, 6))),
+    "nansum": (lambda x: torch.nansum(x, 1), (real(4, 6),)),
+    "aminmax": (lambda x: torch.aminmax(x, dim=1), (real(4, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_parts_are_sharded(name: str) -> None:
+    """In value and gradient as the operator itself, under random plans of its parts."""
+    function, args = CASES[name]
+    assert not has_rule(f"aten.{name}.default")
+    graph, _ = check_eager(Function(lambda self, *given: function(*given)), *args, plans=2)
+    annotated = annotate(graph, TWO)
+    assert annotated.fallbacks == () and f"aten.{name}.default" not in targets(graph)
+    assert any(layout.axes_on(0) for specs in annotated.specs.values() for spec in specs for layout in spec.outputs)
+
+
+def test_a_rule_keeps_the_operator_whole(own_rules: None) -> None:
+    model, args = Function(lambda self, x, y: torch.vdot(x, y)), CASES["vdot"][1]
+    before = trace(model, args, train=False)
+    fxshard.register_rule("aten::vdot", "k, k -> ", linear=[[0], [1]])
+    after = trace(model, args, train=False)
+    assert "aten.vdot.default" not in targets(before) and targets(after) == {"aten.vdot.default"}
+    assert before.hash != after.hash
+    check_eager(model, *args, train=False)
+
+
+def test_what_has_a_rule_or_draws_stays() -> None:
+    table = planning_decompositions()
+    ours = {op for op in table if table[op].__module__ == "fxshard.passes.decompose"}
+    assert len(table) > 100 and len(ours) == 4
+    assert not [op for op in table if op not in ours and (has_rule(str(op)) or torch.Tag.nondeterministic_seeded in op.tags)]
