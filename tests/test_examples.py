@@ -73,3 +73,10 @@ def test_small_takes_changes(llama: ModuleType) -> None:
     assert len(llama.Llama.small(layers=3).layers) == 3
     with pytest.raises(TypeError, match="depth"):
         llama.Llama.small(depth=3)
+
+
+def test_custom_operator(llama: ModuleType, own_rules: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program checks itself against one device; its rules are used."""
+    importlib.import_module("custom_operator").main()
+    said = capsys.readouterr().out
+    assert "gate runs as S(0)S(2), RS(0) -> S(0)S(2); nodes without a rule: 0" in said and "4 ranks give what one device gives" in said
