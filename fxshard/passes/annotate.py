@@ -10,10 +10,10 @@ from torch import fx
 from fxshard.call import Call
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, planned_nodes
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import call_of, op_strategy
-from fxshard.strategies.engine import created_reductions
+from fxshard.strategies.engine import created_reductions, passed_reductions
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,36 @@ class Annotated:
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
     calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    reductions = frozenset({"sum"}.union(*map(created_reductions, set(calls.values()))))
+    reductions = pending_reductions(graph, calls)
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     for node in planned_nodes(graph):
         if node.op == "placeholder":
             specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
         elif node.op == "call_function":
-            strategy = op_strategy(calls[node.name], mesh, reductions)
+            strategy = op_strategy(calls[node.name], mesh, reductions[node.name])
             specs[node.name] = strategy.specs
             if strategy.fallback:
                 fallbacks.append((node.name, strategy.reason))
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
+
+
+def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:
+    """For each call, the reductions that may be pending in an operand: sums, and what operators before it leave and pass on."""
+    arriving: dict[str, frozenset[str]] = {}
+    leaving: dict[str, frozenset[str]] = {}
+    known: dict[Call, tuple[frozenset[str], frozenset[str]]] = {}
+    for node in planned_nodes(graph):
+        call = calls.get(node.name)
+        if call is None:
+            continue
+        if call not in known:
+            known[call] = created_reductions(call), passed_reductions(call)
+        created, passed = known[call]
+        sources = {producer(o)[0].name for o in operands(node)}
+        arriving[node.name] = frozenset({"sum"}.union(*(leaving.get(s, ()) for s in sources)))
+        leaving[node.name] = created | (passed & arriving[node.name])
+    return arriving
 
 
 def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:

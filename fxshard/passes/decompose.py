@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import core_decompositions
+from fxshard.ops.softmax import precise
 from fxshard.strategies import has_rule, sharding_function
 
 aten = torch.ops.aten
@@ -33,6 +35,11 @@ def planning_decompositions() -> dict[Any, Callable[..., Any]]:
         aten.mean.dim: _mean_dim,
         aten.nll_loss_forward.default: _nll_loss_forward,
         aten.nll_loss_backward.default: _nll_loss_backward,
+        aten._softmax.default: lambda x, dim, to_float: _softmax(x, dim, "exp", torch.float32 if to_float else x.dtype),
+        aten._log_softmax.default: lambda x, dim, to_float: _softmax(x, dim, "log", torch.float32 if to_float else x.dtype),
+        aten._safe_softmax.default: lambda x, dim, dtype=None: _softmax(x if dtype is None else x.to(dtype), dim, "safe", dtype or x.dtype),
+        aten._softmax_backward_data.default: _softmax_backward,
+        aten._log_softmax_backward_data.default: _log_softmax_backward,
     }
 
 
@@ -65,3 +72,27 @@ def _nll_loss_backward(
     if reduction != MEAN:
         return NotImplemented
     return aten.nll_loss_backward.default(grad / total_weight, x, target, weight, SUM, ignore_index, total_weight)
+
+
+def _softmax(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> Any:
+    """A number, and a row of none, are left to torch."""
+    if not x.dim() or not x.shape[dim]:
+        return NotImplemented
+    dim %= x.dim()
+    m = aten.amax.default(x, [dim])
+    return torch.ops.fxshard.softmax(x, m, torch.ops.fxshard.sum_exp(x, m, dim), dim, kind, dtype)
+
+
+def _softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+    if not y.dim():
+        return NotImplemented
+    dim %= y.dim()
+    return torch.ops.fxshard.softmax_backward(grad, y, torch.ops.fxshard.sum_product(grad, y, dim), dim, "exp", dtype)
+
+
+def _log_softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+    if not y.dim():
+        return NotImplemented
+    dim %= y.dim()
+    total = aten.sum.dim_IntList(grad, [dim], dtype=precise(grad.dtype))
+    return torch.ops.fxshard.softmax_backward(grad, y, total, dim, "log", dtype)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
+from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, dropout
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -29,11 +30,12 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention and random operators to ``torch.ops.fxshard``; everything else passes."""
+    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; everything else passes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: Iterator[int] = itertools.count()
+        self.log_softmaxes = LogSoftmaxes()
         self._inside: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,7 +199,9 @@ def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is
     return _matmul(mode, dropout(mode, weights, p, True), v)
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Any]] = DRAWS | {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    **DRAWS,
+    **LOSSES,
     F.linear: _linear,
     c_nn.linear: _linear,
     torch.matmul: _matmul,

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard.ops import attention, contraction, random
+from fxshard.ops import attention, contraction, cross_entropy, random, softmax
 
 Kernel = Callable[..., Any]
 
@@ -20,6 +20,15 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
     torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
     torch.ops.fxshard.dropout_backward.default: random.scaled,
+    torch.ops.fxshard.sum_exp.default: softmax.exp_sum,
+    torch.ops.fxshard.softmax.default: softmax.normalised,
+    torch.ops.fxshard.sum_product.default: softmax.product_sum,
+    torch.ops.fxshard.softmax_backward.default: softmax.gradient,
+    torch.ops.fxshard.target_score.default: cross_entropy.scores,
+    torch.ops.fxshard.score_sum.default: cross_entropy.class_sum,
+    torch.ops.fxshard.cross_entropy.default: cross_entropy.losses,
+    torch.ops.fxshard.cross_entropy_backward.default: cross_entropy.gradients,
+    torch.ops.fxshard.spread_target.default: cross_entropy.at_target,
 }
 
 

@@ -90,6 +90,12 @@ def created_reductions(call: Call) -> frozenset[str]:
     return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
 
 
+def passed_reductions(call: Call) -> frozenset[str]:
+    """Pending reductions that ``call`` lets through from an operand to its outputs."""
+    whole = (option for option in _options(call).options if option.factor is None)
+    return frozenset(p.reduce_op for option in whole for p in option.outputs if isinstance(p, Partial))
+
+
 @lru_cache(maxsize=2048)
 def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
     """``function``: what torch's ``register_sharding`` has, which tells nobody when it changes."""

@@ -1,6 +1,7 @@
 """Losses: sums over the batch leave a pending sum; a mean is a sum, divided by the global count.
 
-Negative log likelihood: loss = -sum_n weight[t_n] x[n, t_n], the classes whole.
+Cross-entropy is traced in pieces (``ops.cross_entropy``), in which batch and classes are free. In torch's own
+loss = -sum_n weight[t_n] x[n, t_n] the classes are whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext, LocalForm
+from fxshard.strategies.notation import rule
 from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.softmax import in_pieces
 
 aten = torch.ops.aten
 
@@ -50,15 +53,40 @@ register(["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], f
 register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward)
 
 
+def of_classes(x: int, dim: int) -> LocalForm:
+    """The operator told, by one more argument, where the classes begin that its shard of argument ``x`` has along ``dim``."""
+
+    def local(ctx: LocalContext) -> Any:
+        operand, at = ctx.call.arg(x).index, ctx.call.arg(dim)
+        first = [ctx.input_offset(operand, at)] if ctx.inputs[operand].axes_on(at) else []
+        return ctx.emit(ctx.target, *ctx.args, *first)
+
+    return local
+
+
+def local_spread(ctx: LocalContext) -> Any:
+    """Only the classes of the output's shard."""
+    values, target, dim, _, dtype = ctx.args
+    first = [ctx.output_offset(0, dim)] if ctx.outputs[0].axes_on(dim) else []
+    return ctx.emit(ctx.target, values, target, dim, ctx.output_shape()[dim], dtype, *first)
+
+
+register("fxshard.target_score.default", in_pieces(3, "x s s -> s"), local=of_classes(0, 3))
+register("fxshard.score_sum.default", in_pieces(3, "x s c -> s"))
+register("fxshard.cross_entropy.default", rule("..., ..., w!, ..., ... -> ..., ...", at=(0, 1, 2, 3, 4)))
+register("fxshard.cross_entropy_backward.default", in_pieces(8, "s s s x s s s c -> x", (0, 1, 2)), local=of_classes(3, 8))
+register("fxshard.spread_target.default", in_pieces(2, "s s -> x", (0,)), local=local_spread)
+
+
 def elementwise(*groups: tuple[int, ...]) -> Rule:
     """A loss of each element (operands broadcast from the right), then reduced or not."""
 
-    def rule(call: Call) -> Factors:
+    def each(call: Call) -> Factors:
         dims = named(max(o.ndim for o in call.operands))
         outs = [None if o is None else dims[len(dims) - o.ndim :] for o in call.outputs]
         return factors([dims[len(dims) - o.ndim :] for o in call.operands], outs, linear=linear_groups(call, groups))
 
-    return rule
+    return each
 
 
 def local_loss(reduction: int, is_backward: bool) -> LocalForm:

@@ -106,15 +106,15 @@ def test_gpt_needs_4l_all_reduces_or_one_less(embed: bool, expected: int) -> Non
     assert all(c.buffer == (2, 32, dim) for c in plan.collectives)
 
 
-def llama_plan(vocabulary: int, *cut: str) -> fxshard.ShardingPlan:
-    """Two layers under Megatron's pins, those of ``cut`` column-parallel too; tokens (2, 32), hidden size 1024."""
+def llama_plan(vocabulary: int, *cut: str, length: int = 32) -> fxshard.ShardingPlan:
+    """Two layers under Megatron's pins, those of ``cut`` column-parallel too; tokens (2, length), hidden size 1024."""
     with torch.device("meta"):
         model = Llama.small(dim=1024, ffn=4096, vocab=vocabulary)
-        tokens = torch.empty(2, 32, dtype=torch.int64)
+        tokens = torch.empty(2, length, dtype=torch.int64)
     graph = trace(model, (tokens, tokens))
     columns = ("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w[13].weight", *cut)
     rows = ("layers.*.attention.wo.weight", "layers.*.feed_forward.w2.weight")
-    pins = megatron(graph, columns, rows) | residual_pins(graph, (2, 32, 1024))
+    pins = megatron(graph, columns, rows) | residual_pins(graph, (2, length, 1024))
     return plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
 
 
@@ -126,9 +126,34 @@ def test_llama_needs_4l_all_reduces_with_a_trained_embedding() -> None:
 
 
 def test_a_vocabulary_in_parallel_adds_the_collectives_of_embedding_head_and_loss() -> None:
-    """Beside 4L: a sum of looked-up rows, a sum of the head's gradients, and the logits gathered for the loss, which is whole."""
-    plan = llama_plan(32000, "tok_embeddings.weight", "output.weight")
+    """Beside 4L: a sum of looked-up rows and one of the head's gradients; for the loss three all-reduces of a number a token
+    in the forward, its maximum, its sum of exponentials and the score of its target, and none in the backward."""
+    length = 128
+    plan = llama_plan(32000, "tok_embeddings.weight", "output.weight", length=length)
     assert plan.gap == 0
-    assert ("all_reduce", "embedding", (2, 32, 1024)) in [(c.kind, c.value, c.buffer) for c in plan.collectives]
-    assert [c.buffer for c in plan.collectives if c.kind == "all_gather"] == [(2, 32, 16000)]
-    assert kinds(plan) == {"all_reduce": 4 * 2 + 2, "all_gather": 1}
+    assert {c.kind for c in plan.collectives} == {"all_reduce"}
+    rows = [c.value for c in plan.collectives if c.buffer == (2, length, 1024)]
+    assert len(rows) == 4 * 2 + 2 and "embedding" in rows
+    others = [(c.value, c.buffer) for c in plan.collectives if c.buffer != (2, length, 1024)]
+    assert sorted(others) == [(value, (2 * length,)) for value in ("amax", "sum_exp", "target_score")]
+
+
+class Classifier(nn.Module):
+    """One linear layer and its cross-entropy."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, classes, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(x), target)
+
+
+def test_a_batch_in_parallel_reduces_two_numbers_for_the_loss() -> None:
+    """The sum of the losses, and that of the weights by which it is divided; beside them only the gradient of the layer."""
+    with torch.device("meta"):
+        model, x, target = Classifier(32000), torch.empty(65536, 64), torch.empty(65536, dtype=torch.int64)
+    graph = trace(model, (x, target))
+    request = Request(pins={"head.weight": "R"}, input_layouts="S(0)", output_layouts="R", objective="communication")
+    plan = plan_graph(graph, MESH, request)
+    assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", ()), ("all_reduce", ()), ("all_reduce", (32000, 64))]
