@@ -143,10 +143,11 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         x, m, s, target, weight, hit = ctx.saved_tensors
         at: _Settings = ctx.at
+        grad = grad.masked_fill(target == at.ignore_index, 0)  # where all are ignored, a mean's gradient is no number
         slope = pull = grad * hit
         rest = None
         if at.smoothing:
-            rest = grad * (target != at.ignore_index) * (at.smoothing / at.classes)
+            rest = grad * (at.smoothing / at.classes)
             pull = pull * (1 - at.smoothing)
             slope = pull + rest * (at.classes if weight is None else weight.sum())
         dx = torch.ops.fxshard.cross_entropy_backward(slope, pull, rest, x, m, s, target, weight if at.smoothing else None, at.dim)
@@ -169,6 +170,7 @@ class _LogLikelihood(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         target, hit = ctx.saved_tensors
         at: _Settings = ctx.at
+        grad = grad.masked_fill(target == at.ignore_index, 0)
         return torch.ops.fxshard.spread_target(-(grad * hit), target, at.dim, at.classes, ctx.dtype), None, None, None
 
 

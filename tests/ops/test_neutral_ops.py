@@ -28,6 +28,11 @@ def swapped(x: torch.Tensor) -> torch.Tensor:
     return x.detach().mT.contiguous().mT.requires_grad_(x.requires_grad)
 
 
+ROWS = swapped(real(2, 5, 3, grad=False))
+MOST = ROWS.amax(1)
+SUMS = (ROWS - MOST.unsqueeze(1)).exp().sum(1)
+PLACES = torch.tensor([[0, 4, 2], [1, 1, -100]])
+
 SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "matmul": (OPS.einsum, (real(4, 5), real(5, 3), "ij,jk->ik")),
     "batched, transposed": (OPS.einsum, (real(2, 4, 5), real(2, 3, 5), "bij,bkj->bki")),
@@ -48,6 +53,20 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "integers": (OPS.random, ("integers", -3, 9, [5, 3], torch.int64, SEED, 0)),
     "permutation": (OPS.random, ("permutation", 0, 0, [5], torch.int64, SEED, 0)),
     "shard of a draw": (OPS.random_shard, ("uniform", 0, 0, [5, 3], torch.float32, SEED, 0, [2, 2], [ONE, ONE], torch.device("cpu"))),
+    "softmax": (OPS.softmax, (ROWS, MOST, SUMS, 1, "exp", torch.float32)),
+    "softmax, safe": (OPS.softmax, (ROWS, MOST, SUMS, 1, "safe", torch.float64)),
+    "softmax, log": (OPS.softmax, (ROWS, MOST, SUMS, 1, "log", torch.float64)),
+    "softmax, backward": (OPS.softmax_backward, (ROWS, ROWS, SUMS, 1, "exp", torch.float64)),
+    "sum of exponentials": (OPS.sum_exp, (ROWS, MOST, 1)),
+    "sum of exponentials, half": (OPS.sum_exp, (ROWS.bfloat16(), MOST.bfloat16(), 1)),
+    "sum of products": (OPS.sum_product, (ROWS, ROWS.float(), 1)),
+    "score": (OPS.target_score, (ROWS, MOST, PLACES, 1, -100, 5)),
+    "score in a shard": (OPS.target_score, (ROWS.bfloat16(), None, PLACES + 3, 1, -97, 9, torch.tensor(3))),
+    "sum of scores": (OPS.score_sum, (ROWS, MOST, ROWS[0, :, 0].contiguous(), 1)),
+    "cross-entropy": (OPS.cross_entropy, (MOST, PLACES, ROWS[0, :, 0].contiguous(), SUMS, MOST, -100, 0.1, 5)),
+    "cross-entropy of logarithms": (OPS.cross_entropy, (MOST, PLACES, None, None, None, -100, 0.0, 5)),
+    "cross-entropy, backward": (OPS.cross_entropy_backward, (MOST, SUMS, None, ROWS, MOST, SUMS, PLACES, None, 1)),
+    "values at targets": (OPS.spread_target, (MOST, PLACES, 1, 5, torch.float32)),
     "constant": (OPS.constant, ([1.5, float("inf"), -2], [3, 1], torch.float32)),
     "constant, whole": (OPS.constant, ([2**62 + 1], [], torch.int64)),
 }

@@ -1,0 +1,176 @@
+"""Cross-entropy and softmax through the whole road, against torch's own in float64: random legal plans, and classes cut on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxshard.mesh import Mesh
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.simulate import Simulation, simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.sharding_plan import ShardingPlan
+from fxshard.testing.compare import assert_equal_to_one_device, one_device
+from tests.passes.tracing import Function, check_eager, input_gradients, real, targets
+
+TARGET = torch.tensor([0, 3, -100, 6, 3])
+WEIGHT = real(70, grad=False).abs()
+PIECES = {"aten.amax.default", "fxshard.sum_exp.default", "fxshard.target_score.default", "fxshard.cross_entropy.default"}
+
+
+def classes_cut(function: Callable[..., Any], *args: torch.Tensor, ranks: int = 4) -> ShardingPlan:
+    """The plan of ``function`` for logits whose dim 1 is cut, gradient and all, simulated and compared with eager torch."""
+    model = Function(lambda self, *a: function(*a))
+    graph = trace(model, args)
+    layouts = tuple("S(1)" if a.is_floating_point() else "R" for a in args)
+    plan = plan_graph(graph, Mesh({"tp": ranks}), Request(input_layouts=layouts, objective="communication"))
+    program = lower(graph, plan)
+    result = simulate_program(program, program_values(program, model, args, {}))
+    assert_equal_to_one_device(result, one_device(model, args))
+    same(result.grads, input_gradients(model, args))
+    return plan
+
+
+def same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def sizes(plan: ShardingPlan) -> list[tuple[str, tuple[int, ...]]]:
+    return sorted((c.kind, c.buffer) for c in plan.collectives)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [WEIGHT, None])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_settings(reduction: str, weight: torch.Tensor | None, smoothing: float) -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, target, weight, reduction=reduction, label_smoothing=smoothing)
+
+    graph, _ = check_eager(Function(lambda self, *a: loss(*a)), real(5, 70), TARGET, plans=2)
+    assert targets(graph) >= PIECES and not any("softmax" in t or "nll" in t for t in targets(graph))
+    plan = classes_cut(loss, real(5, 70), TARGET)
+    assert sizes(plan) == [("all_reduce", (5,))] * (3 + (smoothing > 0))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("classes", [5, 50257])
+def test_classes_that_no_mesh_divides(ranks: int, classes: int) -> None:
+    """Five classes on four ranks leave one of them none."""
+    classes_cut(F.cross_entropy, real(2, classes), torch.tensor([classes - 1, 2]), ranks=ranks)
+
+
+def test_dims_behind_the_classes_and_no_batch() -> None:
+    plan = classes_cut(F.cross_entropy, real(2, 50, 3, 2), torch.tensor([[[0, 4], [1, 2], [3, -100]], [[4, 4], [0, 1], [2, 3]]]))
+    assert sizes(plan) == [("all_reduce", (2, 3, 2))] * 3
+    check_eager(Function(lambda self, x, t: F.cross_entropy(x, t, ignore_index=2)), real(7), torch.tensor(3), plans=3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_all_ignored(reduction: str) -> None:
+    """nan for a mean of nothing, 0 for a sum, as torch has it."""
+    model, args = Function(lambda self, x, t: F.cross_entropy(x, t, reduction=reduction)), (real(3, 5), torch.full((3,), -100))
+    result = simulated_by_classes(model, args)
+    same(result.outputs, model(*args))
+    same(result.grads, input_gradients(model, args))
+
+
+def test_infinite_logits() -> None:
+    x = real(4, 6).detach()
+    x[0, 1:4] = x[1, 2] = x[2, :] = -torch.inf
+    model, args = Function(lambda self, x, t: F.cross_entropy(x, t, reduction="none")), (x.requires_grad_(), torch.tensor([0, 2, 1, 5]))
+    result = simulated_by_classes(model, args)
+    same(result.outputs, model(*args))
+    same(result.grads, input_gradients(model, args))
+
+
+def simulated_by_classes(model: nn.Module, args: tuple[torch.Tensor, ...], ranks: int = 3) -> Simulation:
+    graph = trace(model, args)
+    plan = plan_graph(graph, Mesh({"tp": ranks}), Request(input_layouts=("S(1)", "R"), objective="communication"))
+    program = lower(graph, plan)
+    return simulate_program(program, program_values(program, model, args, {}))
+
+
+def chain(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(F.log_softmax(x, -1), target)
+
+
+def modules(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.NLLLoss(ignore_index=0)(nn.LogSoftmax(dim=1)(x), target.clamp_min(0)) + nn.CrossEntropyLoss()(x * 2, target)
+
+
+@pytest.mark.parametrize("function", [chain, modules])
+def test_log_softmax_and_nll_loss_are_one(function: Any) -> None:
+    plan = classes_cut(function, real(5, 70), TARGET)
+    assert sizes(plan) == [("all_reduce", (5,))] * (6 if function is modules else 3)
+
+
+def test_a_view_between_does_not_gather_either() -> None:
+    def viewed(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(x.log_softmax(1).view(5, 70), target)
+
+    assert {c.buffer for c in classes_cut(viewed, real(5, 70), TARGET).collectives} == {(5,)}
+
+
+def changed(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    y = F.log_softmax(x, 1)
+    y[0].mul_(2)
+    return F.nll_loss(y, target)
+
+
+def changed_before(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    x = x * 1
+    y = F.log_softmax(x, 1)
+    x.mul_(2)
+    return F.nll_loss(y, target)
+
+
+def other_dim(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(F.log_softmax(x, 0), target)
+
+
+@pytest.mark.parametrize("function", [changed, changed_before, other_dim])
+def test_what_is_not_one_is_left_apart(function: Any) -> None:
+    graph, _ = check_eager(Function(lambda self, *a: function(*a)), real(5, 7, grad=False), TARGET, train=False, plans=2)
+    assert "fxshard.softmax.default" in targets(graph)
+
+
+def test_probabilities_as_targets_stay_products() -> None:
+    soft = real(5, 7, grad=False).softmax(1)
+    graph, _ = check_eager(Function(lambda self, x: F.cross_entropy(x, soft, label_smoothing=0.1)), real(5, 7), plans=2)
+    assert "fxshard.cross_entropy.default" not in targets(graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = (real(6, 40, grad=False) * 4).to(dtype).requires_grad_()
+    target = torch.tensor([0, 39, 7, -100, 8, 20])
+    model = Function(lambda self, x, t: F.cross_entropy(x, t))
+    exact = F.cross_entropy(x.double(), target)
+    result = simulated_by_classes(model, (x, target))
+    assert result.outputs.dtype == dtype == model(x, target).dtype
+    torch.testing.assert_close(result.outputs.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
+    (grad,) = torch.autograd.grad(exact, x)
+    torch.testing.assert_close(result.grads["args[0]"], grad)
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_over_a_dim_that_is_cut(function: Any) -> None:
+    """A maximum and a sum of exponentials forward, one sum backward; nothing is gathered."""
+    plan = classes_cut(lambda x: function(x, 1).cos(), real(5, 7))
+    moved = [c for c in plan.collectives if c.kind == "all_reduce"]
+    assert [c.buffer for c in moved] == [(5,)] * 3
+
+
+def test_safe_softmax_of_rows_without_any_key() -> None:
+    def attend(self: Any, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, mask, dropout_p=1e-12)
+
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    check_eager(Function(attend), real(1, 2, 3, 4), mask, plans=3)
