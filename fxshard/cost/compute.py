@@ -42,8 +42,11 @@ FUSED = {
     "fxshard.score_sum.default": (0,),
     "fxshard.sum_product.default": (1,),
     "fxshard.softmax_backward.default": (0,),
+    "fxshard.channel_sum.default": (0,),
+    "fxshard.channel_spread.default": (0,),
+    "fxshard.batch_norm_sums.default": (0, 1),
 }
-"""Arguments that an operator before it has read too, or of which it reads next to nothing: one kernel reads them once."""
+"""Arguments that another operator reads too, or of which it reads next to nothing: one kernel reads them once."""
 
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:

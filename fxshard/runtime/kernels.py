@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard.ops import attention, contraction, cross_entropy, random, softmax
+from fxshard.ops import attention, contraction, cross_entropy, normalization, random, softmax
 
 Kernel = Callable[..., Any]
 
@@ -29,6 +29,13 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.cross_entropy.default: cross_entropy.losses,
     torch.ops.fxshard.cross_entropy_backward.default: cross_entropy.gradients,
     torch.ops.fxshard.spread_target.default: cross_entropy.at_target,
+    torch.ops.fxshard.channel_sum.default: normalization.sum_kernel,
+    torch.ops.fxshard.channel_spread.default: normalization.spread_kernel,
+    torch.ops.fxshard.batch_statistics.default: normalization.statistics_kernel,
+    torch.ops.fxshard.running_statistics.default: normalization.running_kernel,
+    torch.ops.fxshard.normalise.default: normalization.normalise_kernel,
+    torch.ops.fxshard.batch_norm_sums.default: normalization.backward_sums_kernel,
+    torch.ops.fxshard.batch_norm_backward.default: normalization.backward_kernel,
 }
 
 

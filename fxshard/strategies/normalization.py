@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext
-from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.notation import rule
+from fxshard.strategies.registry import register, replaced, unchanged
 
 
 def trailing(*groups: tuple[int, ...], like: int = 0) -> Rule:
@@ -80,6 +83,26 @@ def local_group_norm(ctx: LocalContext) -> Any:
     groups = ctx.call.arg(first + 3) * channel // ctx.call.arg(first + 1)
     return ctx.emit(ctx.target, *replaced(ctx.args, {first: batch, first + 1: channel, first + 3: groups}), **ctx.kwargs)
 
+
+def local_spread(ctx: LocalContext) -> Any:
+    """Where the batch is whole, torch's own variance: it reads x once, and alongside the sum."""
+    x, (meta, _) = ctx.inputs[0], ctx.call.operands
+    rest = [d for d in range(meta.ndim) if d != 1]
+    if any(x.axes_on(d) for d in rest) or meta.dtype.itemsize < 4:
+        return unchanged(ctx)
+    variance = ctx.emit(torch.ops.aten.var.correction, ctx.args[0], rest, correction=0)
+    return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
+
+
+# Batch norm in training, in parts: statistics of the whole batch from sums that shards of it leave pending.
+register("fxshard.channel_sum.default", rule("n c ... -> c", linear=[(0,)]))
+register("fxshard.channel_spread.default", rule("n c ..., c -> c"), local=local_spread)
+register("fxshard.batch_statistics.default", rule("c, c -> c, c"))
+register("fxshard.running_statistics.default", rule("c, c, c, c -> c, c"))
+register("fxshard.normalise.default", rule("n c ..., c, c, c, c -> n c ...", at=range(5)))
+register("fxshard.batch_norm_sums.default", rule("n c ..., n c ..., c, c -> two! c", linear=[(0,)]))
+_BACKWARD = rule("n c ..., n c ..., c, c, c, two! c -> n c ...", at=range(6), linear=[(0, 5)])
+register("fxshard.batch_norm_backward.default", _BACKWARD)
 
 register("aten.native_layer_norm.default", trailing())
 register("aten.native_layer_norm_backward.default", trailing((0,), like=1))

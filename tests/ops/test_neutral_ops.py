@@ -21,6 +21,7 @@ ZERO, ONE = torch.tensor(0), torch.tensor(1)
 Q, K = real(2, 4, 5, 6), real(2, 4, 7, 6)
 MASK = real(5, 7, grad=False) > 0
 MASK[:, 0] = True
+CHANNELS = real(3, grad=False).abs()
 
 
 def swapped(x: torch.Tensor) -> torch.Tensor:
@@ -67,6 +68,16 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cross-entropy of logarithms": (OPS.cross_entropy, (MOST, PLACES, None, None, None, -100, 0.0, 5)),
     "cross-entropy, backward": (OPS.cross_entropy_backward, (MOST, SUMS, None, ROWS, MOST, SUMS, PLACES, None, 1)),
     "values at targets": (OPS.spread_target, (MOST, PLACES, 1, 5, torch.float32)),
+    "sum by channel": (OPS.channel_sum, (real(5, 3, 4, grad=False).to(torch.bfloat16),)),
+    "spread by channel": (OPS.channel_spread, (real(5, 3, 4, grad=False).half(), torch.ones(3), 20)),
+    "statistics of a batch": (OPS.batch_statistics, (real(3, grad=False), CHANNELS, 20, 1e-5)),
+    "running statistics": (OPS.running_statistics, (CHANNELS.half(), CHANNELS.half(), CHANNELS.float(), CHANNELS.float(), 20, 0.1)),
+    "normalised": (OPS.normalise, (swapped(real(5, 3, 4, grad=False)), CHANNELS, CHANNELS, CHANNELS, None)),
+    "batch norm, sums": (OPS.batch_norm_sums, (real(5, 3, grad=False), real(5, 3, seed=1, grad=False), CHANNELS, CHANNELS)),
+    "batch norm, backward": (
+        OPS.batch_norm_backward,
+        (real(5, 3, 4, grad=False), real(5, 3, 4, seed=1, grad=False), None, CHANNELS, CHANNELS, real(2, 3, grad=False), 20),
+    ),
     "constant": (OPS.constant, ([1.5, float("inf"), -2], [3, 1], torch.float32)),
     "constant, whole": (OPS.constant, ([2**62 + 1], [], torch.int64)),
 }

@@ -1,0 +1,67 @@
+"""Batch norm in training over a sharded batch: one device's numbers, running statistics too, and no activation moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from equality import SLOW
+from torch import nn
+
+from fxshard.mesh import Mesh
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.kernels import device_graph
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.testing import assert_equal_to_one_device, one_device
+from tests.passes.tracing import check_eager, real, targets
+
+
+class Net(nn.Module):
+    """A convolution by patches and its norm."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 2, stride=2, dtype=torch.float64)
+        self.norm = nn.BatchNorm2d(6, dtype=torch.float64, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.norm(self.conv(x)).relu() * 3).square()
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+def test_every_option_equals_eager(options: dict[str, bool]) -> None:
+    graph, _ = check_eager(Net(**options), real(5, 3, 4, 4, grad=False), plans=3)
+    assert "fxshard.channel_spread.default" in targets(graph)
+    assert not any("batch_norm" in t for t in targets(graph) if t.startswith("aten"))
+
+
+def test_instance_norm_and_the_running_mode() -> None:
+    check_eager(nn.InstanceNorm1d(3, affine=True, track_running_stats=True, dtype=torch.float64), real(5, 3, 4, grad=False), plans=2)
+    graph, _ = check_eager(Net().eval(), real(5, 3, 4, 4, grad=False))
+    assert not any(t.startswith("fxshard.") for t in targets(graph)), "nothing is summed over the batch"
+
+
+@pytest.mark.parametrize("batch", [8, 5])
+def test_data_parallel_training_moves_vectors_only(batch: int) -> None:
+    model, x, mesh = Net(), real(batch, 3, 4, 4, grad=False), Mesh({"dp": 4}, SLOW)
+    graph = trace(model, (x,))
+    pins = dict.fromkeys((end.name for end in graph.inputs_of("parameter")), "R")
+    plan = plan_graph(graph, mesh, Request(input_layouts="S(0)", output_layouts="S(0)", pins=pins))
+    program = lower(graph, plan)
+    result = simulate_program(program, program_values(program, model, (x,), {}))
+    assert_equal_to_one_device(result, one_device(model, (x,)))
+    largest = max(p.numel() for p in model.parameters())
+    assert all(c.kind == "all_reduce" and torch.Size(c.buffer).numel() <= largest for c in plan.collectives)
+
+
+def test_a_whole_batch_costs_what_one_operator_did_and_is_read_as_often() -> None:
+    """Bound to a device the parts are aten, with torch's own variance where no shard needs the mean of another."""
+    model = nn.BatchNorm2d(6)
+    graph = trace(model, (torch.randn(5, 6, 4, 4),))
+    program = lower(graph, plan_graph(graph, Mesh({"dp": 2}), Request(input_layouts="R", output_layouts="R", pins={"*": "R"})))
+    module = device_graph(program.local((0,)), torch.device("cpu"))
+    found = {str(n.target) for n in module.graph.nodes if n.op == "call_function"}
+    assert "aten.var.correction" in found
+    assert not any(t.startswith("fxshard") for t in found)
