@@ -19,6 +19,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     normalization,
     planes,
     pointwise,
+    pooling,
     random,
     reductions,
     slicing,

@@ -1,7 +1,8 @@
 """Convolution: out[n, (g o), s'] = sum_{i, k} x[n, (g i), s' + k] w[(g o), i, k] + b[(g o)].
 
-Batch n, groups g, and without groups the channels o and i are free; i leaves a pending sum. Space stays whole.
-A transposed convolution shards its batch only.
+Batch n, groups g, and without groups the channels o and i are free; i leaves a pending sum. Space may be cut where the
+windows lie side by side (patches, 1 x 1), or where one window spans it, which leaves a pending sum. A transposed
+convolution is the same with image and result exchanged: out[n, (g o), s' + k] = sum_i x[n, (g i), s'] w[(g i), o, k].
 """
 
 from __future__ import annotations
@@ -12,28 +13,42 @@ from fxshard.call import Call
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.windows import OVERLAP, each, side_by_side, space, spanning
+
+Tensor = list[Name]
 
 
-def _tensors(ndim: int, transposed: bool) -> tuple[list[Name], list[Name], list[Name], list[Name]]:
-    """Dims of x, weight, bias and output."""
-    x_space, w_space, y_space = ([f"{letter}{d}!" for d in range(ndim - 2)] for letter in "swy")
+def _tensors(call: Call, x: Any, weight: Any, out: Any, first: int) -> tuple[Tensor, Tensor, Tensor, Tensor, str]:
+    """Dims of x, weight, bias and output, and why space is whole; ``first``: position of the argument ``stride``."""
+    count, transposed = x.ndim - 2, call.arg(first + 3)
+    stride, padding, dilation = (each(call.arg(first + i), count) for i in range(3))
+    big, small = (out, x) if transposed else (x, out)
+    found, fits = [], []
+    for d in range(count):
+        sizes = big.shape[d + 2], small.shape[d + 2], weight.shape[d + 2]
+        tiles = side_by_side(*sizes, stride[d], padding[d], dilation[d])
+        fits.append((tiles, spanning(*sizes, padding[d], dilation[d])))
+        found.append(space(d, *fits[d]))
+    wide, window, narrow = ([names[i] for names in found] for i in range(3))
+    note = "" if all(map(any, fits)) else OVERLAP
+    i, o = ("g", "i"), ("g", "o")
     if transposed:
-        return ["n", "i!", *x_space], ["i!", "o!", *w_space], ["bias!"], ["n", "out!", *y_space]
-    channels: Name = ("g", "o")
-    return ["n", ("g", "i"), *x_space], [channels, "i", *w_space], [channels], ["n", channels, *y_space]
+        return ["n", i, *narrow], [i, "o", *window], [o], ["n", o, *wide], note
+    return ["n", i, *wide], [o, "i", *window], [o], ["n", o, *narrow], note
 
 
 def convolution(call: Call) -> Factors:
     """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
-    x, weight, bias, out = _tensors(call.operands[0].ndim, call.arg(6))
+    x, weight, bias, out, note = _tensors(call, call.operands[0], call.operands[1], call.outputs[0], 3)
     operands = [x, weight, bias][: len(call.operands)]
     groups = linear_groups(call, [(0, 2), (1, 2)])
-    return factors(operands, [out], sizes={"g": call.arg(8)}, linear=groups, additive=tuple(range(2, len(operands))))
+    return factors(operands, [out], sizes={"g": call.arg(8)}, linear=groups, additive=tuple(range(2, len(operands))), note=note)
 
 
 def backward(call: Call) -> Factors:
     """(grad, x, weight, ...) -> (dx, dweight, dbias); dbias is computed from grad alone."""
-    x, weight, bias, out = _tensors(call.operands[0].ndim, call.arg(7))
+    grad, image, kernel = call.operands
+    x, weight, bias, out, note = _tensors(call, image, kernel, grad, 4)
     outputs = [None if o is None else dims for o, dims in zip(call.outputs, (x, weight, bias), strict=True)]
     return factors(
         [out, x, weight],
@@ -41,6 +56,7 @@ def backward(call: Call) -> Factors:
         sizes={"g": call.arg(9)},
         linear=linear_groups(call, [(0,)]),
         depends=((0, 2), (0, 1), (0,)),
+        note=note,
     )
 
 

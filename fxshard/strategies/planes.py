@@ -1,15 +1,20 @@
-"""Operators on the planes of an image: pooling, resampling and padding. Space stays whole, all dims before it are free."""
+"""Operators on the planes of an image: resampling, padding, columns of windows.
+
+Space stays whole where an element is computed from several around it; all dims before it are free.
+"""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from fxshard.call import Call, TensorMeta
 from fxshard.strategies.conversion import is_real
 from fxshard.strategies.factors import MOVEMENT, Factors, Name, Rule, factors, linear_groups
+from fxshard.strategies.local import LocalContext
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.windows import OVERLAP, each, side_by_side
 
 
 def planes(space: int, *groups: tuple[int, ...]) -> Rule:
@@ -41,29 +46,38 @@ def pixel_shuffle(call: Call) -> Factors:
 
 
 def columns(call: Call) -> Factors:
-    """Windows of an image as columns, c h w -> (c k) l, and back: linear."""
+    """Windows of an image as columns, c h w -> (c kh kw) (rows columns), and back: linear.
+
+    Where the windows lie side by side along h, h is (rows kh) and rows are free; w is inside of them, so it is whole.
+    """
     unfolds = call.op == "aten.im2col.default"
     lead = [f"b{i}" for i in range(call.operands[0].ndim - (3 if unfolds else 2))]
-    image: list[Name] = [*lead, "c", "h!", "w!"]
-    table: list[Name] = [*lead, ("c", "k!"), "l!"]
-    sizes = {"k": math.prod(call.arg(1 if unfolds else 2))}
+    first = 1 if unfolds else 2
+    (kernel, width), (dilation, _), (padding, _), (stride, _) = (each(call.arg(first + i), 2) for i in range(4))
+    shown = call.operands[0] if unfolds else call.outputs[0]
+    assert shown is not None
+    rows = shown.shape[-2] // kernel
+    tiles = side_by_side(shown.shape[-2], rows, kernel, stride, padding, dilation)
+    image: list[Name] = [*lead, "c", ("r", "kh!") if tiles else "h!", "w!"]
+    table: list[Name] = [*lead, ("c", "kh!", "kw!"), ("r", "l!") if tiles else "l!"]
+    sizes = {"kh": kernel, "kw": width} | ({"r": rows} if tiles else {})
     ends = (image, table) if unfolds else (table, image)
-    return factors([ends[0]], [ends[1]], sizes=sizes, linear=linear_groups(call, [(0,)]))
+    return factors([ends[0]], [ends[1]], sizes=sizes, linear=linear_groups(call, [(0,)]), note="" if tiles else OVERLAP)
+
+
+def local_folded(ctx: LocalContext) -> Any:
+    """The size of the image is that of the shard."""
+    return ctx.emit(ctx.target, *replaced(ctx.args, {1: list(ctx.output_shape()[-2:])}), **ctx.kwargs)
 
 
 register(names("pixel_shuffle pixel_unshuffle"), pixel_shuffle)
-register(names("im2col col2im"), columns)
+register(names("im2col"), columns)
+register(names("col2im"), columns, local=local_folded)
 register(names("grid_sampler_2d"), rule("n c _ _, n h w _ -> n c h w", linear=[(0,)]))
 register(names("grid_sampler_2d_backward"), rule("n c h w, n c x! y!, n h w p! -> n c x! y!, n h w p!", linear=[(0,)]))
 for _n in (1, 2, 3):
-    register(names(f"avg_pool{_n}d reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,)))
+    register(names(f"reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,)))
     register(names(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward"), planes(_n, (0,)))
-    register(names(f"upsample_nearest{_n}d upsample_nearest{_n}d.vec _upsample_nearest_exact{_n}d"), planes(_n, (0,)))
-    register(names(f"upsample_nearest{_n}d_backward _upsample_nearest_exact{_n}d_backward"), planes(_n, (0,)), sizes=2)
-for _n in (2, 3):
-    register(names(f"_adaptive_avg_pool{_n}d _adaptive_avg_pool{_n}d_backward avg_pool{_n}d_backward"), planes(_n, (0,)))
-    register(names(f"max_pool{_n}d_with_indices adaptive_max_pool{_n}d"), planes(_n))
-    register(names(f"max_pool{_n}d_with_indices_backward adaptive_max_pool{_n}d_backward"), planes(_n, (0,)))
 for _op in ("upsample_bilinear2d", "upsample_bicubic2d"):
     register(names(f"{_op} {_op}.vec"), planes(2, (0,)))
     register(names(f"{_op}_backward"), planes(2, (0,)), sizes=2)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from fxshard.mesh import Mesh
+from fxshard.strategies import op_strategy
 from tests.strategies.samples import real
-from tests.strategies.shards import check, check_mesh
+from tests.strategies.shards import call_for, check, check_mesh
 
 aten = torch.ops.aten
 
@@ -21,7 +23,7 @@ def _args(groups: int = 1, bias: bool = True, transposed: bool = False) -> tuple
 def test_every_channel_of_a_plain_convolution() -> None:
     specs = check("aten.convolution.default", *_args())
     assert {"S(0), R, R -> S(0)", "R, S(0), S(0) -> S(1)", "S(1), S(1), P -> P", "P, R, P -> P"} <= specs
-    assert not any("S(2)" in s or "S(3)" in s for s in specs)
+    assert not any("S(2)" in s for s in specs), "windows overlap along height"
 
 
 def test_without_bias() -> None:
@@ -39,10 +41,48 @@ def test_depthwise() -> None:
     assert "S(1), S(0), S(0) -> S(1)" in check("aten.convolution.default", *args)
 
 
-def test_a_transposed_convolution_shards_its_batch() -> None:
-    for groups in (1, 2):
-        specs = check("aten.convolution.default", *_args(groups=groups, transposed=True))
-        assert {s for s in specs if "S" in s} == {"S(0), R, R -> S(0)"}
+def test_a_transposed_convolution() -> None:
+    specs = check("aten.convolution.default", *_args(transposed=True))
+    assert {"S(0), R, R -> S(0)", "R, S(1), S(0) -> S(1)", "S(1), S(0), P -> P", "S(3), R, R -> S(3)"} <= specs
+    assert not any("S(2)" in s for s in specs)
+    specs = check("aten.convolution.default", *_args(groups=2, transposed=True))
+    assert {"S(0), R, R -> S(0)", "S(1), S(0), S(0) -> S(1)"} <= specs
+    assert "R, S(1), S(0) -> S(1)" not in specs
+
+
+SPACE: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], str]] = {
+    "patches": ((2, 3, 8, 6), (4, 3, 2, 3), ([2, 3], [0, 0], [1, 1], False, [0, 0], 1), "S(2), R, R -> S(2)"),
+    "one by one": ((2, 3, 5, 6), (4, 3, 1, 1), ([1, 1], [0, 0], [2, 2], False, [0, 0], 1), "S(3), R, R -> S(3)"),
+    "one by one, grouped": ((2, 4, 5), (4, 2, 1), ([1], [0], [1], False, [0], 2), "S(2), R, R -> S(2)"),
+    "one window": ((2, 3, 4, 6), (4, 3, 4, 6), ([4, 6], [0, 0], [1, 1], False, [0, 0], 1), "S(2), S(2), P -> P"),
+    "upwards": ((2, 3, 4, 5), (3, 4, 2, 3), ([2, 3], [0, 0], [1, 1], True, [0, 0], 1), "S(2), R, R -> S(2)"),
+    "upwards from one": ((2, 3, 1), (3, 4, 5), ([5], [0], [1], True, [0], 1), "R, S(2), R -> S(2)"),
+}
+
+
+@pytest.mark.parametrize(("shape", "weight", "rest", "spec"), SPACE.values(), ids=SPACE)
+def test_windows_side_by_side_leave_space_free(shape: Any, weight: Any, rest: Any, spec: str) -> None:
+    x, w = real(*shape), real(*weight)
+    assert spec in check("aten.convolution.default", x, w, real(4), *rest)
+    out = torch.ops.aten.convolution(x, w, None, *rest)
+    specs = check("aten.convolution_backward.default", out * 2, x, w, [4], *rest, [True] * 3)
+    assert any(s.startswith("S(2), ") or ", S(2)" in s for s in specs)
+
+
+OVERLAPPING = {
+    "kernel": ([2], [0], [1], False, [0], 1),
+    "padding": ([3], [3], [1], False, [0], 1),
+    "dilation": ([3], [0], [2], False, [0], 1),
+    "output padding": ([3], [0], [1], True, [1], 1),
+}
+
+
+@pytest.mark.parametrize("rest", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_windows_that_do_not_tile_keep_space_whole_and_say_so(rest: Any) -> None:
+    args = (real(2, 4, 9), real(4, 4, 3), None, *rest)
+    assert not any("S(2)" in s for s in check("aten.convolution.default", *args))
+    call, _ = call_for("aten.convolution.default", args, {}, [aten.convolution(*args)])
+    assert "overlap" in op_strategy(call, Mesh({"a": 2})).reason
 
 
 @pytest.mark.parametrize("groups", [1, 2])
