@@ -21,6 +21,7 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, dropout
+from fxshard.passes.resample import interpolate
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -216,6 +217,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.baddbmm: _baddbmm,
     torch.Tensor.baddbmm: _baddbmm,
     torch.einsum: _einsum,
+    F.interpolate: interpolate,
     F.scaled_dot_product_attention: _sdpa,
     c_nn.scaled_dot_product_attention: _sdpa,
 }

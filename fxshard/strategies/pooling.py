@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from fxshard.call import Call, TensorMeta
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups, same
@@ -149,7 +149,7 @@ def nearest(count: int, backward: bool) -> tuple[Callable[[Call], Factors], Call
         for d, (b, s) in enumerate(zip(*sizes(call, images, count), strict=True)):
             single = same(s, 1) and call.arg(1) is not None
             scale = scales[d] if scales and d < len(scales) else None
-            fits.append((not single and _repeats(b, s, centre, scale), single))
+            fits.append((not single and repeats(b, s, centre, scale), single))
         return pooled(call, images, count, fits)
 
     def local(ctx: LocalContext) -> Any:
@@ -162,15 +162,15 @@ def nearest(count: int, backward: bool) -> tuple[Callable[[Call], Factors], Call
     return rule, local
 
 
-def _repeats(big: Any, small: Any, centre: float, scale: float | None) -> bool:
+def repeats(big: Any, small: Any, centre: float, scale: float | None) -> bool:
     """Whether output i is input i // k, in the float32 numbers in which torch computes it; a scale that is given must be k too."""
     if not (isinstance(big, int) and isinstance(small, int)) or small < 2 or big % small:
         return False
     factor = big // small
     if scale is not None and scale != factor:
         return False
-    at = torch.arange(big)
-    return torch.equal(((at + centre) * torch.tensor(1 / factor, dtype=torch.float32)).long(), at // factor)
+    at = (np.arange(big) + centre).astype(np.float32) * np.float32(1 / factor)
+    return bool((at.astype(np.int64) == np.arange(big) // factor).all())
 
 
 def _register(ops: str, form: tuple[Callable[[Call], Factors], Callable[[LocalContext], Any]]) -> None:
