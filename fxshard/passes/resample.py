@@ -32,7 +32,7 @@ def interpolate(
     if len(sizes or scales or ()) != count:
         return NotImplemented
     space = input.shape[2:]
-    wanted = sizes if scales is None else [int(s * f) for s, f in zip(space, scales, strict=True)]
+    wanted: list[Any] = sizes or [] if scales is None else [int(s * f) for s, f in zip(space, scales, strict=True)]
     rows = zip(wanted, space, scales or [None] * count, strict=True)
     if not all(w == s or repeats(w, s, CENTRE[mode], f) for w, s, f in rows):
         return NotImplemented

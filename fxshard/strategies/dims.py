@@ -140,14 +140,14 @@ def complex_parts(call: Call) -> Factors:
 
 
 def flip(call: Call) -> Factors:
-    """The order along some dims reversed: they stay whole."""
+    """The order along some dims reversed: they stay whole, for the first shard would be the last, reversed."""
     ndim = call.operands[0].ndim
     names = named(ndim, normal_dims(call.arg(1), ndim) if call.arg(1) else ())
     return moved(call, names, names)
 
 
 def roll(call: Call) -> Factors:
-    """Dims shifted around stay whole; without dims, all do."""
+    """Dims shifted around stay whole: each shard would end with elements of the one before; without dims, all do."""
     ndim = call.operands[0].ndim
     names = named(ndim, normal_dims(call.arg(2, default=()), ndim))
     return moved(call, names, names)

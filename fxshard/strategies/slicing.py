@@ -1,4 +1,8 @@
-"""Parts of a tensor at literal places: the dim that is cut stays whole, a slice that takes all of it is free."""
+"""Parts of a tensor at literal places.
+
+A slice that takes all of a dim leaves it free, one that takes one of every k elements leaves its groups of k free. Any
+other part of a dim lies on some ranks only, whose shards would be no plain shards of the part: there the dim is whole.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from typing import Any
 
 from fxshard.call import Call
 from fxshard.strategies.dims import moved, named
-from fxshard.strategies.factors import MOVEMENT, Factors, factors, linear_groups, same
+from fxshard.strategies.factors import MOVEMENT, Factors, Name, factors, linear_groups, same
+from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.pointwise import names
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.windows import side_by_side
 
 
 def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -17,13 +23,54 @@ def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return call.operands[0].shape, out.shape
 
 
-def resized_dims(call: Call) -> Factors:
-    """Slices, forward and backward: a dim whose size stays was taken whole and is free; zeros filled in are zeros on all ranks."""
-    source, target = _shapes(call)
-    free = [same(a, b) for a, b in zip(source, target, strict=True)]
-    ins = [f"d{d}" if f else f"i{d}!" for d, f in enumerate(free)]
-    outs = [f"d{d}" if f else f"o{d}!" for d, f in enumerate(free)]
-    return moved(call, ins, outs)
+def _strided(call: Call, dim: int, whole: Any, part: Any) -> int:
+    """The step k of a slice that takes one of every k elements of ``dim``, which is (part k); 0 for any other slice."""
+    dim, start, step = call.arg(dim, "dim", 0), call.arg(dim + 1, "start"), call.arg(dim + 3, "step", 1)
+    if not all(isinstance(v, int) for v in (whole, part, step, start or 0)) or step < 2 or part * step != whole:
+        return 0
+    return step if 0 <= (start or 0) % max(whole, 1) < step else 0
+
+
+def _sliced(call: Call, whole: tuple[Any, ...], part: tuple[Any, ...], dim: int) -> tuple[list[Name], list[Name], dict[str, Any]]:
+    """Names of the whole and of the part; ``dim``: position of that argument.
+
+    A dim whose size stays was taken whole. A dim of which one in k is taken is cut between groups of k; any other slice
+    lies on some of the ranks only, so its dim stays whole.
+    """
+    along = call.arg(dim, "dim", 0) % len(whole)
+    step = _strided(call, dim, whole[along], part[along])
+    long: list[Name] = [f"d{d}" if same(a, b) else f"i{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    short: list[Name] = [f"d{d}" if same(a, b) else f"o{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    if step:
+        long[along], short[along] = ("s", "k!"), "s"
+    return long, short, {"k": step} if step else {}
+
+
+def sliced(call: Call) -> Factors:
+    """One slice of a dim."""
+    long, short, sizes = _sliced(call, *_shapes(call), 1)
+    return moved(call, long, short, sizes=sizes)
+
+
+def slice_backward(call: Call) -> Factors:
+    """Zeros with the gradient at a slice: zeros filled in are zeros on all ranks."""
+    part, whole = _shapes(call)
+    long, short, sizes = _sliced(call, whole, part, 2)
+    return moved(call, short, long, sizes=sizes)
+
+
+def to_the_end(end: int, sizes: int | None = None) -> LocalForm:
+    """The slice of a shard goes to the end of the shard, if the dim is cut; ``sizes``: position of the whole's shape."""
+
+    def local(ctx: LocalContext) -> Any:
+        values: dict[int, Any] = {} if sizes is None else {sizes: list(ctx.output_shape())}
+        shape = ctx.call.operands[0].shape if sizes is None else ctx.call.arg(sizes)
+        along = ctx.call.arg(end - 2, "dim", 0) % max(len(shape), 1)
+        if ctx.inputs[0].axes_on(along):
+            values |= {end - 1: (ctx.call.arg(end - 1) or 0) % shape[along], end: 2**63 - 1}
+        return ctx.emit(ctx.target, *replaced(ctx.args, values), **ctx.kwargs)
+
+    return local
 
 
 def padded(call: Call) -> Factors:
@@ -54,11 +101,8 @@ def select_backward(call: Call) -> Factors:
 
 def slice_scatter(call: Call) -> Factors:
     """x with a slice replaced by src."""
-    shape, src = call.operands[0].shape, call.operands[1].shape
-    free = [same(a, b) for a, b in zip(shape, src, strict=True)]
-    dims = [f"d{d}" if f else f"i{d}!" for d, f in enumerate(free)]
-    source = [f"d{d}" if f else f"s{d}!" for d, f in enumerate(free)]
-    return factors([dims, source], [dims], linear=linear_groups(call, [(0, 1)], MOVEMENT))
+    long, short, sizes = _sliced(call, call.operands[0].shape, call.operands[1].shape, 2)
+    return factors([long, short], [long], sizes=sizes, linear=linear_groups(call, [(0, 1)], MOVEMENT))
 
 
 def select_scatter(call: Call) -> Factors:
@@ -85,27 +129,42 @@ def diagonal_backward(call: Call) -> Factors:
     return moved(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
 
 
+def _windows(call: Call, size: Any, dim: int) -> tuple[Name, Name, str]:
+    """Names of a dim, of its windows and of a window; ``dim``: position of that argument. Side by side they make (windows window)."""
+    window, step = call.arg(dim + 1), call.arg(dim + 2)
+    if side_by_side(size, size // window, window, step):
+        return ("windows", "window!"), "windows", "window!"
+    return "d!", "windows!", "window!"
+
+
 def unfold(call: Call) -> Factors:
     """Windows of a dim, as a last dim."""
-    ndim = call.operands[0].ndim
-    ins = named(ndim, [call.arg(1) % ndim])
-    return moved(call, ins, [*(n if not n.endswith("!") else "windows!" for n in ins), "window!"])
+    shape = call.operands[0].shape
+    dim = call.arg(1) % len(shape)
+    whole, windows, window = _windows(call, shape[dim], 1)
+    ins: list[Name] = list(named(len(shape)))
+    outs = [*ins, window]
+    ins[dim], outs[dim] = whole, windows
+    return moved(call, ins, outs)
 
 
 def unfold_backward(call: Call) -> Factors:
     """Windows added up where they came from; linear."""
-    dim = call.arg(2) % (call.operands[0].ndim - 1)
-    outs = named(call.operands[0].ndim - 1, [dim])
-    ins = [*("windows!" if d == dim else n for d, n in enumerate(outs)), "window!"]
+    _, shape = _shapes(call)
+    dim = call.arg(2) % len(shape)
+    whole, windows, window = _windows(call, shape[dim], 2)
+    outs: list[Name] = list(named(len(shape)))
+    ins = [*outs, window]
+    ins[dim], outs[dim] = windows, whole
     return factors([ins], [outs], linear=linear_groups(call, [(0,)]))
 
 
-register(names("slice.Tensor slice_copy.Tensor"), resized_dims)
-register(names("slice_backward"), resized_dims, sizes=1)
+register(names("slice.Tensor slice_copy.Tensor"), sliced, local=to_the_end(3))
+register(names("slice_backward"), slice_backward, local=to_the_end(4, sizes=1))
 register(names("constant_pad_nd"), padded)
 register(names("select.int select_copy.int"), selected)
 register(names("select_backward"), select_backward, sizes=1)
-register(names("slice_scatter"), slice_scatter)
+register(names("slice_scatter"), slice_scatter, local=to_the_end(4))
 register(names("select_scatter"), select_scatter)
 register(names("diagonal diagonal_copy"), diagonal)
 register(names("diagonal_backward"), diagonal_backward, sizes=1)

@@ -21,6 +21,13 @@ def test_cat_skips_an_operand_of_shape_0() -> None:
     assert "S(1), R -> S(1)" in check("aten.cat.default", [real(5, 3), torch.empty(0, dtype=torch.float64)], 0)
 
 
+def test_cat_with_operands_without_elements() -> None:
+    """A cache that is empty at first; a result of whose elements none comes from elsewhere."""
+    assert "R, S(1) -> S(1)" in check("aten.cat.default", [real(5, 0), real(5, 6)], 1)
+    assert "S(0), R, R -> S(0)" in check("aten.cat.default", [real(6, 3), real(0, 3), real(0, 3)])
+    assert "S(1), S(1) -> S(1)" not in check("aten.cat.default", [real(5, 4), real(5, 4)], 1)
+
+
 def test_stack_and_unbind() -> None:
     assert "S(1), S(1) -> S(2)" in check("aten.stack.default", [real(5, 3), real(5, 3)], 1)
     specs = check("aten.unbind.int", real(2, 5), 0)
@@ -31,6 +38,36 @@ def test_split() -> None:
     assert "S(1) -> S(1), S(1), S(1)" in check("aten.split.Tensor", real(5, 3), 2)
     assert "S(0) -> S(0), S(0)" in check("aten.split_with_sizes.default", real(5, 3), [1, 2], 1)
     assert "P -> P, P" in check("aten.chunk.default", real(5, 4), 2, -1)
+
+
+def test_one_piece_that_is_all() -> None:
+    assert "S(0) -> S(0), R" in check("aten.split_with_sizes.default", real(6, 3), [6, 0])
+    assert "S(0) -> S(0)" in check("aten.split.Tensor", real(6, 3), 7)
+    assert "S(0) -> S(0)" in check("aten.chunk.default", real(6, 3), 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "free"),
+    [
+        ("slice.Tensor", (1, 0, 2**63 - 1, 2), {"S(0) -> S(0)", "S(1) -> S(1)"}),
+        ("slice.Tensor", (1, 1, 7, 4), {"S(0) -> S(0)", "S(1) -> S(1)"}),
+        ("slice.Tensor", (-1, -7, 8, 2), {"S(0) -> S(0)", "S(1) -> S(1)"}),
+        ("slice.Tensor", (1, 0, 4, 1), {"S(0) -> S(0)"}),
+        ("slice.Tensor", (1, 0, 4, 2), {"S(0) -> S(0)"}),
+        ("slice.Tensor", (1, 1, 8, 3), {"S(0) -> S(0)"}),
+        ("slice_backward.default", ([5, 16], 1, 1, 16, 2), {"S(0) -> S(0)", "S(1) -> S(1)"}),
+        ("slice_backward.default", ([5, 17], 1, 1, 17, 2), {"S(0) -> S(0)"}),
+        ("unfold.default", (1, 2, 2), {"S(0) -> S(0)", "S(1) -> S(1)"}),
+        ("unfold.default", (1, 2, 3), {"S(0) -> S(0)"}),
+    ],
+)
+def test_one_of_every_k(op: str, args: tuple[Any, ...], free: set[str]) -> None:
+    assert {s for s in check(f"aten.{op}", real(5, 8), *args) if "S" in s} == free
+
+
+def test_scatter_at_one_of_every_k() -> None:
+    assert "S(1), S(1) -> S(1)" in check("aten.slice_scatter.default", real(5, 8), real(5, 4), 1, 1, 8, 2)
+    assert "S(0) -> S(0)" in check("aten.unfold_backward.default", real(4, 3, 2), [8, 3], 0, 2, 2)
 
 
 @pytest.mark.parametrize(
