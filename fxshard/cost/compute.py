@@ -82,11 +82,14 @@ def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 
 def _sdpa(matmuls: int, query: int) -> Flops:
-    """Two products of b h s t d forward, five backward (FlashAttention counts its recomputed scores); half of it when causal."""
+    """Two products of b h s t d forward, five backward (FlashAttention counts its recomputed scores); half of it when causal.
+
+    With the queries cut it is all of it: the last shard sees nearly all keys, and a mask skips nothing.
+    """
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
         q, k = inputs[query], inputs[query + 1]
-        causal = call.args[4 if query == 0 else 7] is True
+        causal = call.args[4 if query == 0 else 7] is True and q[-2] == call.operands[query].shape[-2]
         return matmuls * 2.0 * math.prod(q) * k[-2] * (0.5 if causal else 1.0)
 
     return flops

@@ -169,6 +169,8 @@ def _sdpa(
         lifted = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
         query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
         return _sdpa(mode, query, key, value, lifted, dropout_p, is_causal, scale=scale).squeeze(-3)
+    query, key, value = _one_batch(query, key, value)
+    enable_gqa = enable_gqa or (query.dim() == 4 and key.shape[1:2] == value.shape[1:2] == (1,))
     learned = attn_mask is not None and attn_mask.requires_grad
     if dropout_p or learned or not _fits_kernel(query, key, value, enable_gqa):
         return _math_sdpa(mode, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -176,6 +178,14 @@ def _sdpa(
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     grouped = enable_gqa and query.shape[1] != key.shape[1]
     return torch.ops.fxshard.sdpa(query, key, value, attn_mask, is_causal, scale, grouped)[0]
+
+
+def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A batch of one expanded to that of the others: torch's attention broadcasts, its kernels do not."""
+    if any(t.dim() != 4 for t in tensors):
+        return tensors
+    batch = max(t.shape[0] for t in tensors)
+    return tuple(t.expand(batch, -1, -1, -1) if t.shape[0] == 1 != batch else t for t in tensors)
 
 
 def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:

@@ -1,33 +1,70 @@
-"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; all of t is needed, s only when not causal."""
+"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; all of t is needed, b, h and s are free.
+
+Causal means t <= s, both counted from the start of the whole: a shard of the queries gets that as a mask of its own.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from fxshard.call import Call
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups
-from fxshard.strategies.registry import register
+from fxshard.strategies.local import LocalContext
+from fxshard.strategies.registry import register, replaced
+
+aten = torch.ops.aten
 
 
-def _tensors(call: Call, mask: int, causal: bool) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
-    """Dims of q (out), of k (v), of logsumexp, and of the mask if there is one (from argument ``mask``)."""
-    grouped = call.arg(mask + 3)
-    heads: Name = ("h", "g!") if grouped else "h"
-    s = "s!" if causal else "s"
-    full: list[Name] = ["b", heads, s, "t!"]
+def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
+    """Dims of q (out), of k (v), of logsumexp, and of the mask if there is one; positions of ``query`` and ``mask``.
+
+    Heads of q are (h g) with h those of k and v; where k and v have but one for all of them, g is free.
+    """
+    grouped, one = call.arg(mask + 3), call.operands[query + 1].shape[1] == 1
+    heads: Name = "g" if grouped and one else ("h", "g!") if grouped else "h"
+    full: list[Name] = ["b", heads, "s", "t!"]
     meta = call.meta(mask)
-    return ["b", heads, s, "d!"], ["b", "h", "t!", "d!"], ["b", heads, s], [] if meta is None else [full[4 - meta.ndim :]]
+    kv: list[Name] = ["b", "" if grouped and one else "h", "t!", "d!"]
+    return ["b", heads, "s", "d!"], kv, ["b", heads, "s"], [] if meta is None else [full[4 - meta.ndim :]]
 
 
 def sdpa(call: Call) -> Factors:
     """(q, k, v, mask, is_causal, scale, enable_gqa) -> (out, logsumexp)."""
-    q, k, lse, mask = _tensors(call, 3, call.arg(4))
+    q, k, lse, mask = _tensors(call, 0, 3)
     return factors([q, k, k, *mask], [q, lse])
 
 
 def sdpa_backward(call: Call) -> Factors:
-    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; s leaves sums in dk, dv."""
-    q, k, lse, mask = _tensors(call, 6, call.arg(7))
+    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; s leaves sums in dk, dv, g does too."""
+    q, k, lse, mask = _tensors(call, 1, 6)
     return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
 
 
-register("fxshard.sdpa.default", sdpa)
-register("fxshard.sdpa_backward.default", sdpa_backward)
+def local_sdpa(ctx: LocalContext) -> Any:
+    return _shard(ctx, 0, 3)
+
+
+def local_backward(ctx: LocalContext) -> Any:
+    return _shard(ctx, 1, 6)
+
+
+def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
+    """Attention of a shard; with the queries cut, ``is_causal`` becomes a mask [1, 1, s, t]."""
+    if not ctx.call.arg(mask + 1) or not ctx.inputs[query].axes_on(2):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    rows, columns = ctx.input_shape(query)[2], ctx.input_shape(query + 1)[2]
+    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
+    row = ctx.emit(aten.add.Tensor, here, ctx.input_offset(query, 2))
+    kept = ctx.emit(
+        aten.ge.Tensor,
+        ctx.emit(aten.unsqueeze.default, row, 1),
+        ctx.emit(aten.arange.default, columns, dtype=torch.int64),
+    )
+    kept = ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
+    return ctx.emit(ctx.target, *replaced(ctx.args, {mask: kept, mask + 1: False}), **ctx.kwargs)
+
+
+register("fxshard.sdpa.default", sdpa, local=local_sdpa)
+register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward)

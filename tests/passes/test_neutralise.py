@@ -48,6 +48,10 @@ FORMS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]] = {
     "scale 0": (Q, K, {"scale": 0.0}),
     "grouped": (Q, (2, 2, 7, 6), {"enable_gqa": True}),
     "grouped, causal": (Q, (2, 2, 5, 6), {"enable_gqa": True, "is_causal": True}),
+    "k and v for all heads": (Q, (2, 1, 7, 6), {}),
+    "k and v for all of the batch": (Q, (1, 4, 7, 6), {}),
+    "k and v for all heads of all of the batch, causal": (Q, (1, 1, 7, 6), {"is_causal": True}),
+    "q for all of the batch": ((1, 4, 5, 6), K, {}),
     "grouped by one": (Q, K, {"enable_gqa": True}),
     "three dims": ((4, 5, 6), (4, 7, 6), {}),
     "three dims, causal": ((4, 5, 6), (4, 7, 6), {"is_causal": True}),
@@ -67,8 +71,7 @@ def test_attention_is_one_node(q: tuple[int, ...], k: tuple[int, ...], options: 
 PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "five dims": ((2, 1, 2, 5, 6), (2, 1, 2, 7, 6), (2, 1, 2, 7, 6), {}),
     "another size of v": (Q, K, (2, 4, 7, 3), {}),
-    "k and v for all of the batch": (Q, (1, 4, 7, 6), (1, 4, 7, 6), {}),
-    "k and v for all heads": (Q, (2, 1, 7, 6), (2, 1, 7, 6), {}),
+    "v for all heads": (Q, (2, 4, 7, 6), (2, 1, 7, 6), {}),
     "all dropped": (Q, K, K, {"dropout_p": 1.0}),
     "three dims, dropout": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"dropout_p": 1.0}),
 }

@@ -1,4 +1,4 @@
-"""Attention by batch, by (grouped) heads, and by queries where nothing hides the future."""
+"""Attention by batch, by (grouped) heads, and by queries."""
 
 from __future__ import annotations
 
@@ -25,14 +25,31 @@ def _backward(q: Any, k: Any, v: Any, *rest: Any) -> set[str]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_attention(causal: bool, grouped: bool) -> None:
-    q, k, v = _qkv(K if grouped else H, S if causal else T)
+    q, k, v = _qkv(K if grouped else H, T)
     rest = (None, causal, None, grouped)
     specs = check("fxshard.sdpa.default", q, k, v, *rest)
     assert {"S(0), S(0), S(0) -> S(0), S(0)", "S(1), S(1), S(1) -> S(1), S(1)"} <= specs
-    assert ("S(2), R, R -> S(2), S(2)" in specs) == (not causal)
+    assert "S(2), R, R -> S(2), S(2)" in specs
     specs = _backward(q, k, v, *rest)
     assert "P, R, R, R, R, R -> P, P, P" in specs
-    assert ("S(2), S(2), R, R, S(2), S(2) -> S(2), P, P" in specs) == (not causal)
+    assert "S(2), S(2), R, R, S(2), S(2) -> S(2), P, P" in specs
+
+
+@pytest.mark.parametrize("keys", [1, 3, S, 9])
+def test_causal_queries_are_cut_whatever_the_keys(keys: int) -> None:
+    """Row i sees keys up to i, counted from the start of both."""
+    q, k, v = _qkv(H, keys)
+    assert "S(2), R, R -> S(2), S(2)" in check("fxshard.sdpa.default", q, k, v, None, True, 0.3, False)
+    _backward(q, k, v, None, True, 0.3, False)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_head_of_keys_for_all(causal: bool) -> None:
+    """Multi-query attention: heads of q are free, gradients of the one head are sums over them."""
+    q, k, v = _qkv(1, T)
+    rest = (None, causal, None, True)
+    assert "S(1), R, R -> S(1), S(1)" in check("fxshard.sdpa.default", q, k, v, *rest)
+    assert "S(1), S(1), R, R, S(1), S(1) -> S(1), P, P" in _backward(q, k, v, *rest)
 
 
 @pytest.mark.parametrize("shape", [(B, H, S, T), (1, 1, S, T), (B, 1, 1, T), (S, T)])
@@ -50,6 +67,11 @@ def test_grouped_heads_are_cut_between_groups() -> None:
     q, k, v = _qkv(K, T)
     specs = {str(s) for s in check_mesh("fxshard.sdpa.default", (q, k, v, None, False, None, True), mesh=(3,))}
     assert "S(1), S(1), S(1) -> S(1), S(1)" not in specs, "4 groups over 3 ranks: 2 2 0 groups, but 8 heads: 3 3 2"
+
+
+def test_causal_attention_on_a_mesh() -> None:
+    specs = {str(s) for s in check_mesh("fxshard.sdpa.default", (*_qkv(H, T), None, True, None, False), mesh=(2, 2))}
+    assert {"S(1)S(2), S(1)R, S(1)R -> S(1)S(2), S(1)S(2)", "S(2)S(2), RR, RR -> S(2)S(2), S(2)S(2)"} <= specs
 
 
 def test_attention_on_a_mesh() -> None:
