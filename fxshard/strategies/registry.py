@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fxshard.call import Call
 from fxshard.errors import RuleError
+from fxshard.strategies.derived import derive
 from fxshard.strategies.factors import Rule
 from fxshard.strategies.local import LocalContext, LocalForm
 
@@ -69,11 +71,27 @@ def temporarily(op: str, rule: Rule) -> Iterator[None]:
 
 
 def lookup(op: str) -> Registered | None:
-    return _RULES.get(op)
+    """The operator's own entry, or that of the operator it is in another form: in place, into a given tensor, on lists."""
+    return _RULES.get(op) or _derived(op)
+
+
+@lru_cache(maxsize=4096)
+def _derived(op: str) -> Registered | None:
+    rule = derive(op, _plain_rule)
+    return None if rule is None else Registered(rule)
+
+
+on_change(_derived.cache_clear)
+
+
+def _plain_rule(op: str) -> Rule | None:
+    """The rule of an operator whose shards run it unchanged."""
+    entry = _RULES.get(op)
+    return entry.rule if entry is not None and entry.local is None and entry.sizes is None else None
 
 
 def has_rule(op: str) -> bool:
-    return op in _RULES
+    return lookup(op) is not None
 
 
 def registered_ops() -> tuple[str, ...]:
