@@ -118,6 +118,16 @@ def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
     return DTensor(local, like._spec, requires_grad=False)
 
 
+def dtensor_has_rule(op: OpOverload) -> bool:
+    """Whether DTensor can shard ``op``: by a rule, a strategy, a handler of its own or a decomposition."""
+    from torch.distributed.tensor import DTensor
+
+    dispatcher = DTensor._op_dispatcher
+    known = dispatcher.sharding_propagator
+    tables = (known.op_to_rules, known.op_strategy_funcs, known.op_single_dim_strategy_funcs, dispatcher._custom_op_handlers)
+    return any(op in table for table in tables) or op in dispatcher._random_ops or known.decomp_strategy.has_decomp(op)
+
+
 def storage_key(value: torch.Tensor) -> int:
     """Equal for tensors that share memory, fake ones too, as long as one of them lives."""
     return value.untyped_storage()._cdata
@@ -273,6 +283,7 @@ __all__ = [
     "changes_of",
     "core_decompositions",
     "dtensor_spec",
+    "dtensor_has_rule",
     "dynamo_frame",
     "dynamo_source",
     "export_dtypes",

@@ -1,0 +1,88 @@
+"""One row per family: which operators of its joint graph fxshard only replicates, and which DTensor has no rule for."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from bench.families.family import Family
+from fxshard._torch_compat import dtensor_has_rule
+from fxshard.call import Call
+from fxshard.errors import TraceError
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import Annotated, annotate
+from fxshard.passes.trace import trace
+from fxshard.strategies import lookup
+
+MESHES = (Mesh({"a": 2}), Mesh({"a": 2, "b": 2}))
+COUNTERPARTS = {
+    "fxshard.sdpa.default": "aten._scaled_dot_product_flash_attention.default",
+    "fxshard.sdpa_backward.default": "aten._scaled_dot_product_flash_attention_backward.default",
+    "fxshard.einsum.default": "aten.bmm.default",
+    "fxshard.dropout.default": "aten.native_dropout.default",
+    "fxshard.dropout_backward.default": "aten.native_dropout_backward.default",
+    "fxshard.random.default": "aten.uniform.default",
+}
+"""What DTensor would see in place of fxshard's own operators, on the device where it does best."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found in one family; ``reason``: why it has no joint graph, then the rest is empty.
+
+    ``fallbacks``: operators without a rule; ``whole``: those with a rule that offers nothing for a call with something to
+    shard, and its note; ``dtensor``: operators with a tensor operand that DTensor knows neither a rule, a strategy nor a
+    decomposition for.
+    """
+
+    family: str
+    kind: str
+    nodes: int = 0
+    operators: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
+    dtensor: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def row(family: Family) -> Row:
+    """Traces, annotates and counts one family."""
+    torch.manual_seed(0)
+    model, args, kwargs = family.build(True)
+    try:
+        graph = trace(model, args, kwargs)
+    except TraceError as error:
+        return Row(family.name, family.kind, reason=str(error))
+    annotated = [annotate(graph, mesh) for mesh in MESHES]
+    calls = annotated[0].calls
+    return Row(
+        family.name,
+        family.kind,
+        nodes=len(list(graph.nodes)),
+        operators=tuple(sorted({c.op for c in calls.values()})),
+        fallbacks=tuple(sorted({calls[node].op for a in annotated for node, _ in a.fallbacks})),
+        whole=_whole(annotated),
+        dtensor=tuple(sorted({c.op for c in calls.values() if not _known_to_dtensor(c)})),
+    )
+
+
+def _whole(annotated: list[Annotated]) -> dict[str, str]:
+    """Operators with one option on every mesh, for a call with more than one element in an output; with their notes."""
+    calls = annotated[0].calls
+    single = [n for n, c in calls.items() if _has_something(c) and all(len(a.specs[n]) == 1 for a in annotated)]
+    entries = {calls[n].op: (lookup(calls[n].op), calls[n]) for n in reversed(single)}
+    return {op: entry.rule(call).note for op, (entry, call) in sorted(entries.items()) if entry}
+
+
+def _has_something(call: Call) -> bool:
+    return any(o is not None and math.prod(o.shape) > 1 for o in call.outputs)
+
+
+def _known_to_dtensor(call: Call) -> bool:
+    """An operator that takes no tensors never comes to DTensor."""
+    name = COUNTERPARTS.get(call.op, call.op)
+    return not call.operands or dtensor_has_rule(functools.reduce(getattr, name.split("."), torch.ops))
