@@ -104,10 +104,30 @@ def _convolution_backward(call: Call, inputs: list[Shape], outputs: list[Shape])
     return 4.0 * math.prod(inputs[0]) * math.prod(inputs[2][1:])
 
 
+def _grouped(matmuls: int) -> Flops:
+    """2 x rows x one group's matrix, all groups alike: the share of the rows is that of the groups held."""
+
+    def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+        a, b = (meta.shape for meta in call.operands[:2])
+        if len(b) == 3:
+            return matmuls * 2.0 * math.prod(a[:-1]) * math.prod(inputs[1]) / b[0]
+        held = inputs[0] if len(a) == 3 else outputs[0]
+        return matmuls * 2.0 * b[1 if len(a) == 3 else 0] * math.prod(held) / _groups(call)
+
+    return flops
+
+
+def _groups(call: Call) -> int:
+    return next(m.shape[0] for m in (*call.operands, *call.outputs) if m is not None and m.ndim == 3)
+
+
 _FLOPS: dict[str, Flops] = {
     "fxshard.einsum.default": _einsum,
     "fxshard.sdpa.default": _sdpa(2, 0),
     "fxshard.sdpa_backward.default": _sdpa(5, 1),
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten._grouped_mm.default": _grouped(1),
+    "transformers.grouped_mm_fallback.default": _grouped(1),
+    "transformers.grouped_mm_fallback_backward.default": _grouped(2),
 }

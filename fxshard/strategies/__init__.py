@@ -12,6 +12,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     creation,
     dims,
     embedding,
+    experts,
     indexing,
     joining,
     loss,

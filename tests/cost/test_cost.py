@@ -89,6 +89,15 @@ def test_backwards_count_the_products_of_the_forward_and_more() -> None:
     assert time_of(conv, mesh, "S(0) S(0) R", "S(0)") == pytest.approx(2 * (8 * 128 * 32 * 32) * (64 * 9) / 1e12 * 1e6)
 
 
+def test_groups_of_rows_cost_as_much_as_rows() -> None:
+    """1000 rows of 8 groups: 2 x 1000^3 FLOP, 2 ms, and as much for the gradient of the weights; half with half of the groups."""
+    mesh = Mesh({"a": 2}, H)
+    rows = call("aten._grouped_mm.default", [(1000, 1000), (8, 1000, 1000), (8,)], (1000, 1000))
+    grad = call("aten._grouped_mm.default", [(1000, 1000), (1000, 1000), (8,)], (8, 1000, 1000))
+    assert time_of(rows, mesh, "R R R", "R") == time_of(grad, mesh, "R R R", "R") == pytest.approx(2000)
+    assert time_of(rows, mesh, "R S(0) R", "P") == time_of(grad, mesh, "R R R", "S(0)") == pytest.approx(1000)
+
+
 @pytest.mark.parametrize(("kind", "hops"), [("all_reduce", 6), ("all_gather", 3), ("reduce_scatter", 3), ("all_to_all", 3)])
 def test_alpha_beta(kind: str, hops: int) -> None:
     """Launch, hops times latency, bytes over bandwidth: on four ranks inside a node, and across nodes."""
