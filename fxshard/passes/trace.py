@@ -39,6 +39,7 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.probe import probe
+from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
 
@@ -127,6 +128,7 @@ def planning_graph(
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
     spell_constants(joint)
+    spell_strides(joint)
     _tidy(joint)
     check_draws(joint)
     outputs, fixed = _name_outputs(joint, names, paths)

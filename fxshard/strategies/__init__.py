@@ -26,6 +26,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     slicing,
     softmax,
     views,
+    weight_norm,
 )
 from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
 from fxshard.strategies.factors import Factors, Linear, Rule, factors

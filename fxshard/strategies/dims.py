@@ -155,9 +155,25 @@ def roll(call: Call) -> Factors:
 
 def triangle(call: Call) -> Factors:
     """Zeros above or below the diagonal of the last two dims; zero is its own reduction."""
-    ndim = call.operands[0].ndim
-    names = named(ndim, (ndim - 2, ndim - 1))
+    names = named(call.operands[0].ndim)
     return moved(call, names, names)
+
+
+def local_triangle(ctx: LocalContext) -> Any:
+    """The diagonal runs where the whole has it: what lies off it is found by global row and column."""
+    ndim = ctx.call.operands[0].ndim
+    if not any(ctx.inputs[0].axes_on(d) for d in (ndim - 2, ndim - 1)):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    row, column = (_places(ctx, d) for d in (ndim - 2, ndim - 1))
+    right = ctx.emit(aten.sub.Tensor, column, ctx.emit(aten.unsqueeze.default, row, -1))
+    beyond = aten.gt.Scalar if ctx.call.op == "aten.tril.default" else aten.lt.Scalar
+    return ctx.emit(aten.masked_fill.Scalar, ctx.args[0], ctx.emit(beyond, right, ctx.call.arg(1, "diagonal", 0)), 0)
+
+
+def _places(ctx: LocalContext, dim: int) -> Any:
+    """Global indices of the shard along ``dim``."""
+    places = ctx.emit(aten.arange.default, ctx.output_shape()[dim], dtype=torch.int64)
+    return ctx.emit(aten.add.Tensor, places, ctx.output_offset(0, dim))
 
 
 register("aten.permute.default", permute)
@@ -170,4 +186,4 @@ register("aten.repeat_interleave.self_int", repeat_interleave, local=local_inter
 register(["aten.view_as_real.default", "aten.view_as_complex.default"], complex_parts)
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
-register(["aten.tril.default", "aten.triu.default"], triangle)
+register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)

@@ -39,7 +39,7 @@ def along(passes: tuple[str, ...] = (), dim: int = 1, default: Any = -1) -> Rule
         whole = normal_dims(call.arg(dim, "dim", default), ndim)
         ins = named(ndim, whole)
         outs = [None if o is None else [f"o{d}!" if d in whole else n for d, n in enumerate(ins)] for o in call.outputs]
-        return factors([ins], outs, linear=linear_groups(call, [(0,)], passes))
+        return factors([ins], outs, linear=linear_groups(call, [(0,)], passes), note="an element depends on all others along the dim")
 
     return rule
 

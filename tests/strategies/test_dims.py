@@ -49,7 +49,7 @@ def test_repeat_interleave_keeps_neighbours_together() -> None:
 
 @pytest.mark.parametrize(
     ("op", "args", "free"),
-    [("flip", ([0],), 1), ("roll", ([1], [0]), 1), ("tril", (), None), ("triu", (1,), None)],
+    [("flip", ([0],), 1), ("roll", ([1], [0]), 1)],
 )
 def test_what_moves_stays_whole(op: str, args: tuple[object, ...], free: int | None) -> None:
     specs = {s for s in check(f"aten.{op}.default", real(4, 5), *args) if "S" in s}
@@ -60,8 +60,13 @@ def test_roll_over_the_flattened_tensor_is_whole() -> None:
     assert not any("S" in s for s in check("aten.roll.default", real(4, 5), [3]))
 
 
-def test_triangles_by_batch() -> None:
-    assert "S(0) -> S(0)" in check("aten.triu.default", real(3, 4, 4), 1)
+@pytest.mark.parametrize("diagonal", [-2, 0, 1])
+@pytest.mark.parametrize("op", ["tril", "triu"])
+def test_triangles(op: str, diagonal: int) -> None:
+    """The diagonal is that of the whole: rows and columns are free."""
+    specs = check(f"aten.{op}.default", real(4, 5), diagonal)
+    assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> P"} <= specs
+    check_mesh(f"aten.{op}.default", (real(3, 5, 4), diagonal))
 
 
 def test_complex_parts() -> None:
