@@ -18,7 +18,11 @@ from torch._dynamo.functional_export import _dynamo_graph_capture_for_export as 
 from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
 from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
 from torch._functorch._aot_autograd.descriptors import (
+    BackwardTokenAOTInput,
+    BackwardTokenAOTOutput,
     BufferAOTInput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
@@ -50,6 +54,10 @@ if TYPE_CHECKING:
 
 FAKE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
 """What fakes raise of themselves, where a tensor with values would do."""
+
+TOKEN_INPUTS = (ForwardTokenAOTInput, BackwardTokenAOTInput)
+TOKEN_OUTPUTS = (ForwardTokenAOTOutput, BackwardTokenAOTOutput)
+"""Ends of a traced graph that only keep operators with effects in order."""
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -255,6 +263,16 @@ def captured_out_spec(captured: fx.GraphModule) -> pytree.TreeSpec:
     return captured.graph._codegen.pytree_info.out_spec
 
 
+def operator_database() -> list[Any]:
+    """torch's own list of operators with example inputs; raises OptionError where what it needs is not installed."""
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError as error:
+        what = f"torch's list of operators cannot be imported: {error}"
+        raise OptionError(what, remedy="pip install 'fxshard[test]', which has what torch's own tests need") from error
+    return list(op_db)
+
+
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
     """A DeviceMesh whose only rank is this process; it needs no process group and has none."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -265,6 +283,8 @@ def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
 
 __all__ = [
     "FAKE_ERRORS",
+    "TOKEN_INPUTS",
+    "TOKEN_OUTPUTS",
     "BufferAOTInput",
     "FakeTensor",
     "FakeTensorMode",
@@ -297,6 +317,7 @@ __all__ = [
     "mesh_of_one",
     "noted_side_effects",
     "operator_names",
+    "operator_database",
     "own_tensors",
     "pytree",
     "quiet_fakes",

@@ -37,6 +37,7 @@ from fxshard.errors import FxshardError, OptionError, TraceError
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
+from fxshard.passes.effects import drop_tokens
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.probe import probe
 from fxshard.passes.strides import spell_strides
@@ -94,9 +95,16 @@ def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -
     An output that shares memory with an input or another output becomes a copy, so that it has a tangent of its own.
     """
     _separate_outputs(module, flat_args)
+    flat_args = _used(module, flat_args)
     with contextlib.ExitStack() as stack, _grad(train), Neutralise():
         exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
     return exported.graph_module
+
+
+def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
+    """The arguments, None for constants that Dynamo has written into the graph: AOTAutograd does not take all kinds of them."""
+    ends = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
 
 
 def _separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
@@ -127,6 +135,7 @@ def planning_graph(
     aliases: dict[str, str],
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    drop_tokens(joint)
     spell_constants(joint)
     spell_strides(joint)
     _tidy(joint)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import write_plan
@@ -37,11 +38,17 @@ def random_plan(
     return random_graph_plan(annotate(graph, as_mesh(mesh)), seed, whole_outputs)
 
 
-def random_graph_plan(annotated: Annotated, seed: int, whole_outputs: bool = False) -> ShardingPlan:
-    """The same for a graph that is annotated already."""
-    draw = random.Random(seed)
+def random_graph_plan(
+    annotated: Annotated, seed: int | None, whole_outputs: bool = False, inputs: Mapping[str, Layout] | None = None
+) -> ShardingPlan:
+    """The same for a graph that is annotated already; ``inputs``: layouts by input name, the others are drawn.
+
+    ``seed`` None: nothing is drawn, every node is replicated.
+    """
+    draw: Any = _First() if seed is None else random.Random(seed)
     graph = annotated.graph
     specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
+    specs |= {end.node: OpSpec((), (inputs[end.name],)) for end in graph.inputs if inputs and end.name in inputs}
     if whole_outputs:
         returned = {o.name for o in graph.outputs if o.kind != "output"}
         for end in (*graph.inputs_of("input"), *graph.inputs_of("buffer")):
@@ -55,7 +62,14 @@ def random_graph_plan(annotated: Annotated, seed: int, whole_outputs: bool = Fal
     return write_plan(annotated, specs, bytes_price, "bytes")
 
 
-def _results(annotated: Annotated, specs: Mapping[str, OpSpec], draw: random.Random, whole: bool) -> tuple[Any, ...]:
+class _First:
+    """Chooses what stands first in a list: strategies and layouts begin with the replicated one."""
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return options[0]
+
+
+def _results(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any, whole: bool) -> tuple[Any, ...]:
     graph: PlanningGraph = annotated.graph
     returned = operands(graph.module.graph.output_node())
     nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
