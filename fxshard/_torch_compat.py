@@ -178,6 +178,13 @@ def noted_side_effects() -> Iterator[list[str]]:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
+def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
+    """While Dynamo captures: operators whose result's size, or a number, depends on the data stay in the graph, as symbols."""
+    from torch._dynamo import config
+
+    return config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+
+
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Without the traceback that torch logs for an operator that refuses its operands: the error itself is raised as well."""
@@ -324,17 +331,8 @@ __all__ = [
     "register_group_alias",
     "schema_of",
     "sharding_functions",
+    "sizes_from_data",
     "storage_key",
     "values_to_save",
     "wrap_like",
 ]
-
-
-def op_database() -> list[Any]:
-    """torch's list of operators with sample inputs; raises OptionError where the packages that it needs are missing."""
-    try:
-        from torch.testing._internal.common_methods_invocations import op_db
-    except ImportError as error:
-        remedy = 'pip install "fxshard[test]", or give samples of your own with --sample FILE.py:samples'
-        raise OptionError(f"torch's operator samples need the package {error.name}", remedy=remedy) from error
-    return list(op_db)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard.planning_graph import operands, outputs_of
+from fxshard.planning_graph import operands, outputs_of, plain_shape
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def call_of(node: fx.Node) -> Call:
         lambda a: Operand(next(count)) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a,
         (tuple(node.args), dict(node.kwargs)),
     )
-    metas = tuple(TensorMeta(tuple(o.meta["val"].shape), o.meta["val"].dtype) for o in operands(node))
-    outs = tuple(None if v is None else TensorMeta(tuple(v.shape), v.dtype) for v in outputs_of(node))
+    metas = tuple(TensorMeta(plain_shape(o.meta["val"].shape), o.meta["val"].dtype) for o in operands(node))
+    outs = tuple(None if v is None else TensorMeta(plain_shape(v.shape), v.dtype) for v in outputs_of(node))
     return Call(str(node.target), _freeze(args), tuple(sorted((k, _freeze(v)) for k, v in kwargs.items())), metas, outs)
 
 

@@ -18,6 +18,7 @@ from fxshard.errors import FxshardError, LayoutError, PlanError
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.layout import Layout, check, placement_str
 from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
+from fxshard.planning_graph import UNKNOWN
 from fxshard.redistribution import Step, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
@@ -264,8 +265,8 @@ def _read_fallback(field: Field) -> tuple[str, str]:
 
 
 def _shape(field: Field) -> tuple[int, ...]:
-    shape = field.tuple_of(Field.whole)
-    if math.prod(shape) > LARGEST:
+    shape = field.tuple_of(lambda size: size.whole(UNKNOWN))
+    if math.prod(abs(size) for size in shape) > LARGEST:
         raise field.fail("no tensor has so many elements", FIX)
     return shape
 

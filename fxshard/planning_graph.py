@@ -7,13 +7,14 @@ import itertools
 import json
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxshard._torch_compat import pytree
 
@@ -92,7 +93,20 @@ class Fixed:
     value: Any
 
 
+@dataclass(frozen=True)
+class Number:
+    """In the structure of outputs: a number that a program computes as a tensor of no dims, and the model returns as a number."""
+
+    value: Any
+
+
+def _as_number(children: Any, _: Any) -> Any:
+    (value,) = children
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
 pytree.register_pytree_node(Fixed, lambda x: ([], x.value), lambda _, value: value)
+pytree.register_pytree_node(Number, lambda x: ([x.value], None), _as_number)
 
 
 def constants_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -112,22 +126,50 @@ def _constant(value: Any) -> Any:
     return str(value) if kind.__module__ == "torch" else f"<{kind.__module__}.{kind.__qualname__}>"
 
 
-def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any]) -> pytree.TreeSpec:
-    """``spec`` whose leaves at the places in ``fixed`` are no leaves any more: unflattening puts their values there."""
+def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any], numbers: Collection[int] = ()) -> pytree.TreeSpec:
+    """``spec`` whose leaves at the places in ``fixed`` are no leaves any more: unflattening puts their values there.
+
+    Those at the places in ``numbers`` stay leaves: unflattening makes numbers of their tensors.
+    """
     count = itertools.count()
 
     def walk(part: pytree.TreeSpec) -> pytree.TreeSpec:
         if not part.is_leaf():
             return pytree.TreeSpec(part.type, part.context, [walk(child) for child in part.children()])
         place = next(count)
+        if place in numbers:
+            return pytree.TreeSpec(Number, None, [part])
         return pytree.TreeSpec(Fixed, fixed[place], []) if place in fixed else part
 
-    return walk(spec) if fixed else spec
+    return walk(spec) if fixed or numbers else spec
+
+
+UNKNOWN = -1
+"""Stands in a shape for a size that only running tells: how many elements are not zero, how many are unique."""
+
+
+def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes as numbers, UNKNOWN for those that only running tells."""
+    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
+
+
+def at_run_time(node: fx.Node) -> bool:
+    """Whether a size or a number that only running tells is among what ``node`` reads or gives: it is replicated then."""
+    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+        return True
+    read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
+    return any(map(_from_data, pytree.tree_leaves([read, node.meta.get("val")])))
+
+
+def _from_data(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return UNKNOWN in plain_shape(value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(value))
 
 
 def _describe(node: fx.Node) -> list[Any]:
     args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
-    metas = [(list(v.shape), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [node.name, node.op, str(node.target), repr(args), metas]
 
 

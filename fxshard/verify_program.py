@@ -12,7 +12,7 @@ from torch import fx
 
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, local_shape
-from fxshard.planning_graph import GraphInput, GraphOutput
+from fxshard.planning_graph import GraphInput, GraphOutput, plain_shape
 from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective, is_wait
 
 REMEDY = "this is a fault of the lowering pass; please report it"
@@ -55,7 +55,7 @@ def _verify_ends(
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
         value = node.meta["val"]
         want = local_shape(shape, layout, program.mesh.shape, coordinate)
-        if tuple(value.shape) != want or str(value.dtype) != dtype:
+        if plain_shape(value.shape) != want or str(value.dtype) != dtype:
             what = f"{end.kind} {end.name} in {layout} is {tuple(value.shape)} {value.dtype}, not {want} {dtype}"
             raise PlanError(what, where=where, remedy=REMEDY)
         if isinstance(end, GraphOutput) and layout.has_partial:

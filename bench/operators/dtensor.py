@@ -26,6 +26,9 @@ PATIENCE = 20
 """Seconds that the threads of one combination may take."""
 
 
+Placements = Sequence[int | None]
+
+
 class Theirs:
     """One sample on DTensor."""
 
@@ -62,7 +65,7 @@ class Theirs:
         return Finding("right")
 
 
-def step(sample: Sample, placements: Sequence[int | None], mesh: DeviceMesh, tangents: Sequence[Any], grad: bool) -> tuple[list[Any], list[Any]]:
+def step(sample: Sample, placements: Placements, mesh: DeviceMesh, tangents: Sequence[Any], grad: bool) -> tuple[list[Any], list[Any]]:
     """What each rank does: distribute, call, make whole; with ``grad`` the gradients too."""
     args, kwargs = sample.fresh(grad)
     left = iter(placements)
@@ -72,7 +75,7 @@ def step(sample: Sample, placements: Sequence[int | None], mesh: DeviceMesh, tan
     if not grad:
         return outputs, []
     inputs = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-    grads = gradients(outputs, [t if o is None or t is None else t for o, t in zip(outputs, tangents, strict=True)], inputs)
+    grads = gradients(outputs, tangents, inputs)
     return outputs, [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
 
 
@@ -82,7 +85,7 @@ def _distributed(tensor: torch.Tensor, dim: int | None, mesh: DeviceMesh) -> DTe
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _in_one(sample: Sample, placements: Sequence[int | None], truth: Truth, grad: bool) -> list[tuple[list[Any], list[Any]]]:
+def _in_one(sample: Sample, placements: Placements, truth: Truth, grad: bool) -> list[tuple[list[Any], list[Any]]]:
     from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 
     mesh = _mesh(sample.world)
@@ -105,7 +108,7 @@ def _mesh(world: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(world))
 
 
-def _in_threads(sample: Sample, placements: Sequence[int | None], truth: Truth, grad: bool) -> list[tuple[list[Any], list[Any]]]:
+def _in_threads(sample: Sample, placements: Placements, truth: Truth, grad: bool) -> list[tuple[list[Any], list[Any]]]:
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
     threaded._install_threaded_pg()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+Job = Callable[[str], dict[str, Any]]
 RENEW = 60
 """Entries after which a process is replaced, so that memory does not grow."""
 
@@ -24,7 +25,7 @@ class _Worker:
     served: int = 0
 
 
-def run_all(keys: Sequence[str], job: Callable[[str], dict[str, Any]], setup: Callable[[], None], workers: int, limit: float) -> Iterator[tuple[str, Any]]:
+def run_all(keys: Sequence[str], job: Job, setup: Callable[[], None], workers: int, limit: float) -> Iterator[tuple[str, Any]]:
     """(key, record) as they come; the record is "crash" or "time" where the process died or was stopped."""
     todo = list(reversed(keys))
     pool = [_start(job, setup) for _ in range(min(workers, len(keys)))]
@@ -60,7 +61,7 @@ def run_all(keys: Sequence[str], job: Callable[[str], dict[str, Any]], setup: Ca
             _stop(worker)
 
 
-def _start(job: Callable[[str], dict[str, Any]], setup: Callable[[], None]) -> _Worker:
+def _start(job: Job, setup: Callable[[], None]) -> _Worker:
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, job, setup), daemon=True)
@@ -75,7 +76,7 @@ def _stop(worker: _Worker) -> None:
     worker.pipe.close()
 
 
-def _serve(pipe: Connection, job: Callable[[str], dict[str, Any]], setup: Callable[[], None]) -> None:
+def _serve(pipe: Connection, job: Job, setup: Callable[[], None]) -> None:
     """The body of a process; what operators print is dropped."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

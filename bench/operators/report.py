@@ -1,2 +1,1 @@
-from pathlib import Path
 def write_report(path, records, samples, combinations): pass

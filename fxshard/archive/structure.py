@@ -2,7 +2,8 @@
 
 ``{"tuple": [0, {"dict": [["mask", 1]]}]}`` is ``(x, {"mask": m})``. A file cannot hold the user's classes: outputs of
 another class (a Hugging Face ModelOutput) are stored as the dict or tuple of what is in them, and that is logged.
-``{"value": 3}`` is a number, text or None that the model returns at each call.
+``{"value": 3}`` is a number, text or None that the model returns at each call, ``{"number": 0}`` a tensor of no dims that it
+returns as a number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.planning_graph import Fixed
+from fxshard.planning_graph import Fixed, Number
 
 log = logging.getLogger("fxshard")
 _KEYS = (str, int)
@@ -30,6 +31,8 @@ def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
     if spec.is_leaf():
         return next(leaves)
     kind, keys, children = spec.type, spec.context, spec.children()
+    if kind is Number:
+        return {"number": next(leaves)}
     if kind is Fixed:
         if not _storable(keys):
             raise FileError(f"the {what} hold {keys!r:.60}, which a file cannot hold", remedy="return tensors, finite numbers and texts")
@@ -60,11 +63,14 @@ def _read(field: Field, found: list[int]) -> Any:
     if isinstance(field.value, int):
         found.append(field.whole())
         return 0
-    entries = field.known(("tuple", "list", "dict", "value"))
+    entries = field.known(("tuple", "list", "dict", "value", "number"))
     if "value" in entries and len(entries) == 1:
         if not _storable(entries["value"].value):
             raise field.fail("a value in a structure is a number, a text or null")
         return Fixed(entries["value"].value)
+    if "number" in entries and len(entries) == 1:
+        found.append(entries["number"].whole())
+        return Number(0)
     if len(entries) != 1:
         raise field.fail("a part of a structure is a tuple, a list or a dict")
     ((kind, value),) = entries.items()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fxshard.call import Call, Operand
 from fxshard.layout import ceil_shape
 from fxshard.mesh import Mesh
+from fxshard.planning_graph import UNKNOWN
 from fxshard.sharding_plan import OpSpec
 
 Shape = tuple[int, ...]
@@ -51,7 +52,7 @@ FUSED = {
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of one operator on one rank."""
-    if call.op in FREE:
+    if call.op in FREE or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
         return 0.0
     inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]

@@ -10,9 +10,9 @@ from torch import fx
 from fxshard.call import Call
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, at_run_time, operands, plain_shape, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies import call_of, op_strategy
+from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
 
 
@@ -30,16 +30,18 @@ class Annotated:
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
     calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    reductions = pending_reductions(graph, calls)
+    late = {n.name for n in planned_nodes(graph) if n.op == "call_function" and at_run_time(n)}
+    reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     for node in planned_nodes(graph):
         if node.op == "placeholder":
             specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
         elif node.op == "call_function":
-            strategy = op_strategy(calls[node.name], mesh, reductions[node.name])
+            call = calls[node.name]
+            strategy = _replicated(call, mesh) if node.name in late else op_strategy(call, mesh, reductions[node.name])
             specs[node.name] = strategy.specs
-            if strategy.fallback:
+            if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
 
@@ -48,7 +50,7 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
     """For each call, the reductions that may be pending in an operand: sums, and what operators before it leave and pass on."""
     arriving: dict[str, frozenset[str]] = {}
     leaving: dict[str, frozenset[str]] = {}
-    known: dict[Call, tuple[frozenset[str], frozenset[str]]] = {}
+    known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
     for node in planned_nodes(graph):
         call = calls.get(node.name)
         if call is None:
@@ -58,12 +60,20 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
         created, passed = known[call]
         sources = {producer(o)[0].name for o in operands(node)}
         arriving[node.name] = frozenset({"sum"}.union(*(leaving.get(s, ()) for s in sources)))
-        leaving[node.name] = created | (passed & arriving[node.name])
+        leaving[node.name] = created | {after for before, after in passed if before in arriving[node.name]}
     return arriving
 
 
+def _replicated(call: Call, mesh: Mesh) -> OpStrategy:
+    whole = Layout.replicated(mesh.ndim)
+    spec = OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs))
+    return OpStrategy((spec,), True, "it reads or gives a size or a number that only running tells")
+
+
 def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
-    """Layouts without Partial; dims of size 1 stay whole."""
-    shape = tuple(node.meta["val"].shape)
+    """Layouts without Partial; dims of size 1 and tensors of unknown size stay whole."""
+    shape = plain_shape(node.meta["val"].shape)
+    if UNKNOWN in shape:
+        return [Layout.replicated(mesh.ndim)]
     layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=())
     return [layout for layout in layouts if all(shape[d] > 1 or not layout.axes_on(d) for d in range(len(shape)))]

@@ -15,7 +15,7 @@ from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints, Pin
 from fxshard.passes.formulate import Formulation, contradictory, formulate, parameter_bytes, place, planned_spec
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, solve
@@ -99,7 +99,7 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
         name=node.name,
         op=str(node.target) if node.op == "call_function" else node.op,
         spec=spec,
-        shapes=tuple(tuple(v.shape) for v in values),
+        shapes=tuple(plain_shape(v.shape) for v in values),
         dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
         compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
     )
@@ -121,7 +121,7 @@ def _redistributions(annotated: Annotated, specs: Specs, price: Price) -> list[R
         node = values[name]
         source, index = producer(node)
         have = specs[source.name].outputs[index]
-        shape, itemsize = tuple(node.meta["val"].shape), node.meta["val"].dtype.itemsize
+        shape, itemsize = plain_shape(node.meta["val"].shape), node.meta["val"].dtype.itemsize
         for target, readers in targets.items():
             path = steps(have, target, shape, itemsize, annotated.mesh, price)
             cost = path_price(have, target, shape, itemsize, annotated.mesh, price)

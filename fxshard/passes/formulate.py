@@ -27,7 +27,7 @@ from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.constrain import Constraints, Pin
-from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer, source_line
+from fxshard.planning_graph import PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import PlacementProblem, Transfer
@@ -226,7 +226,7 @@ class _Builder:
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
         value = node.meta["val"]
         ops = tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
-        return table(tuple(value.shape), value.dtype.itemsize, self.mesh, ops, self.price)
+        return table(plain_shape(value.shape), value.dtype.itemsize, self.mesh, ops, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""

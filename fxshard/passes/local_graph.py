@@ -11,9 +11,10 @@ import torch
 from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensorMode, lazy_graph_module, pytree
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, pytree
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
+from fxshard.planning_graph import UNKNOWN, plain_shape
 
 aten = torch.ops.aten
 
@@ -23,6 +24,9 @@ FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 
 CPU_SHAPES = frozenset({aten._native_batch_norm_legit_no_training.default})
 """Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
+
+KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
+"""What a local node tells of the node that it comes from."""
 
 _RESULTS: dict[Any, Any] = {}
 _FAKE_OF: dict[Any, Any] = {}
@@ -37,7 +41,10 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
             keywords = {**keywords, "device": torch.device("meta")}
         with torch.no_grad():
             on_meta = reads_tensors and target not in CPU_SHAPES
-            _RESULTS[key] = target(*values, **keywords) if on_meta else _on_cpu(target, values, keywords)
+            try:
+                _RESULTS[key] = target(*values, **keywords) if on_meta else _on_cpu(target, values, keywords)
+            except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
+                _RESULTS[key] = _on_cpu(target, values, keywords)
         _bound(_RESULTS)
     return _RESULTS[key]
 
@@ -51,12 +58,21 @@ def _on_cpu(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _fake(value: torch.Tensor) -> Any:
+    if isinstance(value, FakeTensor):  # of unknown size: as it was traced
+        return value
     key = _key(value)
     if key not in _FAKE_OF:
         with FAKES:
             _FAKE_OF[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         _bound(_FAKE_OF)
     return _FAKE_OF[key]
+
+
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    """A traced value as the graph keeps them while it grows; one of unknown size stays a fake."""
+    if UNKNOWN in plain_shape(value.shape):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _bound(cache: dict[Any, Any]) -> None:
@@ -85,9 +101,10 @@ class LocalGraph:
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[int, tuple[int, ...]], fx.Node] = {}
 
-    def placeholder(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
+    def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
+        """An input of local ``shape``; one of unknown size is whole, as it was ``traced``."""
         node = self.graph.placeholder(name)
-        node.meta["val"] = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        node.meta["val"] = traced if UNKNOWN in shape else torch.empty(tuple(shape), dtype=traced.dtype, device="meta")
         return node
 
     def finish(self) -> fx.GraphModule:
@@ -103,13 +120,23 @@ class LocalGraph:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = meta_result(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
         if self.origin is not None:
-            for key in ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr"):
+            for key in KEPT:
                 if key in self.origin.meta:
                     node.meta[key] = self.origin.meta[key]
         return node
 
+    def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        """The call ``origin`` of the planning graph as it is, on whole tensors: its value is the one that was traced."""
+        node = self.graph.call_function(origin.target, args, kwargs)
+        node.meta = {k: v for k, v in origin.meta.items() if k in (*KEPT, "unbacked_bindings")}
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _on_meta, origin.meta.get("val"))
+        return node
+
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        return self.emit(operator.getitem, node, index)
+        made = self.graph.call_function(operator.getitem, (node, index))
+        made.meta = {k: v for k, v in node.meta.items() if k in KEPT}
+        made.meta["val"] = node.meta["val"][index]
+        return made
 
     def axis_index(self, axis: int) -> fx.Node:
         """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""
@@ -140,7 +167,7 @@ class LocalGraph:
         return self.emit(aten.clamp_max.default, scaled, size)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
-        return tuple(node.meta["val"].shape)
+        return plain_shape(node.meta["val"].shape)
 
     def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
         return local_shape(shape, layout, self.mesh.shape, self.coordinate)

@@ -22,7 +22,17 @@ from fxshard.passes.emit import emit_step
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_edges
-from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
+from fxshard.planning_graph import (
+    PlanningGraph,
+    at_run_time,
+    is_getitem,
+    is_tensor,
+    operands,
+    outputs_of,
+    plain_shape,
+    planned_nodes,
+    source_line,
+)
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.redistribution import sent_bytes, walk
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
@@ -86,7 +96,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
+    return plain_shape(node.meta["val"].shape)
 
 
 def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, ...], Layout]]:
@@ -96,7 +106,7 @@ def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, 
         spec = plan.specs[node.name]
         found += [(_shape(o), layout) for o, layout in zip(operands(node), spec.inputs, strict=True)]
         outs = outputs_of(node) if node.op != "output" else ()
-        found += [(tuple(o.shape), layout) for o, layout in zip(outs, spec.outputs, strict=True) if o is not None]
+        found += [(plain_shape(o.shape), layout) for o, layout in zip(outs, spec.outputs, strict=True) if o is not None]
     for entry in plan.redistributions:
         found += [(entry.shape, after) for _, _, after in walk(entry.source, entry.steps)]
     return found
@@ -111,6 +121,7 @@ class _Lowering:
     local: LocalGraph
     values: dict[tuple[str, Layout], fx.Node] = field(default_factory=dict)
     collectives: list[ProgramCollective] = field(default_factory=list)
+    numbers: dict[str, fx.Node] = field(default_factory=dict)
 
     def run(self) -> fx.GraphModule:
         self.moves = {(r.value, r.target): (i, r) for i, r in enumerate(self.plan.redistributions)}
@@ -131,8 +142,8 @@ class _Lowering:
 
     def _placeholder(self, node: fx.Node) -> None:
         layout = self.plan.specs[node.name].outputs[0]
-        shape = self.local.local_shape(_shape(node), layout)
-        self.values[node.name, layout] = self.local.placeholder(node.name, shape, node.meta["val"].dtype)
+        shape, value = self.local.local_shape(_shape(node), layout), node.meta["val"]
+        self.values[node.name, layout] = self.local.placeholder(node.name, shape, value)
 
     def _output(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
@@ -182,22 +193,28 @@ class _Lowering:
         reads = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
         count = iter(reads)
         context.args, context.kwargs = pytree.tree_map(
-            lambda a: next(count) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a,
+            lambda a: a if not isinstance(a, fx.Node) else next(count) if is_tensor(a) else self.numbers[a.name],
             (node.args, dict(node.kwargs)),
         )
-        results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
-        self._keep(node, spec, results)
+        if at_run_time(node):
+            results: Any = self.local.copied(node, context.args, context.kwargs)
+        else:
+            results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
+        if outputs_of(node):
+            self._keep(node, spec, results)
+        else:
+            self.numbers[node.name] = results
 
     def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
-        if isinstance(node.meta["val"], torch.Tensor):
+        if is_tensor(node):
             self._verify(results, _shape(node), spec.outputs[0], node)
             self.values[node.name, spec.outputs[0]] = results
             return
         for user in node.users:
             index = user.args[1]
             result = results[index] if isinstance(results, tuple) else self.local.item(results, index)
-            self._verify(result, tuple(outs[index].shape), spec.outputs[index], node)
+            self._verify(result, plain_shape(outs[index].shape), spec.outputs[index], node)
             self.values[user.name, spec.outputs[index]] = result
 
     def _neutral(self, context: Context) -> Any:
@@ -246,7 +263,7 @@ class Context:
         self.local = local
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
-        self.single = isinstance(node.meta["val"], torch.Tensor)
+        self.single = is_tensor(node)
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
         return self.local.local_shape(self.call.operands[operand].shape, self.inputs[operand])

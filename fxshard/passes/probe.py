@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,5 +16,6 @@ def probe(module: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """The results of ``module`` on fake ``args``, in one list. The user's random generator stays as it was."""
     held = (*args, *module.parameters(), *module.buffers())
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
+    with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext(), torch.random.fork_rng(devices=[]):
         return pytree.tree_leaves(fx.Interpreter(module).run(*args))

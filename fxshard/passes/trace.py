@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
 from fxshard._torch_compat import (
@@ -31,6 +32,7 @@ from fxshard._torch_compat import (
     noted_side_effects,
     own_tensors,
     pytree,
+    sizes_from_data,
     storage_key,
 )
 from fxshard.errors import FxshardError, OptionError, TraceError
@@ -39,6 +41,7 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.neutralise import Neutralise
+from fxshard.passes.numbers import tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
@@ -57,14 +60,15 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     fake_model = fake_copy(model, mode, train)
     flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     paths = [_path_name(path) for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]]
     flat = [fake_tensor(a, mode, train) for a in flat]
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
     with readable_errors(type(model).__name__), _grad(train):
-        with mode, _written_out(), noted_side_effects() as changed, errors_of_the_model(fake_model, fake_args, fake_kwargs):
+        own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
+        with mode, _written_out(), sizes_from_data(), noted_side_effects() as changed, own_errors:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         _list_changes(type(model).__name__, changed)
         out_spec = captured_out_spec(captured)
@@ -140,13 +144,14 @@ def planning_graph(
     spell_strides(joint)
     _tidy(joint)
     check_draws(joint)
+    numbers = tensors_of_numbers(joint)
     outputs, fixed = _name_outputs(joint, names, paths)
     _join_seeds(joint)
     number_draws(joint)
     inputs = _name_inputs(joint, names, paths)
     joint.graph.lint()
     joint.recompile()
-    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed), train, aliases)
+    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases)
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import fx
 from fxshard.errors import PlanError, TraceError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer, source_line
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import is_legal, walk
 from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
 
@@ -99,7 +99,7 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
     values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
     facts = {
         "operator": (planned.op, str(node.target) if node.op == "call_function" else node.op),
-        "shapes": (planned.shapes, tuple(tuple(v.shape) for v in values)),
+        "shapes": (planned.shapes, tuple(plain_shape(v.shape) for v in values)),
         "dtypes": (planned.dtypes, tuple(str(v.dtype).removeprefix("torch.") for v in values)),
     }
     for fact, (said, true) in facts.items():
@@ -128,7 +128,7 @@ def _check_move(reader: fx.Node, operand: fx.Node, move: Redistribution | None, 
     if move is None or move.source != have:
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
     value = operand.meta["val"]
-    if move.shape != tuple(value.shape) or move.itemsize != value.dtype.itemsize:
+    if move.shape != plain_shape(value.shape) or move.itemsize != value.dtype.itemsize:
         raise PlanError(f"the redistribution of {operand.name} is for another tensor ({move.shape})", where=where, remedy="plan again")
     end = move.source
     for layout, step, after in walk(move.source, move.steps):

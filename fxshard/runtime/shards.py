@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial
 from fxshard.errors import RunError
 from fxshard.layout import Layout, local_offset, local_shape
 from fxshard.mesh import Mesh
+from fxshard.planning_graph import UNKNOWN
 
 Coordinate = tuple[int, ...]
 
@@ -35,6 +36,8 @@ def gather(shards: Mapping[Coordinate, torch.Tensor], layout: Layout, shape: tup
         if isinstance(placement, Partial):
             pieces = _reduced(pieces, axis, placement.reduce_op)
     first = next(iter(pieces.values()))
+    if UNKNOWN in shape:  # replicated, so any rank tells its size
+        shape = tuple(first.shape)
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
     written: dict[tuple[int, ...], torch.Tensor] = {}
     for coordinate, piece in pieces.items():

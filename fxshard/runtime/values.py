@@ -10,7 +10,7 @@ from torch import nn
 
 from fxshard._torch_compat import FakeTensor, pytree
 from fxshard.errors import RunError
-from fxshard.planning_graph import constants_of
+from fxshard.planning_graph import UNKNOWN, constants_of
 from fxshard.program import ShardedProgram
 
 AS_TRACED = "give arguments like those of the example, or plan (export) again for these"
@@ -113,11 +113,15 @@ def _constant_difference(program: ShardedProgram, args: Sequence[Any], kwargs: M
 
 def check_value(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
     """Raises RunError unless ``value`` has the shape and dtype that the program was traced with."""
-    if tuple(value.shape) != shape or str(value.dtype) != dtype:
+    if not _has_shape(value, shape) or str(value.dtype) != dtype:
         raise RunError(
             f"{name} is {tuple(value.shape)} {value.dtype}, the program takes {shape} {dtype}",
             remedy=LIKE_TRACED,
         )
+
+
+def _has_shape(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    return value.dim() == len(shape) and all(want in (have, UNKNOWN) for have, want in zip(value.shape, shape, strict=True))
 
 
 def check_memory(kind: str, name: str, value: torch.Tensor) -> None:

@@ -90,10 +90,11 @@ def created_reductions(call: Call) -> frozenset[str]:
     return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
 
 
-def passed_reductions(call: Call) -> frozenset[str]:
-    """Pending reductions that ``call`` lets through from an operand to its outputs."""
+def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
+    """(pending in an operand, pending in an output): the reductions that ``call`` lets through."""
     whole = (option for option in _options(call).options if option.factor is None)
-    return frozenset(p.reduce_op for option in whole for p in option.outputs if isinstance(p, Partial))
+    ends = ([{p.reduce_op for p in side if isinstance(p, Partial)} for side in (o.inputs, o.outputs)] for o in whole)
+    return frozenset(pair for before, after in ends for pair in itertools.product(before, after))
 
 
 @lru_cache(maxsize=2048)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, op_database, pytree
+from fxshard._torch_compat import TorchDispatchMode, operator_database, pytree
 from fxshard.errors import RuleError
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, spread_out
 
@@ -68,7 +68,7 @@ def record(wanted: Iterable[str] | None = None, enough: int | None = None, first
     """
     names = None if wanted is None else frozenset(wanted)
     found: dict[str, list[Sample]] = {}
-    for entry in sorted(op_database(), key=lambda e: not _is_named(e, first)):
+    for entry in sorted(operator_database(), key=lambda e: not _is_named(e, first)):
         for dtype in DTYPES:
             if dtype in entry.dtypes:
                 _run(entry, dtype, _Recorder(names, found), seed)
@@ -113,7 +113,7 @@ def direct(op: str, seed: int = 0) -> list[Sample]:
     """The samples of the entries named like ``op``, given to it as they are: torch takes some operators apart before they are seen."""
     found = []
     overload = operator(op)
-    for entry in op_database():
+    for entry in operator_database():
         if entry.name.split(".")[-1] != op.split(".")[1] or torch.float64 not in entry.dtypes:
             continue
         torch.manual_seed(seed)

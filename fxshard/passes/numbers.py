@@ -1,0 +1,32 @@
+"""Numbers that a model computes and returns (``x.sum().item()``): a graph returns tensors, so each becomes one of no dims."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor, PlainAOTOutput
+
+DTYPES = ((torch.SymBool, torch.bool), (torch.SymInt, torch.int64), (torch.SymFloat, torch.float64))
+
+
+def tensors_of_numbers(joint: fx.GraphModule) -> frozenset[int]:
+    """Rewrites the outputs that are numbers; returns their places among the model's outputs."""
+    output = joint.graph.output_node()
+    values, places = list(output.args[0]), set()
+    for i, (value, desc) in enumerate(zip(values, output.meta["desc"], strict=True)):
+        dtype = next((d for kind, d in DTYPES if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), kind)), None)
+        if dtype is not None and isinstance(desc, PlainAOTOutput):
+            with joint.graph.inserting_before(output):
+                values[i] = joint.graph.call_function(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype})
+            values[i].meta["val"] = _fake(joint.graph, dtype)
+            places.add(desc.idx)
+    output.args = (tuple(values),)
+    return frozenset(places)
+
+
+def _fake(graph: fx.Graph, dtype: torch.dtype) -> torch.Tensor:
+    """A fake like those of the graph, in which a number comes from some tensor."""
+    mode = next(v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor))
+    with mode:
+        return torch.empty((), dtype=dtype)
