@@ -143,7 +143,7 @@ def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Place
     for number, (inputs, outputs) in enumerate(pairs):
         sizes = [*_sharded_sizes(inputs, call.operands), *_sharded_sizes(outputs, call.outputs)]
         option = AxisOption(inputs, outputs, f"option {number}" if sizes else None)
-        if _exact(call, option) and not any(is_one(size) for size in sizes):
+        if _reducible(call, option) and not any(is_one(size) for size in sizes):
             found.setdefault((inputs, outputs), option)
             if option.factor is not None:
                 cuts[option.factor] = _common_cut(sizes, option)
