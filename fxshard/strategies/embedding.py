@@ -8,7 +8,7 @@ import torch
 
 from fxshard.call import Call
 from fxshard.strategies.dims import named
-from fxshard.strategies.factors import Factors, factors, linear_groups
+from fxshard.strategies.factors import MOVEMENT, Factors, factors, linear_groups
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def embedding(call: Call) -> Factors:
     """v h, b... -> b... h: the rows v missing from the output leave a pending sum."""
     index = named(call.operands[1].ndim, prefix="b")
-    return factors([["v", "h"], index], [[*index, "h"]], linear=linear_groups(call, [(0,)]))
+    return factors([["v", "h"], index], [[*index, "h"]], linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
 def local_embedding(ctx: LocalContext) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from fxshard.call import Call, Operand
 from fxshard.strategies.dims import named
-from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, factors, linear_groups, replicate_all, same
+from fxshard.strategies.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register
@@ -80,7 +80,17 @@ def _scatter_groups(call: Call) -> Any:
         return linear_groups(call, [(0, 3)], MOVEMENT)
     if call.op == "aten.scatter.value":
         return linear_groups(call, [(0,)], MOVEMENT if call.arg(3) == 0 else CONSTANT)
-    return ()
+    return _reduced_groups(call, call.arg(4)) if call.op == "aten.scatter_reduce.two" else ()
+
+
+def _reduced_groups(call: Call, reduce: str) -> Any:
+    """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
+    if reduce in ("sum", "mean"):
+        return linear_groups(call, [(0, 3)], SUMS)
+    if reduce == "prod":
+        return linear_groups(call, [(0, 3)], ("product",))
+    same_extreme = linear_groups(call, [(0, 3)], (reduce.removeprefix("a"),))
+    return (*same_extreme, *linear_groups(call, [(0,)], ORDER))
 
 
 def _indexed(call: Call) -> tuple[list[str], list[list[str]], list[str]] | None:

@@ -41,9 +41,10 @@ def trilinear(call: Call) -> Factors:
 
 
 def distance(call: Call) -> Factors:
-    """out[m, n] = norm of a[m, :] - b[n, :]."""
-    batch = [f"b{i}" for i in range(call.operands[0].ndim - 2)]
-    return factors([[*batch, "m", "k!"], [*batch, "n", "k!"]], [[*batch, "m", "n"]])
+    """out[m, n] = norm of a[m, :] - b[n, :], batches broadcast from the right."""
+    a, b = (meta.ndim - 2 for meta in call.operands)
+    batch = [f"b{i}" for i in range(max(a, b))]
+    return factors([[*batch[len(batch) - a :], "m", "k!"], [*batch[len(batch) - b :], "n", "k!"]], [[*batch, "m", "n"]])
 
 
 def distance_backward(call: Call) -> Factors:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fxshard.call import Call, TensorMeta
 from fxshard.strategies.conversion import is_real
-from fxshard.strategies.factors import MOVEMENT, Factors, Name, Rule, factors, linear_groups
+from fxshard.strategies.factors import MOVEMENT, SUMS, Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
@@ -17,8 +17,11 @@ from fxshard.strategies.registry import register, replaced
 from fxshard.strategies.windows import OVERLAP, each, side_by_side
 
 
-def planes(space: int, *groups: tuple[int, ...]) -> Rule:
-    """The last ``space`` dims of every tensor whole; ``groups``: argument positions it is linear in (whole numbers are rounded)."""
+def planes(space: int, *groups: tuple[int, ...], ops: tuple[str, ...] = SUMS) -> Rule:
+    """The last ``space`` dims of every tensor whole; ``ops`` pass through ``groups`` of arguments.
+
+    Sums of whole numbers do not: averages of these are rounded.
+    """
 
     def on_planes(call: Call) -> Factors:
         metas = (*call.operands, *call.outputs)
@@ -29,8 +32,8 @@ def planes(space: int, *groups: tuple[int, ...]) -> Rule:
 
         dims = [of(meta, i) for i, meta in enumerate(metas)]
         count = len(call.operands)
-        rounds = not all(is_real(o.dtype) for o in call.outputs if o is not None)
-        return factors(dims[:count], dims[count:], linear=() if rounds else linear_groups(call, groups))
+        rounds = ops == SUMS and not all(is_real(o.dtype) for o in call.outputs if o is not None)
+        return factors(dims[:count], dims[count:], linear=() if rounds else linear_groups(call, groups, ops))
 
     return on_planes
 
@@ -76,7 +79,7 @@ register(names("col2im"), columns, local=local_folded)
 register(names("grid_sampler_2d"), rule("n c _ _, n h w _ -> n c h w", linear=[(0,)]))
 register(names("grid_sampler_2d_backward"), rule("n c h w, n c x! y!, n h w p! -> n c x! y!, n h w p!", linear=[(0,)]))
 for _n in (1, 2, 3):
-    register(names(f"reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,)))
+    register(names(f"reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,), ops=MOVEMENT))
     register(names(f"reflection_pad{_n}d_backward replication_pad{_n}d_backward"), planes(_n, (0,)))
 for _op in ("upsample_bilinear2d", "upsample_bicubic2d"):
     register(names(f"{_op} {_op}.vec"), planes(2, (0,)))

@@ -122,11 +122,12 @@ register(overloads("masked_fill", "Scalar", "Tensor"), masked_fill)
 register(
     names(
         "asinh atan celu elu erf exp exp2 expm1 hardshrink hardsigmoid hardtanh leaky_relu relu relu6 "
-        "selu sigmoid sgn sign sinh softplus softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
+        "selu sigmoid sgn sinh softplus softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
     ),
     pointwise_rule(rising=(0,)),
 )
 register(names("ceil floor round round.decimals trunc"), rounded)
+register(names("sign"), pointwise_rule(rising=(0,), products=[(0,)], real=True))
 register(names("erfc"), pointwise_rule(falling=(0,)))
 register(overloads("gt ge", "Tensor", "Scalar"), pointwise_rule(rising=(0,), falling=(1,), compares=True))
 register(overloads("lt le", "Tensor", "Scalar"), pointwise_rule(rising=(1,), falling=(0,), compares=True))

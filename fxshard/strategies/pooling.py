@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fxshard.call import Call, TensorMeta
+from fxshard.strategies.conversion import is_real
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups, same
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.pointwise import names
@@ -56,7 +57,8 @@ def pooled(call: Call, images: Images, count: int, fits: Sequence[Fit]) -> Facto
     ins = [of(meta, i in images.big) for i, meta in enumerate(call.operands)]
     outs = [None if meta is None else of(meta, o in images.big_out) for o, meta in enumerate(call.outputs)]
     note = "" if all(map(any, fits)) else OVERLAP
-    linear = linear_groups(call, [(0,)]) if len(call.outputs) == 1 else ()
+    rounds = not all(is_real(o.dtype) for o in call.outputs if o is not None)
+    linear = () if rounds or len(call.outputs) > 1 else linear_groups(call, [(0,)])
     return factors(ins, outs, linear=linear, note=note)
 
 

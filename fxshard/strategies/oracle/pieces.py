@@ -39,9 +39,9 @@ def parts(x: torch.Tensor, op: str, ranks: int, seed: int) -> list[torch.Tensor]
 
 
 def _real(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild: bool) -> list[torch.Tensor]:
-    """Noise of both signs, away from zero, as large as ``x``; in eighths of a power of two, so that zeros are made up exactly."""
+    """Noise of both signs, away from zero, as large as ``x``; in 4096ths of a power of two, so that zeros are made up exactly."""
     unit = 1.0 if op == "product" else _power_of_two(x)
-    size = [torch.randint(4, 13, x.shape, generator=generator) * (unit / 8) for _ in range(ranks - 1)]
+    size = [torch.randint(2048, 6145, x.shape, generator=generator) * (unit / 4096) for _ in range(ranks - 1)]
     if op in ("max", "min"):
         size = [s.where(s < 1.25 * unit, math.inf) for s in size] if wild else size
         away = [s.to(x.dtype) for s in size]
