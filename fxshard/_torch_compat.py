@@ -136,6 +136,31 @@ def dtensor_has_rule(op: OpOverload) -> bool:
     return any(op in table for table in tables) or op in dispatcher._random_ops or known.decomp_strategy.has_decomp(op)
 
 
+def dtensor_takes(
+    op: OpOverload, args: Any, kwargs: Any, metas: Sequence[tuple[Sequence[int], torch.dtype]], placements: Sequence[Any], mesh: DeviceMesh
+) -> bool:
+    """Whether DTensor runs ``op`` on operands in these placements as they are, without moving one first.
+
+    ``args`` and ``kwargs`` hold callables that pick their operand's spec from a list in the places of tensors.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    specs = [replaced_spec(dtensor_spec(*meta), mesh, placement) for meta, placement in zip(metas, placements, strict=True)]
+    given, named = pytree.tree_map(lambda a: a(specs) if callable(a) and not isinstance(a, type) else a, (tuple(args), dict(kwargs)))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    schema = OpSchema(op, tuple(given), named, schema_info=propagator.op_to_schema_info.get(op))
+    try:
+        return not propagator.propagate_op_sharding_non_cached(schema).needs_redistribute
+    except Exception:
+        return False
+
+
+def replaced_spec(spec: Any, mesh: DeviceMesh, placement: Any) -> Any:
+    """A DTensorSpec on another mesh of one axis, in another placement."""
+    return type(spec)(mesh, (placement,), spec.tensor_meta)
+
+
 def storage_key(value: torch.Tensor) -> int:
     """Equal for tensors that share memory, fake ones too, as long as one of them lives."""
     return value.untyped_storage()._cdata

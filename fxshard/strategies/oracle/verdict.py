@@ -138,7 +138,7 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
     found = search(sample.op, sample.tensors, list(known), budget)
     offered = {c: known.get(c) or _read_as(c, known) for c in found.combinations}
     bad = {f.option.inputs for f in wrong}
-    valid = tuple(o for o in offered.values() if o is not None and o.inputs not in bad)
+    valid = tuple(Option(c, o.outputs) for c, o in offered.items() if o is not None and o.inputs not in bad)
     missing = [Finding(sample, o) for o in _valid(case, [c for c, o in offered.items() if o is None], ranks)]
     return Judged(sample, valid, tuple(missing), wrong, len(found.combinations), found.possible)
 

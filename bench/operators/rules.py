@@ -1,0 +1,191 @@
+"""The rules of torch's core operators, by the oracle: which are wrong, what share of all valid combinations they offer.
+
+    python -m bench.operators.rules [--samples 6] [--budget 400]
+
+Ours and DTensor's are asked about the same samples and the same combinations; what is valid is what the operators themselves say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from bench.operators.pool import run_all
+from bench.operators.run import read_records
+from fxshard.call import Operand
+from fxshard.strategies.oracle import BUDGET, Sample, Verdict, check_op, direct, operator, record, spread_out
+
+FOLDER = Path(".ops")
+SAMPLES = 6
+LIMIT = 120.0
+DTENSOR_RANKS = (2, 4)
+"""Meshes on which DTensor is asked; a combination counts where it takes it on one of them."""
+DATA_DEPENDENT = "the size of the result depends on the numbers"
+SYMBOLIC = "a question about a size, no operator on numbers"
+
+
+def core_operators() -> list[str]:
+    """The overloads of aten that are in ``torch.Tag.core``."""
+    packets = [getattr(torch.ops.aten, name, None) for name in sorted(dir(torch.ops.aten))]
+    overloads = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
+    return sorted({str(o) for o in overloads if torch.Tag.core in o.tags})
+
+
+def prepare() -> None:
+    """In every process: one thread, and a process group of which there is only one rank."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=max(DTENSOR_RANKS), store=dist.HashStore())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.operators.rules", description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples an operator")
+    parser.add_argument("--budget", type=int, default=400, help=f"combinations a sample (the oracle's own default is {BUDGET})")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="forget what was measured before")
+    options = parser.parse_args(arguments)
+    print(tabulate(rows(measure(options.samples, options.budget, options.workers, options.again)), headers=["", "ours", "DTensor"]))
+    return 0
+
+
+def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: bool = False) -> list[dict[str, Any]]:
+    """One record a core operator; those in the state file are not measured again."""
+    FOLDER.mkdir(exist_ok=True)
+    state = FOLDER / "rules.jsonl"
+    if again:
+        state.unlink(missing_ok=True)
+    known, every = read_records(state), core_operators()
+    todo = [op for op in every if op not in known]
+    if todo:
+        _write_samples(todo, samples)
+    with state.open("a", encoding="utf-8") as file, tqdm(total=len(every), initial=len(every) - len(todo), unit="operator") as bar:
+        for op, outcome in run_all(todo, functools.partial(judge_operator, budget=budget), prepare, workers, LIMIT):
+            known[op] = outcome if isinstance(outcome, dict) else {"key": op, "lost": outcome}
+            file.write(json.dumps(known[op]) + "\n")
+            file.flush()
+            bar.update()
+    return [known[op] for op in every]
+
+
+def _write_samples(ops: Sequence[str], count: int) -> None:
+    """For the processes; they are recorded in one run of torch's entries."""
+    found = record(ops)
+    chosen = {op: spread_out(found.get(op) or direct(op), count) for op in tqdm(ops, desc="samples", unit="operator")}
+    torch.save({op: [(s.args, s.kwargs) for s in samples if _is_plain(s)] for op, samples in chosen.items()}, FOLDER / "samples.pt")
+
+
+def _is_plain(sample: Sample) -> bool:
+    """Whether it can be written: one with a generator cannot."""
+    try:
+        torch.save((sample.args, sample.kwargs), io.BytesIO())
+    except Exception:
+        return False
+    return True
+
+
+@functools.cache
+def _samples(written: float) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(FOLDER / "samples.pt", weights_only=False)
+    return found
+
+
+def judge_operator(op: str, budget: int) -> dict[str, Any]:
+    """Counts for one operator: combinations that are valid, of these ours and DTensor's; our wrong ones in words."""
+    given = _samples(os.path.getmtime(FOLDER / "samples.pt"))[op]
+    verdict = check_op(op, [Sample(op, args, kwargs) for args, kwargs in given], budget)
+    valid = [(j.sample, o.inputs) for j in verdict.judged for o in (*j.valid, *(f.option for f in j.missing))]
+    theirs = sum(_theirs(sample, inputs) for sample, inputs in valid)
+    return {
+        "key": op,
+        "samples": len(given),
+        "valid": len(valid),
+        "ours": verdict.valid,
+        "theirs": theirs,
+        "wrong": [str(f) for f in verdict.wrong],
+        "missing": sorted({str(f.option) for f in verdict.missing}),
+        "unsearched": verdict.unsearched,
+        "shards": _shards(verdict),
+        "note": verdict.note,
+    }
+
+
+def _shards(verdict: Verdict) -> bool:
+    """Whether our rule cuts something in some sample, an output of a creation included."""
+    from fxshard.mesh import Mesh
+    from fxshard.strategies import op_strategy
+    from fxshard.strategies.oracle.samples import call_of_sample, filled, run
+
+    for judged in verdict.judged:
+        try:
+            call = call_of_sample(judged.sample, run(judged.sample.op, *filled(judged.sample, judged.sample.tensors)))
+        except Exception:
+            continue
+        if len(op_strategy(call, Mesh({"a": 2})).specs) > 1:
+            return True
+    return False
+
+
+def _theirs(sample: Sample, inputs: Sequence[Any]) -> bool:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from fxshard._torch_compat import dtensor_takes
+
+    args, kwargs = pytree.tree_map(lambda a: functools.partial(_pick, a.index) if isinstance(a, Operand) else a, sample.marked)
+    metas = [(tuple(t.shape), t.dtype) for t in sample.tensors]
+    meshes = [init_device_mesh("cpu", (n,)) if n == max(DTENSOR_RANKS) else _first(n) for n in DTENSOR_RANKS]
+    return any(dtensor_takes(operator(sample.op), args, kwargs, metas, inputs, mesh) for mesh in meshes)
+
+
+@functools.cache
+def _first(ranks: int) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", list(range(ranks)))
+
+
+def _pick(index: int, specs: Sequence[Any]) -> Any:
+    return specs[index]
+
+
+def rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """(what, ours, DTensor's) for the table of operator coverage."""
+    judged = [r for r in records if "lost" not in r]
+    possible = [r for r in judged if r["valid"] or r["shards"]]
+    valid, ours, theirs = (sum(r[key] for r in judged) for key in ("valid", "ours", "theirs"))
+    shards = [sum(bool(r["shards"]) for r in possible), sum(bool(r["theirs"]) for r in possible)]
+    return [
+        ("core operators with a rule that shards, where one exists", f"{shards[0]} of {len(possible)}", f"{shards[1]} of {len(possible)}"),
+        ("valid combinations on core operators", f"{ours} of {valid} ({ours / valid:.1%})", f"{theirs} ({theirs / valid:.1%})"),
+        ("rules of core operators that are wrong", str(sum(bool(r["wrong"]) for r in judged)), "not asked"),
+        ("core operators whose kernels died while they were searched", str(len(records) - len(judged)), ""),
+    ]
+
+
+def exceptions(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(operator, reason) for core operators that no combination was found for."""
+    found = []
+    for r in records:
+        if "lost" in r:
+            found.append((r["key"], f"its process was lost: {r['lost']}"))
+        elif not r["valid"] and not r["shards"]:
+            reason = r["note"] or (DATA_DEPENDENT if r["samples"] else "torch has no samples")
+            found.append((r["key"], SYMBOLIC if r["key"].startswith("aten.sym_") else reason))
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
