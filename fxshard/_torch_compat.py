@@ -8,6 +8,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -208,6 +209,46 @@ def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
     from torch._dynamo import config
 
     return config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+@dataclass(frozen=True)
+class LocalMapCall:
+    """A call of what ``local_map`` made: its placements (None where not given), its mesh, the shapes of its arguments (None: no
+    tensor), and where it stands: (file, line, code), innermost last."""
+
+    outputs: Any
+    inputs: Any
+    gradients: Any
+    device_mesh: Any
+    shapes: tuple[tuple[int, ...] | None, ...]
+    frames: tuple[tuple[str, int | None, str | None], ...]
+
+
+@contextlib.contextmanager
+def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], region: Callable[..., Any]) -> Iterator[None]:
+    """While Dynamo captures: a call of what ``local_map`` made becomes ``region(function, begins, ends, *args, **kwargs)``.
+
+    ``describe`` gives ``begins`` and ``ends``, constants.
+    """
+    from torch._dynamo.variables.builder import SourcelessBuilder
+    from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable as Wrapped
+    from torch._guards import TracingContext
+
+    def call(_: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        function, *given = (a.realize() if hasattr(a, "realize") else a for a in args)
+        outputs, inputs, gradients, device_mesh = (v.as_python_constant() for v in given[:4])
+        shapes = tuple(tuple(v.as_proxy().node.meta["example_value"].shape) if v.is_tensor() else None for v in given[5:])
+        frames = tuple((f.filename, f.lineno, f.line) for f in TracingContext.extract_stack())
+        begins, ends = describe(LocalMapCall(outputs, inputs, gradients, device_mesh, shapes, frames))
+        constants = [SourcelessBuilder.create(tx, value) for value in (begins, ends)]
+        inner = SourcelessBuilder.create(tx, region)
+        return inner.call_function(tx, [function, *constants, *given[5:]], dict(kwargs))
+
+    original = Wrapped._call_function
+    Wrapped._call_function = call
+    try:
+        with Wrapped.enable():
+            yield
+    finally:
+        Wrapped._call_function = original
 
 
 @contextlib.contextmanager
@@ -322,6 +363,7 @@ __all__ = [
     "FakeTensorMode",
     "GradAOTOutput",
     "InputMutationAOTOutput",
+    "LocalMapCall",
     "OpOverload",
     "ParamAOTInput",
     "PlainAOTInput",
@@ -331,6 +373,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
+    "captured_local_maps",
     "captured_out_spec",
     "changes_of",
     "core_decompositions",

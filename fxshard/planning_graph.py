@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fxshard._torch_compat import pytree
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
 OUTPUT_KINDS = ("output", "gradient", "mutation")
@@ -220,8 +221,8 @@ def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
 
 
 def of_user(path: str) -> bool:
-    """Whether a file is a model's own: neither torch's nor Python's."""
-    return not path.startswith((_TORCH, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)
+    """Whether a file is a model's own: neither torch's nor Python's, nor what tracing puts in the place of a call."""
+    return not path.startswith((_TORCH, _PASSES, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)
 
 
 def source_line(node: fx.Node) -> str | None:

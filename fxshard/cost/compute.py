@@ -33,6 +33,8 @@ FREE = {
     "aten.detach.default",
     "aten.split.Tensor",
     "aten.split_with_sizes.default",
+    "fxshard.to_local.default",
+    "fxshard.from_local.default",
 }
 """Operators that only relabel memory."""
 

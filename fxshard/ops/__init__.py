@@ -1,11 +1,12 @@
 """fxshard's own operators: one node each in the planning graph, whatever the device.
 
 ``einsum`` stands for every matmul (its equation is its rule), ``sdpa`` for attention, ``dropout`` for its mask and
-scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out; softmax, cross-entropy and
-batch norm in training come in pieces (``sum_exp``, ``target_score``, ``channel_sum``, ...), each right for a part of the
-classes or of the batch; ``axis_index`` is the only node of a lowered graph that knows the rank.
+scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out, ``to_local`` and
+``from_local`` for the ends of a ``local_map`` region; softmax, cross-entropy and batch norm in training come in pieces
+(``sum_exp``, ``target_score``, ``channel_sum``, ...), each right for a part of the classes or of the batch; ``axis_index``
+is the only node of a lowered graph that knows the rank.
 """
 
-from fxshard.ops import attention, contraction, creation, cross_entropy, mesh_ops, normalization, random, softmax
+from fxshard.ops import attention, contraction, creation, cross_entropy, local_region, mesh_ops, normalization, random, softmax
 
-__all__ = ["attention", "contraction", "creation", "cross_entropy", "mesh_ops", "normalization", "random", "softmax"]
+__all__ = ["attention", "contraction", "creation", "cross_entropy", "local_region", "mesh_ops", "normalization", "random", "softmax"]

@@ -10,6 +10,7 @@ from torch import fx
 from fxshard.call import Call
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
+from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, at_run_time, operands, plain_shape, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import OpStrategy, call_of, op_strategy
@@ -34,8 +35,11 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
+    local = region_specs(graph, mesh)
     for node in planned_nodes(graph):
-        if node.op == "placeholder":
+        if node.name in local:
+            specs[node.name] = (local[node.name],)
+        elif node.op == "placeholder":
             specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
         elif node.op == "call_function":
             call = calls[node.name]

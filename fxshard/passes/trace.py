@@ -43,6 +43,7 @@ from fxshard.passes.effects import drop_tokens
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import tensors_of_numbers
 from fxshard.passes.probe import probe
+from fxshard.passes.regions import regions
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
@@ -68,7 +69,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
     with readable_errors(type(model).__name__), _grad(train):
         own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
-        with mode, _written_out(), sizes_from_data(), noted_side_effects() as changed, own_errors:
+        with mode, _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         _list_changes(type(model).__name__, changed)
         out_spec = captured_out_spec(captured)

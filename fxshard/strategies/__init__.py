@@ -15,6 +15,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     experts,
     indexing,
     joining,
+    local_region,
     loss,
     matmul,
     normalization,

@@ -1,4 +1,4 @@
-"""Models with a custom operator on two ranks through Inductor: replicated without rules, sharded with them; ranks whose rules differ."""
+"""Custom operators and local_map regions on two ranks through Inductor; operators with and without rules, rules that differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
 
 import fxshard
 from fxshard.errors import RunError
@@ -80,4 +81,32 @@ def rules_on_one_rank_only() -> None:
         torch.compile(model, backend="fxshard", options={"mesh": mesh(), "compiler": "eager"})(x)
 
 
-found, test_two_ranks = two_ranks(sharded_and_whole, as_backend, rules_on_one_rank_only)
+class Mapped(torch.nn.Module):
+    """A function on shards between two layers; the mesh is held by the model."""
+
+    def __init__(self, device_mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.up, self.scale = torch.nn.Linear(6, 8), torch.nn.Parameter(torch.rand(8))
+        cut, whole, pending = [Shard(0)], [Replicate()], [Partial()]
+        self.mapped = local_map(self.gated, cut, (cut, whole), (cut, pending), device_mesh)
+
+    @staticmethod
+    def gated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x) * scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mapped(self.up(x), self.scale).sin()
+
+
+def a_local_map_region() -> None:
+    """Placed as it says; outside of ours it runs on plain tensors as the plain function, which it equals."""
+    model, x = Mapped(mesh()), torch.randn(4, 3, 6)
+    reference = Mapped(mesh())
+    reference.load_state_dict(model.state_dict())
+    plan = fxshard.plan(model, (x,), mesh(), input_layouts="R", output_layouts="R")
+    assert str(plan.specs["to_local"]) == "S(0) -> R" and str(plan.specs["from_local"]) == "R -> S(0)"
+    fxshard.parallelize(model, (x,), mesh(), plan)
+    train(model, reference, x)
+
+
+found, test_two_ranks = two_ranks(sharded_and_whole, as_backend, a_local_map_region, rules_on_one_rank_only)

@@ -1,0 +1,138 @@
+"""local_map regions: placed as the user says, run on shards, differentiated; what cannot be is refused with its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fxshard
+from fxshard.errors import TraceError
+from fxshard.passes.annotate import annotate
+from fxshard.passes.trace import trace
+from tests.passes.tracing import SQUARE, THREE, TWO, Function, check_eager, real
+
+CUT, WHOLE, SUM = [Shard(0)], [Replicate()], [Partial()]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A DeviceMesh of two axes, as local_map wants one: planning itself asks for no process group."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    dist.destroy_process_group()
+
+
+class Region(nn.Module):
+    """A region between other operators, its weight an argument."""
+
+    def __init__(self, region: Callable[..., Any], outside: Callable[[Tensor], Any] = torch.sin) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(real(6, 4).detach())
+        self.region, self.outside = region, outside
+
+    def forward(self, x: Tensor) -> Any:
+        return self.outside(self.region(x * 2, self.weight))
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(x @ weight)
+
+
+def rows(mesh: DeviceMesh) -> Any:
+    placements = {"out_placements": CUT, "in_placements": (CUT, WHOLE), "in_grad_placements": (CUT, SUM)}
+    return local_map(product, device_mesh=mesh["a"], **placements)
+
+
+def test_a_region_equals_its_function_on_one_device(mesh: DeviceMesh) -> None:
+    """On one axis of two: the other one cuts what is outside. Gradients of the input and of the weight, random plans."""
+    graph, _ = check_eager(Region(rows(mesh)), real(8, 6), plans=6)
+    specs = annotate(graph, SQUARE).specs
+    assert [str(s) for s in specs["to_local"]] == ["S(0)R -> RR"] and [str(s) for s in specs["from_local"]] == ["RR -> S(0)R"]
+    assert {len(specs[n]) for n in ("to_local_1", "einsum", "relu")} == {1} and len(specs["mul"]) > 1 and len(specs["sin"]) > 1
+
+
+def test_sums_and_two_axes(mesh: DeviceMesh) -> None:
+    """x is cut on both axes, the product over its second dim is left pending; one argument is no tensor, two results."""
+
+    def body(x: Tensor, weight: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return (x @ weight) * scale, x.sum(1)
+
+    ins = ([Shard(0), Shard(-1)], [Replicate(), Shard(0)], None)
+    grads = ([Shard(0), Shard(1)], [Partial(), Shard(0)], None)
+    placed = local_map(body, ([Shard(0), Partial()], [Shard(0), Partial()]), ins, grads, mesh)
+    model = Region(lambda x, w: placed(x, w, 0.5), outside=lambda pair: pair[0].sin() + pair[1][:, None])
+    check_eager(model, real(4, 6), plans=4)
+
+
+def test_the_function_sees_shards(mesh: DeviceMesh) -> None:
+    """A mean over a shard's rows is no mean over all: what is computed is what each rank's function computes."""
+
+    def centred(x: Tensor) -> Tensor:
+        return (x - x.mean(0)) * x.shape[0]
+
+    model, x = Function(lambda self, x: local_map(centred, CUT, (CUT,), device_mesh=mesh["a"])(x)), real(8, 3)
+    result = fxshard.simulate(model, (x,), mesh=TWO)
+    want = torch.cat([centred(part) for part in x.chunk(2)])
+    torch.testing.assert_close(result.outputs, want.detach())
+    torch.testing.assert_close(result.grads["args[0]"], torch.autograd.grad(want.sum(), x)[0])
+
+
+def test_gradients_lie_as_for_dtensor_where_nothing_is_said(mesh: DeviceMesh) -> None:
+    """As the value: the weight's gradient is taken to be whole. DTensor's to_local has the same contract."""
+    graph = trace(Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=mesh["a"])), (real(8, 6),))
+    ends = {str(s) for n, specs in annotate(graph, TWO).specs.items() if n.startswith("from_local") for s in specs}
+    assert ends == {"R -> S(0)", "R -> R"}
+
+
+CLOSED = real(6, 4)
+
+
+def closes_over(mesh: DeviceMesh) -> Any:
+    class Closing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(CLOSED.detach())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return local_map(lambda y: y @ self.weight, CUT, (CUT,), device_mesh=mesh["a"])(x)  # culprit
+
+    return Closing()
+
+
+def region(function: Callable[..., Any] = product, *, outs: Any = CUT, ins: Any = (CUT, WHOLE), axis: str = "a") -> Callable[[Any], Any]:
+    return lambda mesh: Region(local_map(function, outs, ins, device_mesh=mesh[axis]))
+
+
+REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
+    "does not say its in_placements": region(ins=None),
+    "does not say its device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
+    "in_placements length 1 does not match the number of input args 2": region(ins=(CUT,)),
+    "argument 1 of a local_map region is a tensor without placements": region(ins=(CUT, None)),
+    "has 7 elements in dim 0, which are not cut evenly by a=2": region(),
+    "is for the mesh b=2, the plan for": region(axis="b"),
+    "leaves it without a placement": closes_over,
+    "draws random numbers in a local_map region": region(lambda x, w: torch.nn.functional.dropout(x @ w)),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(said: str, mesh: DeviceMesh) -> None:
+    x = real(7 if said.startswith("has 7") else 8, 6)
+    with pytest.raises(TraceError, match=re.escape(said)) as error:
+        fxshard.plan(REFUSED[said](mesh), (x,), TWO)
+    assert error.value.remedy and error.value.where and __file__ in error.value.where
+
+
+def test_a_mesh_of_another_size(mesh: DeviceMesh) -> None:
+    with pytest.raises(TraceError, match="is for the mesh a=2, the plan for"):
+        fxshard.plan(Region(rows(mesh)), (real(8, 6),), THREE)
