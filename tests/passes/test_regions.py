@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
@@ -122,6 +123,7 @@ REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
     "is for the mesh b=2, the plan for": region(axis="b"),
     "leaves it without a placement": closes_over,
     "draws random numbers in a local_map region": region(lambda x, w: torch.nn.functional.dropout(x @ w)),
+    "communicates in a local_map region": lambda mesh: region(lambda x, w: all_reduce(x @ w, "sum", mesh["a"]), outs=WHOLE)(mesh),
 }
 
 
