@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,12 +88,12 @@ def test_names_are_where_the_readme_says() -> None:
     for name in fxshard.__all__:
         assert getattr(fxshard, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'paralelize'"):
-        _ = fxshard.paralelize  # type: ignore[attr-defined]
+        _ = fxshard.paralelize  # type: ignore[attr-defined]  # a misspelt name is what is tested
 
 
-def refused(error: type[FxshardError], said: str, call: object) -> None:
+def refused(error: type[FxshardError], said: str, call: Callable[[], Any]) -> None:
     with pytest.raises(error, match=said) as caught:
-        call()  # type: ignore[operator]
+        call()
     assert caught.value.what and caught.value.remedy
 
 
@@ -132,7 +134,7 @@ def test_what_is_no_device_mesh_or_no_pins() -> None:
 
 def test_what_is_no_mesh_or_does_not_trace() -> None:
     x = torch.ones(8, 16)
-    refused(OptionError, "expected a fxshard.Mesh", lambda: fxshard.plan(MLP(), (x,), {"tp": 2}))  # type: ignore[arg-type]
+    refused(OptionError, "expected a fxshard.Mesh", lambda: fxshard.plan(MLP(), (x,), {"tp": 2}))  # type: ignore[arg-type]  # the wrong type is what is tested
 
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -92,10 +92,10 @@ def test_an_axis_that_stands_twice_is_named() -> None:
 
 def test_what_is_no_mesh_is_named() -> None:
     with pytest.raises(OptionError, match=r"got tuple[\s\S]*fxshard.Mesh"):
-        as_mesh((2, 2))  # type: ignore[arg-type]
+        as_mesh((2, 2))  # type: ignore[arg-type]  # the wrong type is what is tested
 
 
 def test_axes_are_a_mapping() -> None:
     with pytest.raises(OptionError, match="the axes of a mesh are a list") as error:
-        Mesh([("a", 2)])  # type: ignore[arg-type]
+        Mesh([("a", 2)])  # type: ignore[arg-type]  # the wrong type is what is tested
     assert error.value.remedy

@@ -51,7 +51,7 @@ def run(source: Layout, targets: Iterable[Layout], shape: tuple[int, ...], mesh:
         results = [_emitted(local, x, source, target, shape) for target in targets]
         local.graph.output(tuple(results))
         graphs[c] = local.finish()
-    out, recorded = run_lockstep(Ranks(mesh, graphs), {c: [s.contiguous()] for c, s in shards.items()})  # type: ignore[arg-type]
+    out, recorded = run_lockstep(Ranks(mesh, graphs), {c: [s.contiguous()] for c, s in shards.items()})  # type: ignore[arg-type]  # only what run_lockstep reads
     for k, target in enumerate(targets):
         assert_is_sharded(whole, {c: r[k] for c, r in out.items()}, target, mesh.shape, f"{source} -> {target} of {shape} on {mesh},")
     return recorded

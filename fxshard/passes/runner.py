@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from fxshard.files import atomic_file, make_folder
 
@@ -31,6 +31,8 @@ class PassRecord:
 
 class State(Protocol):
     """What passes hand on: a frozen dataclass that keeps their records."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def records(self) -> tuple[PassRecord, ...]: ...
@@ -67,7 +69,7 @@ def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int =
             raise
         record = PassRecord(one.name, (time.perf_counter() - start) * 1e3, made)
         log.debug("%s: %s (%.1f ms)", record.name, record.made, record.milliseconds)
-        state = dataclasses.replace(state, records=(*state.records, record))  # type: ignore[type-var]
+        state = dataclasses.replace(state, records=(*state.records, record))
         if folder is not None:
             _write(folder, place, one.name, _history(state), one.readable(state))
     return state

@@ -26,10 +26,8 @@ What stays Dynamo's affair, before this backend sees a graph:
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,7 +48,7 @@ from fxshard.runtime.fields import rule_fields, shape_fields, value_field, weigh
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
-from fxshard.runtime.launch import announce, compare, leads, mesh_ranks, share_plan
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -173,12 +171,10 @@ class GraphPrograms:
 
     def _dump(self, graph: PlanningGraph) -> Dump:
         """A folder for this graph among others, the graph written to it; on the lowest rank of the mesh, False on the others."""
-        chosen = self.options.dump or os.environ.get("FXSHARD_DUMP")
-        if not chosen:
-            return None
-        if not leads(self.device_mesh):
-            return False
-        folder = make_folder(Path(chosen) / f"graph_{graph.hash[:12]}")
+        folder = folder_of_one(self.options.dump, self.device_mesh, f"graph_{graph.hash[:12]}")
+        if not folder:
+            return folder
+        make_folder(folder)
         (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
         return folder
 

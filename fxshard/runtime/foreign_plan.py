@@ -37,7 +37,8 @@ def traced_for(
 def _reordered(module: fx.GraphModule, order: Sequence[int]) -> fx.GraphModule:
     """A copy whose placeholders stand in ``order``."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    graph, copies = fx.Graph(), {}  # type: ignore[var-annotated]
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     for node in [*(placeholders[i] for i in order), *(n for n in module.graph.nodes if n.op not in ("placeholder", "output"))]:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(fx.map_arg(module.graph.output_node().args[0], copies.__getitem__))

@@ -10,8 +10,10 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -61,6 +63,14 @@ def mesh_ranks(device_mesh: DeviceMesh) -> tuple[int, ...]:
 def leads(device_mesh: DeviceMesh) -> bool:
     """Whether this process is the lowest rank of ``device_mesh``, or alone."""
     return not dist.is_initialized() or dist.get_rank() == mesh_ranks(device_mesh)[0]
+
+
+def folder_of_one(chosen: str | Path | None, device_mesh: DeviceMesh, name: str) -> Path | Literal[False] | None:
+    """The folder ``name`` in the chosen one (or FXSHARD_DUMP) on the lowest rank, False on the others; None if none is chosen."""
+    chosen = chosen or os.environ.get("FXSHARD_DUMP")
+    if not chosen:
+        return None
+    return Path(chosen) / name if leads(device_mesh) else False
 
 
 def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, leads, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
@@ -223,12 +222,7 @@ class ShardedForward:
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
-        chosen = self.settings.dump or os.environ.get("FXSHARD_DUMP")
-        if not chosen:
-            return None
-        if not leads(self.device_mesh):
-            return False
-        return Path(chosen) / f"{len(self.programs):02d}_{'train' if train else 'eval'}"
+        return folder_of_one(self.settings.dump, self.device_mesh, f"{len(self.programs):02d}_{'train' if train else 'eval'}")
 
     def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
         s = self.settings

@@ -100,7 +100,7 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
     lp.a_matrix_.value_ = value
     kinds = [highspy.HighsVarType.kInteger] * columns.binaries
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("random_seed", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from zoo import Case, make
 
@@ -48,10 +49,10 @@ def check(name: str, plan: fxshard.ShardingPlan) -> None:
     assert planned == sorted((c.kind, c.axis, c.bytes) for c in program.collectives)
 
 
-def check_solver(name: str, mesh_text: str, **options: object) -> fxshard.ShardingPlan:
+def check_solver(name: str, mesh_text: str, **options: Any) -> fxshard.ShardingPlan:
     """The solver's plan: it does shard, and where it is not proven optimal it says that its work limit cut it."""
     _, graph, _ = prepared(name)
-    plan = plan_graph(graph, mesh_of(mesh_text), Request(**options))  # type: ignore[arg-type]
+    plan = plan_graph(graph, mesh_of(mesh_text), Request(**options))
     assert plan.collectives
     assert plan.gap == 0 or plan.certificate.cut
     check(name, plan)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fxshard.layout import local_shape
 from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
+from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import write_plan
 from fxshard.passes.lower import lower
 from fxshard.passes.trace import trace
@@ -99,8 +99,8 @@ def _input_gradients(model: nn.Module, args: tuple[torch.Tensor, ...]) -> dict[i
     return dict(zip(wanted, torch.autograd.grad(out, list(wanted.values()), torch.ones_like(out)), strict=True)) if wanted else {}
 
 
-def _with(base: ShardingPlan, name: str, spec: OpSpec, annotated: object) -> ShardingPlan:
-    return write_plan(annotated, {**base.specs, name: spec}, bytes_price, "bytes")  # type: ignore[arg-type]
+def _with(base: ShardingPlan, name: str, spec: OpSpec, annotated: Annotated) -> ShardingPlan:
+    return write_plan(annotated, {**base.specs, name: spec}, bytes_price, "bytes")
 
 
 def _has_empty_shard(plan: ShardingPlan) -> bool:

@@ -123,9 +123,9 @@ def test_the_order_of_passes_is_one_literal() -> None:
     tree = ast.parse(Path(module.__file__).read_text())
     found = {n.target.id: n.value for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     for name, passes in (("PLANNING", PLANNING), ("LOWERING", LOWERING)):
-        literal = found[name]
+        literal: Any = found[name]
         assert isinstance(literal, ast.Tuple)
-        assert [e.args[0].value for e in literal.elts] == [p.name for p in passes]  # type: ignore[attr-defined]
+        assert [e.args[0].value for e in literal.elts] == [p.name for p in passes]
 
 
 class Sorted(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -41,20 +42,20 @@ def with_spec(name: str, spec: OpSpec) -> Callable[[ShardingPlan], ShardingPlan]
     return change
 
 
-def with_facts(name: str, **fields: object) -> Callable[[ShardingPlan], ShardingPlan]:
+def with_facts(name: str, **fields: Any) -> Callable[[ShardingPlan], ShardingPlan]:
     def change(plan: ShardingPlan) -> ShardingPlan:
-        nodes = tuple(dataclasses.replace(n, **fields) if n.name == name else n for n in plan.nodes)  # type: ignore[arg-type]
+        nodes = tuple(dataclasses.replace(n, **fields) if n.name == name else n for n in plan.nodes)
         return dataclasses.replace(plan, nodes=nodes)
 
     return change
 
 
-def with_move(**fields: object) -> Callable[[ShardingPlan], ShardingPlan]:
+def with_move(**fields: Any) -> Callable[[ShardingPlan], ShardingPlan]:
     """The first redistribution that has a step, with other fields."""
 
     def change(plan: ShardingPlan) -> ShardingPlan:
         first, *others = plan.redistributions
-        return dataclasses.replace(plan, redistributions=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
+        return dataclasses.replace(plan, redistributions=(dataclasses.replace(first, **fields), *others))
 
     return change
 

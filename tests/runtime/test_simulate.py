@@ -47,7 +47,7 @@ def run(mesh: Mesh, body: Callable[[tuple[int, ...]], Body], shape: tuple[int, .
         local = LocalGraph(mesh, c)
         local.graph.output((body(c)(local, local.placeholder("x", shape, torch.float64)),))
         graphs[c] = local.finish()
-    results, recorded = run_lockstep(Ranks(mesh, graphs), {c: [x] for c, x in inputs.items()})  # type: ignore[arg-type]
+    results, recorded = run_lockstep(Ranks(mesh, graphs), {c: [x] for c, x in inputs.items()})  # type: ignore[arg-type]  # only what run_lockstep reads
     return inputs, {c: r[0] for c, r in results.items()}, recorded
 
 
@@ -250,4 +250,4 @@ def test_what_cannot_be_simulated() -> None:
     with pytest.raises(OptionError, match="takes a plan or a mesh"):
         fxshard.simulate(net()[0], (net()[1],))
     with pytest.raises(OptionError, match="cannot simulate a str"):
-        fxshard.simulate("model", ())  # type: ignore[arg-type]
+        fxshard.simulate("model", ())  # type: ignore[arg-type]  # the wrong type is what is tested

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from fxshard.solver import PlacementProblem, Transfer
 from fxshard.solver.model import Model, from_problem
 from fxshard.solver.scaling import quantise
+from fxshard.solver.sweeps import Sweeper
 
 
 def brute_force(problem: PlacementProblem) -> float:
@@ -34,6 +36,16 @@ def brute_force(problem: PlacementProblem) -> float:
             used = sum((amount for amount, (lo, hi) in live if lo <= time < hi), np.zeros(()))
             total += np.where(used > problem.usage_limit, np.inf, 0.0)
     return float(total.min(initial=np.inf))
+
+
+def swept(model: Model, sweeps: int) -> Iterator[Sweeper]:
+    """Sweeps there and back: after each the bound holds, and what is decoded costs no less than the optimum."""
+    best, sweeper = optimum(model), Sweeper(model)
+    for sweep in range(sweeps):
+        assert sweeper.sweep(sweep % 2) <= best
+        yield sweeper
+        plan = sweeper.decode(1 - sweep % 2)
+        assert plan is None or model.evaluate(plan) >= best
 
 
 @st.composite

@@ -25,43 +25,18 @@ def check(problem: PlacementProblem) -> None:
     assert solution.lower_bound == solution.objective
 
 
-@settings(max_examples=150, deadline=None)
-@given(problems())
-def test_integer_costs(problem: PlacementProblem) -> None:
-    check(problem)
+KINDS = {
+    "integer costs": (problems(), 150),
+    "float costs": (problems(integers=False), 150),
+    "memory": (problems(memory=True), 150),
+    "memory and float costs": (problems(memory=True, integers=False, most=5), 100),
+    "copies": (st.integers(0, 2**32).map(lambda seed: with_copies(np.random.default_rng(seed), ops=4, layouts=2)), 12),
+    "transfers": (with_transfers(), 200),
+    "transfers, memory and float costs": (with_transfers(memory=True, integers=False, most=4), 150),
+}
 
 
-@settings(max_examples=150, deadline=None)
-@given(problems(integers=False))
-def test_float_costs(problem: PlacementProblem) -> None:
-    check(problem)
-
-
-@settings(max_examples=150, deadline=None)
-@given(problems(memory=True))
-def test_memory(problem: PlacementProblem) -> None:
-    check(problem)
-
-
-@settings(max_examples=100, deadline=None)
-@given(problems(memory=True, integers=False, most=5))
-def test_memory_and_float_costs(problem: PlacementProblem) -> None:
-    check(problem)
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 2**32))
-def test_copies(seed: int) -> None:
-    check(with_copies(np.random.default_rng(seed), ops=4, layouts=2))
-
-
-@settings(max_examples=200, deadline=None)
-@given(with_transfers())
-def test_transfers(problem: PlacementProblem) -> None:
-    check(problem)
-
-
-@settings(max_examples=150, deadline=None)
-@given(with_transfers(memory=True, integers=False, most=4))
-def test_transfers_with_memory_and_float_costs(problem: PlacementProblem) -> None:
-    check(problem)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_enumeration(kind: str) -> None:
+    strategy, examples = KINDS[kind]
+    settings(max_examples=examples, deadline=None)(given(strategy)(check))()
