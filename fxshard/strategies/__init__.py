@@ -15,6 +15,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     experts,
     indexing,
     joining,
+    linalg,
     local_region,
     loss,
     matmul,
@@ -28,6 +29,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     softmax,
     views,
     weight_norm,
+    whole,
 )
 from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
 from fxshard.strategies.factors import Factors, Linear, Rule, factors

@@ -153,6 +153,25 @@ def roll(call: Call) -> Factors:
     return moved(call, names, names)
 
 
+def rotated(call: Call) -> Factors:
+    """Two dims turned by quarters, as a flip and a transposition: they stay whole."""
+    ndim = call.operands[0].ndim
+    dims = normal_dims(call.arg(2, default=(0, 1)), ndim)
+    return moved(call, named(ndim, dims), named(ndim, dims, "d") if call.arg(1, default=1) % 2 == 0 else _turned(ndim, dims))
+
+
+def _turned(ndim: int, dims: tuple[int, ...]) -> list[str]:
+    names = named(ndim, dims)
+    names[dims[0]], names[dims[1]] = names[dims[1]], names[dims[0]]
+    return names
+
+
+def shuffled(call: Call) -> Factors:
+    """Channels (g c) become (c g): neither is outermost on both sides."""
+    names = named(call.operands[0].ndim, (1,))
+    return moved(call, names, names)
+
+
 def triangle(call: Call) -> Factors:
     """Zeros above or below the diagonal of the last two dims; zero is its own reduction."""
     names = named(call.operands[0].ndim)
@@ -176,14 +195,17 @@ def _places(ctx: LocalContext, dim: int) -> Any:
     return ctx.emit(aten.add.Tensor, places, ctx.output_offset(0, dim))
 
 
-register("aten.permute.default", permute)
-register(["aten.transpose.int", "aten.t.default"], transpose)
-register("aten.unsqueeze.default", unsqueeze)
+register(["aten.permute.default", "aten.permute_copy.default"], permute)
+register(["aten.transpose.int", "aten.t.default", "aten.transpose_copy.int", "aten.t_copy.default"], transpose)
+register(["aten.unsqueeze.default", "aten.unsqueeze_copy.default"], unsqueeze)
+register(["aten.squeeze_copy.default", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims"], squeeze, local=local_squeeze)
 register(["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"], squeeze, local=local_squeeze)
-register("aten.expand.default", expand, sizes=1)
+register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
 register(["aten.view_as_real.default", "aten.view_as_complex.default"], complex_parts)
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
 register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)
+register("aten.rot90.default", rotated)
+register("aten.channel_shuffle.default", shuffled)

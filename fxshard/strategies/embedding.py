@@ -57,5 +57,31 @@ def local_embedding_backward(ctx: LocalContext) -> Any:
     return ctx.emit(aten.slice.Tensor, ctx.emit(ctx.target, grad, place, rows + 1, -1, by_frequency), 0, 0, rows)
 
 
+def bag(call: Call) -> Factors:
+    """v h, i, bag -> bag h, and where each index, bag and maximum stands: bags are long as their offsets say, so only h is free."""
+    index = [[f"p{i}!"] for i in range(len(call.operands) - 1)]
+    places = (tuple(range(1, len(call.operands))),) * 2
+    most = call.outputs[3]
+    assert most is not None
+    maxima = (["m!", "h"], (0, *places[0])) if most.ndim == 2 else (["m!"], places[0])
+    outs = [["bag!", "h"], ["o!"], ["s!"], maxima[0]]
+    return factors([["v!", "h"], *index], outs, depends=((0, *places[0]), *places, maxima[1]))
+
+
+def bag_backward(call: Call) -> Factors:
+    """bag h and the places -> v h; linear in the gradient."""
+    places = [["m!", "h"] if o.ndim == 2 else [f"p{i}!"] for i, o in enumerate(call.operands[1:])]
+    return factors([["bag!", "h"], *places], [["v!", "h"]], linear=linear_groups(call, [(0,)]))
+
+
+def bag_weights_backward(call: Call) -> Factors:
+    """(grad [bag h], weight [v h], places) -> i: a sum over h."""
+    places = [[f"p{i}!"] for i in range(len(call.operands) - 2)]
+    return factors([["bag!", "h"], ["v!", "h"], *places], [["i!"]], linear=linear_groups(call, [(0,), (1,)]))
+
+
+register(["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"], bag)
+register("aten._embedding_bag_dense_backward.default", bag_backward)
+register("aten._embedding_bag_per_sample_weights_backward.default", bag_weights_backward)
 register("aten.embedding.default", embedding, local=local_embedding)
 register("aten.embedding_dense_backward.default", embedding_backward, local=local_embedding_backward)

@@ -141,10 +141,46 @@ def searchsorted(call: Call) -> Factors:
     return factors([[*dims[: rows.ndim - 1], "row!"], dims], [dims])
 
 
+def index_fill(call: Call) -> Factors:
+    """x with a value at some indexes of a dim."""
+    dims = named(call.operands[0].ndim, [call.arg(1) % max(call.operands[0].ndim, 1)])
+    others = [["k!"] * o.ndim for o in call.operands[1:]]
+    return factors([dims, *others], [dims])
+
+
+def index_copy(call: Call) -> Factors:
+    """out[.., index[i], ..] = source[.., i, ..]: what is not written must come from everywhere, so the dim and index are whole."""
+    dim = call.arg(1) % max(call.operands[0].ndim, 1)
+    dims = named(call.operands[0].ndim, [dim])
+    source = ["k!" if d == dim else n for d, n in enumerate(dims)]
+    return factors([dims, ["k!"][: call.operands[1].ndim], source], [dims], linear=linear_groups(call, [(0, 3)], MOVEMENT))
+
+
+def take(call: Call) -> Factors:
+    """out[i] = x.flatten()[index[i]]."""
+    index = named(call.operands[1].ndim)
+    return factors([[f"x{d}!" for d in range(call.operands[0].ndim)], index], [index], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def isin(call: Call) -> Factors:
+    """Whether each element is among those of a test: among any of its shards, or with ``invert`` among none."""
+    tensors = [o.ndim for o in call.operands]
+    single = not isinstance(call.arg(0), Operand)
+    elements = [] if single else named(tensors[0])
+    test = named(tensors[-1], prefix="t") if isinstance(call.arg(1), Operand) else []
+    how = "min" if call.arg(len(call.args), "invert", False) else "max"
+    ins = [elements] * (not single) + [test] * isinstance(call.arg(1), Operand)
+    return factors(ins, [elements], reduce=dict.fromkeys(test, how))
+
+
+register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin)
+register(names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
+register(names("index_copy"), index_copy)
+register(names("take"), take)
 register(names("index_select"), index_select)
 register(names("index_add"), index_add)
 register(names("gather"), gather)
-register(names("scatter.src scatter.value scatter_add scatter_reduce.two"), scatter)
+register(names("scatter.src scatter.value scatter_add scatter_reduce.two scatter.reduce scatter.value_reduce"), scatter)
 register(names("index.Tensor _unsafe_index.Tensor"), index)
 register(names("index_put _unsafe_index_put"), index_put)
 register(names("bucketize.Tensor"), rule("..., _ -> ..."))

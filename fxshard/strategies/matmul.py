@@ -54,15 +54,23 @@ def distance_backward(call: Call) -> Factors:
     return factors([pairs, a, b, pairs], [a], linear=linear_groups(call, [(0,)]))
 
 
+def activated(call: Call) -> Factors:
+    """f(c + a b): f needs the sum over k."""
+    (out,) = call.outputs
+    assert out is not None
+    return factors([["m", "n"][2 - call.operands[0].ndim :], ["m", "k!"], ["k!", "n"]], [["m", "n"]])
+
+
 register("fxshard.einsum.default", einsum)
 register("aten.linear.default", linear)
 register("aten._trilinear.default", trilinear)
 register("aten._cdist_forward.default", distance)
 register("aten._cdist_backward.default", distance_backward)
-register("aten.mm.default", einop_rule("m k, k n -> m n"))
-register("aten.bmm.default", einop_rule("b m k, b k n -> b m n"))
+register(["aten.mm.default", "aten.mm.dtype", "aten._int_mm.default"], einop_rule("m k, k n -> m n"))
+register(["aten.bmm.default", "aten.bmm.dtype"], einop_rule("b m k, b k n -> b m n"))
 register("aten.mv.default", einop_rule("m k, k -> m"))
-register("aten.dot.default", einop_rule("k, k ->"))
-register("aten.addmm.default", added("m k", "k n", "m n"))
+register(["aten.dot.default", "aten.vdot.default"], einop_rule("k, k ->"))
+register(["aten.addmm.default", "aten.addmm.dtype"], added("m k", "k n", "m n"))
+register("aten._addmm_activation.default", activated)
 register("aten.addmv.default", added("m k", "k", "m"))
-register("aten.baddbmm.default", added("b m k", "b k n", "b m n"))
+register(["aten.baddbmm.default", "aten.baddbmm.dtype"], added("b m k", "b k n", "b m n"))

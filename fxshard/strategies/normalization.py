@@ -84,6 +84,13 @@ def local_group_norm(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {first: batch, first + 1: channel, first + 3: groups}), **ctx.kwargs)
 
 
+def renorm(call: Call) -> Factors:
+    """Slices along one dim brought to a length of at most ``maxnorm``."""
+    ndim = call.operands[0].ndim
+    dims = named(ndim, (d for d in range(ndim) if d != call.arg(2) % ndim))
+    return factors([dims], [dims])
+
+
 def local_spread(ctx: LocalContext) -> Any:
     """Where the batch is whole, torch's own variance: it reads x once, and alongside the sum."""
     x, (meta, _) = ctx.inputs[0], ctx.call.operands
@@ -110,6 +117,7 @@ register("aten._fused_rms_norm.default", trailing())
 register("aten._fused_rms_norm_backward.default", trailing((0,), like=1))
 register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=local_group_norm)
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
-register("aten._native_batch_norm_legit.no_stats", channels(False))
+register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], channels(False))
+register("aten.renorm.default", renorm)
 register("aten._native_batch_norm_legit_no_training.default", channels(True))
 register("aten.native_batch_norm_backward.default", channels(False, (0,)))

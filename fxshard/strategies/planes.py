@@ -73,10 +73,17 @@ def local_folded(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {1: list(ctx.output_shape()[-2:])}), **ctx.kwargs)
 
 
+def local_grid(ctx: LocalContext) -> Any:
+    """The batch is that of the shard."""
+    size = [ctx.input_shape(0)[0], *ctx.call.arg(1)[1:]]
+    return ctx.emit(ctx.target, *replaced(ctx.args, {1: size}), **ctx.kwargs)
+
+
 register(names("pixel_shuffle pixel_unshuffle"), pixel_shuffle)
 register(names("im2col"), columns)
 register(names("col2im"), columns, local=local_folded)
 register(names("grid_sampler_2d"), rule("n c _ _, n h w _ -> n c h w", linear=[(0,)]))
+register(names("grid_sampler_3d"), rule("n c _ _ _, n d h w _ -> n c d h w", linear=[(0,)]))
 register(names("grid_sampler_2d_backward"), rule("n c h w, n c x! y!, n h w p! -> n c x! y!, n h w p!", linear=[(0,)]))
 for _n in (1, 2, 3):
     register(names(f"reflection_pad{_n}d replication_pad{_n}d"), planes(_n, (0,), ops=MOVEMENT))
@@ -84,6 +91,13 @@ for _n in (1, 2, 3):
 for _op in ("upsample_bilinear2d", "upsample_bicubic2d"):
     register(names(f"{_op} {_op}.vec"), planes(2, (0,)))
     register(names(f"{_op}_backward"), planes(2, (0,)), sizes=2)
+register(names("_upsample_bilinear2d_aa _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa _upsample_bicubic2d_aa.vec"), planes(2, (0,)))
+register(names("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"), planes(2, (0,)), sizes=2)
+register(names("max_unpool2d"), planes(2, (0,)))
+register(names("max_unpool3d"), planes(3, (0,)))
+register(names("fractional_max_pool2d"), rule("... s! t!, ... p! -> ... u! v!, ... u! v!"))
+register(names("fractional_max_pool3d"), rule("... r! s! t!, ... p! -> ... u! v! w!, ... u! v! w!"))
+register(names("affine_grid_generator"), rule("n _ _ -> n _ _ _", linear=[(0,)]), local=local_grid)
 register(names("upsample_linear1d"), planes(1, (0,)))
 register(names("upsample_linear1d_backward"), planes(1, (0,)), sizes=2)
 register(names("upsample_trilinear3d"), planes(3, (0,)))

@@ -63,13 +63,17 @@ def pooled(call: Call, images: Images, count: int, fits: Sequence[Fit]) -> Facto
 
 
 def averages(count: int, adaptive: bool, backward: bool) -> tuple[Callable[[Call], Factors], Callable[[LocalContext], Any]]:
-    """Rule and local form of a mean over windows: (x, kernel, stride, padding, ...) or (x, output size), or the gradient."""
+    """Rule and local form of a mean over windows: (x, kernel, stride, padding, ...) or (x, output size), or the gradient.
+
+    Means of whole numbers are rounded, so they do not add up.
+    """
     images = Images((1,), (0,), big_out=(0,)) if backward else Images((0,), (), small_out=(0,))
     kernel = int(backward) + 1
 
     def fits(call: Call) -> list[Fit]:
         big, small = sizes(call, images, count)
-        return _adaptive(big, small) if adaptive else _fits(call, kernel, big, small)
+        found = _adaptive(big, small) if adaptive else _fits(call, kernel, big, small)
+        return found if is_real(call.operands[0].dtype) else [(tiles and not spans, False) for tiles, spans in found]
 
     def rule(call: Call) -> Factors:
         return pooled(call, images, count, fits(call))

@@ -137,6 +137,37 @@ def _windows(call: Call, size: Any, dim: int) -> tuple[Name, Name, str]:
     return "d!", "windows!", "window!"
 
 
+def diag_embed(call: Call) -> Factors:
+    """The last dim as the diagonal of two new ones."""
+    (out,) = call.outputs
+    assert out is not None
+    a, b = (d % out.ndim for d in (call.arg(2, "dim1", -2), call.arg(3, "dim2", -1)))
+    outs = named(out.ndim, [a, b])
+    return moved(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+
+
+def diagonal_scatter(call: Call) -> Factors:
+    """x with the diagonal of two dims replaced by src."""
+    ndim = call.operands[0].ndim
+    a, b = call.arg(3, "dim1", 0) % ndim, call.arg(4, "dim2", 1) % ndim
+    dims = named(ndim, [a, b])
+    source = [*(n for d, n in enumerate(dims) if d not in (a, b)), "diagonal!"]
+    return factors([dims, source], [dims], linear=linear_groups(call, [(0, 1)], MOVEMENT))
+
+
+def narrowed(call: Call) -> Factors:
+    """A part of a dim, which stays whole unless the part is all of it."""
+    whole, part = _shapes(call)
+    free = [same(a, b) for a, b in zip(whole, part, strict=True)]
+    ins, outs = ([f"d{d}" if f else f"{prefix}{d}!" for d, f in enumerate(free)] for prefix in "io")
+    return moved(call, ins, outs)
+
+
+def local_narrow(ctx: LocalContext) -> Any:
+    dim = ctx.call.arg(1) % ctx.call.operands[0].ndim
+    return ctx.emit(ctx.target, *replaced(ctx.args, {3: ctx.output_shape()[dim]}), **ctx.kwargs)
+
+
 def unfold(call: Call) -> Factors:
     """Windows of a dim, as a last dim."""
     shape = call.operands[0].shape
@@ -168,5 +199,8 @@ register(names("slice_scatter"), slice_scatter, local=to_the_end(4))
 register(names("select_scatter"), select_scatter)
 register(names("diagonal diagonal_copy"), diagonal)
 register(names("diagonal_backward"), diagonal_backward, sizes=1)
-register(names("unfold"), unfold)
+register(names("diag_embed"), diag_embed)
+register(names("diagonal_scatter"), diagonal_scatter)
+register(names("narrow_copy"), narrowed, local=local_narrow)
+register(names("unfold unfold_copy"), unfold)
 register(names("unfold_backward"), unfold_backward, sizes=1)

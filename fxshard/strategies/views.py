@@ -112,4 +112,5 @@ def local_view(ctx: LocalContext) -> Any:
 
 
 register(["aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"], view, local=local_view)
+register(["aten.view_copy.default", "aten._reshape_copy.default"], view, local=local_view)
 register(["aten._reshape_alias.default", "aten.flatten.using_ints", "aten.unflatten.int"], view, local=local_view)

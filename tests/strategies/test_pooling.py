@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.strategies.samples import real
+from tests.strategies.samples import real, whole
 from tests.strategies.shards import check, check_mesh
 
 aten = torch.ops.aten
@@ -80,6 +80,12 @@ def test_adaptive_maxima() -> None:
     out, places = aten.adaptive_max_pool3d(volume, [2, 2, 3])
     specs = check("aten.adaptive_max_pool3d_backward.default", out, volume, places)
     assert {"S(2), S(2), S(2) -> S(2)", "S(3), S(3), S(3) -> S(3)"} <= specs
+
+
+def test_means_of_whole_numbers_are_rounded() -> None:
+    specs = check("aten.avg_pool2d.default", whole(9, 2, 3, 8, 6), [8, 3])
+    assert {s for s in specs if "P" in s or "S(2)" in s} == set()
+    assert WIDTH in specs
 
 
 def test_one_dim_of_space() -> None:

@@ -1,0 +1,42 @@
+"""Operators that read or write where values say, or by the memory of the whole tensor: only replicated, with the reason."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from fxshard.strategies.factors import replicate_all
+from fxshard.strategies.local import LocalContext, LocalForm
+from fxshard.strategies.pointwise import names
+from fxshard.strategies.registry import register, replaced, unchanged
+
+REASONS = {
+    "nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor": (
+        "what it returns depends on the values of the whole tensor"
+    ),
+    "masked_scatter masked_scatter_backward": "elements are taken in the order of the whole mask",
+    "put index_reduce": "places written more than once are written in the order of the whole",
+    "_pdist_forward _pdist_backward": "pairs of rows stand in one long dim, which no shard of the rows is a shard of",
+    "_local_scalar_dense": "a number is the same on all ranks",
+    "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",
+    "trace block_diag": "its diagonal runs through both dims",
+    "_linalg_check_errors": "a check has no output",
+}
+STRIDED = "places in memory are those of the whole tensor"
+
+
+def by_memory(ctx: LocalContext) -> Any:
+    """On a contiguous copy: what was redistributed may lie in another order than the whole did."""
+    dense = ctx.emit(torch.ops.aten.clone.default, ctx.args[0], memory_format=torch.contiguous_format)
+    return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
+
+
+def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
+    register(names(ops), functools.partial(replicate_all, note=reason), local=local)
+
+
+for _ops, _reason in REASONS.items():
+    _register(_ops, _reason)
+_register("as_strided as_strided_copy as_strided_scatter", STRIDED, by_memory)
