@@ -76,6 +76,24 @@ def test_attention_counts_two_products_and_half_when_causal() -> None:
         assert time_of(sdpa, mesh, "R R R", "R") == pytest.approx(factor * one)
 
 
+def test_causal_attention_with_its_queries_cut_skips_nothing() -> None:
+    """The last of two shards sees keys 1 to 512, three quarters of them on average; what it runs is a mask over all."""
+    shape, mesh = (2, 8, 512, 64), Mesh({"a": 2}, H)
+    whole = call("fxshard.sdpa.default", [shape] * 3, shape, None, False, 0.0, None)
+    causal = call("fxshard.sdpa.default", [shape] * 3, shape, None, True, 0.0, None)
+    assert time_of(causal, mesh, "S(2) R R", "S(2)") == time_of(whole, mesh, "S(2) R R", "S(2)")
+    assert time_of(causal, mesh, "S(1) S(1) S(1)", "S(1)") == time_of(whole, mesh, "S(1) S(1) S(1)", "S(1)") / 2
+
+
+def test_batch_norm_in_parts_costs_what_it_reads_and_writes_once() -> None:
+    """As one operator would: x in and out, and vectors."""
+    x, mesh = (64, 128, 32, 32), Mesh({"a": 2}, H)
+    total = time_of(call("fxshard.channel_sum.default", [x], (128,)), mesh, "R", "R")
+    spread = time_of(call("fxshard.channel_spread.default", [x, (128,)], (128,), 65536), mesh, "R R", "R")
+    applied = time_of(call("fxshard.normalise.default", [x, *[(128,)] * 4], x), mesh, "R R R R R", "R")
+    assert total + spread + applied == pytest.approx(4 * (2 * 64 * 128 * 32 * 32 + 4 * 128) / 1e11 * 1e6)
+
+
 def test_backwards_count_the_products_of_the_forward_and_more() -> None:
     """Attention: five products of 2 b h s t d (scores again, and gradients of v, scores, q, k). Convolution: two, each as the forward."""
     mesh = Mesh({"a": 2}, H)
