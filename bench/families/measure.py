@@ -71,7 +71,7 @@ def row(family: Family) -> Row:
 
 
 def _whole(annotated: list[Annotated]) -> dict[str, str]:
-    """Operators with one option on every mesh, for a call with more than one element in an output; with their notes."""
+    """Operators with one option on every mesh, for a call with something to shard; with their notes."""
     calls = annotated[0].calls
     single = [n for n, c in calls.items() if _has_something(c) and all(len(a.specs[n]) == 1 for a in annotated)]
     entries = {calls[n].op: (lookup(calls[n].op), calls[n]) for n in reversed(single)}
@@ -79,7 +79,9 @@ def _whole(annotated: list[Annotated]) -> dict[str, str]:
 
 
 def _has_something(call: Call) -> bool:
-    return any(o is not None and math.prod(o.shape) > 1 for o in call.outputs)
+    """More than one element in a result, or in an operand that is read for its values."""
+    read = () if call.op.startswith("aten.new_") else call.operands
+    return any(math.prod(m.shape) > 1 for m in (*read, *call.outputs) if m is not None)
 
 
 def _known_to_dtensor(call: Call) -> bool:

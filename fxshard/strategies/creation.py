@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fxshard.call import Call
-from fxshard.strategies.dims import named
+from fxshard.strategies.dims import named, places
 from fxshard.strategies.factors import Factors, factors, replicate_all
 from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.notation import pointwise_rule
@@ -41,6 +41,16 @@ def local_arange(ctx: LocalContext) -> Any:
     return ctx.emit(aten._to_copy.default, index, dtype=out.dtype)
 
 
+def local_eye(ctx: LocalContext) -> Any:
+    """Ones where the global row is the global column."""
+    if not any(ctx.outputs[0].axes_on(d) for d in (0, 1)):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    (out,) = ctx.call.outputs
+    assert out is not None
+    same = ctx.emit(aten.eq.Tensor, ctx.emit(aten.unsqueeze.default, places(ctx, 0), -1), places(ctx, 1))
+    return ctx.emit(aten._to_copy.default, same, dtype=out.dtype)
+
+
 def local_strided(position: int) -> LocalForm:
     """Local size and strides, the dims in the same order in memory; ``position`` is that of the size."""
 
@@ -66,6 +76,7 @@ register(names("zeros_like ones_like full_like empty_like"), pointwise_rule())
 register(names("scalar_tensor"), create)
 register(names("empty_strided"), create, local=local_strided(0))
 register(names("new_empty_strided"), create, local=local_strided(1))
-register(names("eye eye.m linspace logspace tril_indices triu_indices"), replicate_all)
+register(names("linspace logspace tril_indices triu_indices"), replicate_all)
+register(names("eye eye.m"), create, local=local_eye)
 register("fxshard.constant.default", replicate_all)
 register(names("arange arange.start arange.start_step"), create, local=local_arange)

@@ -183,16 +183,16 @@ def local_triangle(ctx: LocalContext) -> Any:
     ndim = ctx.call.operands[0].ndim
     if not any(ctx.inputs[0].axes_on(d) for d in (ndim - 2, ndim - 1)):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    row, column = (_places(ctx, d) for d in (ndim - 2, ndim - 1))
+    row, column = (places(ctx, d) for d in (ndim - 2, ndim - 1))
     right = ctx.emit(aten.sub.Tensor, column, ctx.emit(aten.unsqueeze.default, row, -1))
     beyond = aten.gt.Scalar if ctx.call.op == "aten.tril.default" else aten.lt.Scalar
     return ctx.emit(aten.masked_fill.Scalar, ctx.args[0], ctx.emit(beyond, right, ctx.call.arg(1, "diagonal", 0)), 0)
 
 
-def _places(ctx: LocalContext, dim: int) -> Any:
-    """Global indices of the shard along ``dim``."""
-    places = ctx.emit(aten.arange.default, ctx.output_shape()[dim], dtype=torch.int64)
-    return ctx.emit(aten.add.Tensor, places, ctx.output_offset(0, dim))
+def places(ctx: LocalContext, dim: int) -> Any:
+    """Global indices of output 0's shard along ``dim``."""
+    inside = ctx.emit(aten.arange.default, ctx.output_shape()[dim], dtype=torch.int64)
+    return ctx.emit(aten.add.Tensor, inside, ctx.output_offset(0, dim))
 
 
 register(["aten.permute.default", "aten.permute_copy.default"], permute)

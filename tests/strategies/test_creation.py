@@ -72,5 +72,6 @@ def test_view_as_another_dtype() -> None:
     assert check("aten.view.dtype", real(4, 6), torch.int32) == {"R -> R"}
 
 
-def test_eye_is_whole() -> None:
-    assert check("aten.eye.default", 4) == {" -> R"}
+def test_eye_finds_the_diagonal_of_the_whole() -> None:
+    assert check("aten.eye.default", 4) == {" -> R", " -> S(0)", " -> S(1)"}
+    check_mesh("aten.eye.m", (5, 3), {"dtype": torch.int64})

@@ -1,0 +1,90 @@
+"""Model families: no operator of a joint graph only replicates, and random legal plans compute what one device computes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from bench.families import BY_NAME, make, measure, summary
+from bench.families.family import Case, Family
+from bench.families.measure import row
+from fxshard.mesh import parse_mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.lower import lower
+from fxshard.passes.trace import trace
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.testing import assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
+
+SLICE = ("perceptron", "mistral", "modernbert", "convnext", "mixtral", "mamba")
+EXACT = {"t5": 1e-9, "resnet": 1e-9, "wav2vec2": 1e-9, "dit": 1e-9, "unet": 1e-9, "bert": 1e-9}
+"""Families that compute in the model's dtype throughout, and how far float64 may be off."""
+ROUNDED = {"llama": 1e-4, "mixtral": 1e-4, "mamba": 1e-4, "whisper": 1e-4, "deepseek_v3": 1e-4}
+"""Those that turn to float32 in between, whatever the model's dtype is."""
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_no_operator_falls_back(name: str) -> None:
+    (found,) = measure([name])
+    assert not found.reason
+    assert found.nodes > 20 and not found.fallbacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
+@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+def test_random_plans_equal_one_device(name: str, mesh: str) -> None:
+    model, args, kwargs = make(name)
+    graph, reference = trace(model, args, kwargs), one_device(model, args, kwargs)
+    annotated = annotate(graph, parse_mesh(mesh))
+    for seed in range(3):
+        program = lower(graph, random_graph_plan(annotated, seed))
+        result = simulate_program(program, program_values(program, model, args, kwargs))
+        assert_equal_to_one_device(result, reference, rtol=(EXACT | ROUNDED)[name])
+
+
+def test_there_are_thirty_families_of_every_kind() -> None:
+    assert len(BY_NAME) >= 30
+    kinds = {"own", "decoder", "encoder", "encoder-decoder", "vision", "audio", "mixture of experts", "state space", "diffusion"}
+    assert {family.kind for family in BY_NAME.values()} == kinds
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Pooled(nn.Module):
+    """With an operator that nobody has a rule for, and one that DTensor has none for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.test_families.mystery(nn.functional.avg_pool2d(x, 2))
+
+
+def _mystery(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_what_falls_back_is_counted() -> None:
+    operator = torch.library.custom_op("test_families::mystery", _mystery, mutates_args=(), schema="(Tensor x) -> Tensor")
+    operator.register_fake(_mystery)
+    operator.register_autograd(lambda _, grad: grad)
+
+    def family(model: nn.Module) -> Family:
+        def build(_: bool) -> Case:
+            return model, (torch.randn(2, 3, 4, 4, requires_grad=True),), {}
+
+        return Family("one", "own", build)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = [row(family(Pooled())), row(family(Branching()))]
+    assert rows[0].fallbacks == ("test_families.mystery.default",)
+    assert rows[0].dtensor == ("aten.avg_pool2d_backward.default", "test_families.mystery.default")
+    assert "x if x.sum() > 0" in rows[1].reason
+    assert "1 of 2 families have a joint graph" in summary(rows)
+    assert "no rule, so replicated: 1 test_families.mystery.default" in summary(rows)
