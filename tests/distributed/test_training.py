@@ -23,6 +23,9 @@ LLAMA = {
         "layers.*.feed_forward.w2.weight": {"tp": Shard(1)},
     }
 }
+VOCABULARY = {
+    "pins": {"tok_embeddings.weight": {"tp": Shard(0)}, "output.weight": {"tp": Shard(0)}, "cross_entropy_backward": {"tp": Shard(1)}}
+}
 DATA = {"input_layouts": {"args[0]": {"dp": Shard(0)}}}
 FLOAT = {"dtype": torch.float32, "compiler": "inductor"}
 
@@ -35,6 +38,8 @@ TWO = {
     "mlp_inductor": Case("mlp", "tp=2", MLP, **FLOAT),
     "llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT),
     "mlp_random_inductor": Case("mlp_batch5", "a=2", seed=1, **FLOAT),
+    "llama_vocabulary": Case("llama", "tp=2", VOCABULARY),
+    "llama_vocabulary_inductor": Case("llama", "tp=2", VOCABULARY, **FLOAT),
     "bert_inductor": Case("bert", "dp=2", {"input_layouts": "S(0)"}, **FLOAT),
 }
 FOUR = {
