@@ -91,12 +91,13 @@ class Ours:
         want = self.truth.grads if self.replicated is None else [self.replicated.grads.get(n) for n in self.inputs]
         for name, grad in zip(self.inputs, want, strict=True):
             have = result.grads.get(name)
-            if grad is None:
-                said = None if have is None or not have.count_nonzero() else f"a gradient of {name} where there is none"
+            if have is None or grad is None:
+                one = grad if have is None else have
+                said = None if one is None or not one.count_nonzero() else f"is {'missing' if have is None else 'not zero'}"
             else:
-                said = f"no gradient of {name}" if have is None else difference([have], [grad])
+                said = difference([have], [grad])
             if said:
-                return f"gradient of {name}: {said}"
+                return f"gradient of {name} {said}"
         return None
 
 

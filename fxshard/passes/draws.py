@@ -197,6 +197,18 @@ def rrelu(mode: Numbering, input: Tensor, lower: float = 1 / 8, upper: float = 1
     return torch.where(input >= 0, input, input * slopes.to(input.dtype))
 
 
+def sampled(plain: Callable[..., Any], space: int) -> Callable[..., Any]:
+    """Fractional max pooling, whose windows start at places drawn for each channel."""
+
+    def pooled(mode: Numbering, input: Tensor, *args: Any, _random_samples: Tensor | None = None, **kwargs: Any) -> Any:
+        if _random_samples is None:
+            batch = 1 if input.dim() == space + 1 else input.size(0)
+            _random_samples = draw(mode, "uniform", [batch, input.size(-space - 1), space], input.dtype)
+        return plain(input, *args, _random_samples=_random_samples, **kwargs)
+
+    return pooled
+
+
 def dropout(mode: Numbering, input: Tensor, p: float, train: bool) -> Any:
     return _dropped(input, p, train, lambda: masked(mode, input, p))
 
@@ -283,6 +295,10 @@ DRAWS: dict[Any, Callable[..., Any]] = {
     torch.feature_alpha_dropout: feature_alpha_dropout,
     torch.feature_alpha_dropout_: in_place(feature_alpha_dropout),
     torch.native_dropout: native_dropout,
+} | {
+    f: sampled(f, space)
+    for space, names in ((2, "fractional_max_pool2d"), (3, "fractional_max_pool3d"))
+    for f in (getattr(F, names), getattr(F, f"{names}_with_indices"))
 }
 """What the user calls -> what is traced in its place; the first argument is the mode, which numbers the draws."""
 

@@ -22,7 +22,7 @@ FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
 
 
-CPU_SHAPES = frozenset({aten._native_batch_norm_legit_no_training.default})
+CPU_SHAPES = frozenset({aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default})
 """Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
 
 KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")

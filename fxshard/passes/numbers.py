@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -23,6 +25,15 @@ def tensors_of_numbers(joint: fx.GraphModule) -> frozenset[int]:
             places.add(desc.idx)
     output.args = (tuple(values),)
     return frozenset(places)
+
+
+def drop_wrong_bounds(joint: fx.GraphModule) -> None:
+    """torch bounds what masked_select gives by the size of its first operand, which is too little where the mask is larger."""
+    for select in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
+        x, mask = (n.meta["val"].shape for n in select.args)
+        if x != mask:
+            for check in [u for size in select.users for le in size.users if le.target is operator.le for u in le.users]:
+                joint.graph.erase_node(check)
 
 
 def _fake(graph: fx.Graph, dtype: torch.dtype) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +42,10 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.neutralise import Neutralise
-from fxshard.passes.numbers import tensors_of_numbers
+from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
+from fxshard.passes.spelled import Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
@@ -61,25 +63,73 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    fake_model = fake_copy(model, mode, train)
-    flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-    paths = [_path_name(path) for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]]
-    flat = [fake_tensor(a, mode, train) for a in flat]
-    fake_args, fake_kwargs = pytree.tree_unflatten(flat, in_spec)
+    arguments = (tuple(args), dict(kwargs or {}))
     with readable_errors(type(model).__name__), _grad(train):
-        own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
-        with mode, _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
-            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
-        _list_changes(type(model).__name__, changed)
-        out_spec = captured_out_spec(captured)
-        captured.graph.set_codegen(fx.graph.CodeGen())
-        captured.recompile()
-        names = _parameter_names(model, fake_model, captured)
-        spell_attributes(captured, model, fake_model, names, flat)
-        joint = joint_graph(captured, flat, train)
+        try:
+            joint, names, out_spec = _capture(model, arguments, train, contextlib.nullcontext())
+        except FxshardError:
+            raise
+        except Exception as error:
+            try:
+                joint, names, out_spec = _capture(model, arguments, train, Spelled())
+            except Exception:
+                raise error from None
+    leaves, in_spec = pytree.tree_flatten_with_path(arguments)
+    paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
     return replace(graph, constants=constants_of(args, kwargs))
+
+
+def _capture(
+    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: contextlib.AbstractContextManager[Any]
+) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+    """The joint graph, the model's names of its parameters, and the structure of what it returns."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    fake_model = fake_copy(model, mode, train)
+    leaves, in_spec = pytree.tree_flatten(arguments)
+    leaves = [fake_tensor(a, mode, train) for a in leaves]
+    fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
+    flat = [a for a in leaves if not _is_bound(a)]
+    own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
+    with mode, spelled, _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
+        if len(flat) == len(leaves):
+            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
+        else:
+            captured = capture_dynamo_graph(_Bound(fake_model, leaves, in_spec))(*flat)
+    _list_changes(type(model).__name__, changed)
+    out_spec = captured_out_spec(captured)
+    captured.graph.set_codegen(fx.graph.CodeGen())
+    captured.recompile()
+    names = _parameter_names(model, fake_model, captured)
+    with spelled:
+        spell_attributes(captured, model, fake_model, names, flat)
+        joint = joint_graph(captured, flat, train)
+    return joint, names, out_spec
+
+
+class _Bound(nn.Module):
+    """A model with the arguments that Dynamo takes for no inputs (slices, options, modules) held fast."""
+
+    def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.model, self.spec = model, spec
+        self.bound = [leaf if _is_bound(leaf) else None for leaf in leaves]
+        self.free = [i for i, leaf in enumerate(leaves) if not _is_bound(leaf)]
+
+    def forward(self, *free: Any) -> Any:
+        leaves = list(self.bound)
+        for place, value in zip(self.free, free, strict=True):
+            leaves[place] = value
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.model(*args, **kwargs)
+
+
+INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Kinds of arguments that Dynamo takes for inputs of a graph."""
+
+
+def _is_bound(leaf: Any) -> bool:
+    return not isinstance(leaf, INPUTS) or isinstance(leaf, enum.Enum)
 
 
 def check_call(model: Any, args: Any) -> None:
@@ -141,6 +191,7 @@ def planning_graph(
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
     drop_tokens(joint)
+    drop_wrong_bounds(joint)
     spell_constants(joint)
     spell_strides(joint)
     _tidy(joint)

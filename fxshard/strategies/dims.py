@@ -60,9 +60,9 @@ def unsqueeze(call: Call) -> Factors:
 def squeezed(call: Call) -> list[int]:
     """The dims that a squeeze drops: those asked for whose global size is 1."""
     shape = call.operands[0].shape
-    asked = range(len(shape)) if call.op == "aten.squeeze.default" else normal_dims(call.arg(1, "dim"), len(shape))
-    if call.arg(1, "dim") == ():
-        asked = ()
+    if call.op == "aten.squeeze.dims" and not call.arg(1, "dim"):
+        return []
+    asked = normal_dims(call.arg(1, "dim"), len(shape)) if call.op != "aten.squeeze.default" else range(len(shape))
     return [d for d in asked if shape and is_one(shape[d])]
 
 

@@ -41,17 +41,25 @@ def trilinear(call: Call) -> Factors:
 
 
 def distance(call: Call) -> Factors:
-    """out[m, n] = norm of a[m, :] - b[n, :], batches broadcast from the right."""
-    a, b = (meta.ndim - 2 for meta in call.operands)
-    batch = [f"b{i}" for i in range(max(a, b))]
-    return factors([[*batch[len(batch) - a :], "m", "k!"], [*batch[len(batch) - b :], "n", "k!"]], [[*batch, "m", "n"]])
+    """out[m, n] = norm of a[m, :] - b[n, :]."""
+    (out,) = call.outputs
+    assert out is not None
+    batch, (a, b) = _batches(out.ndim), call.operands
+    return factors([[*batch[out.ndim - a.ndim :], "m", "k!"], [*batch[out.ndim - b.ndim :], "n", "k!"]], [[*batch, "m", "n"]])
 
 
 def distance_backward(call: Call) -> Factors:
     """(grad, a, b, p, distances) -> the gradient of a: a sum over n, linear in grad."""
-    batch = [f"b{i}" for i in range(call.operands[0].ndim - 2)]
-    a, b, pairs = [*batch, "m", "k!"], [*batch, "n", "k!"], [*batch, "m", "n"]
-    return factors([pairs, a, b, pairs], [a], linear=linear_groups(call, [(0,)]))
+    ndim = call.operands[0].ndim
+    batch = _batches(ndim)
+    a, b = ([*batch[ndim - call.operands[i].ndim :], name, "k!"] for i, name in ((1, "m"), (2, "n")))
+    pairs = [*batch, "m", "n"]
+    (out,) = call.outputs
+    assert out is not None
+    return factors([pairs, a, b, pairs], [[*batch[ndim - out.ndim :], "m", "k!"]], linear=linear_groups(call, [(0,)]))
+
+def _batches(ndim: int) -> list[str]:
+    return [f"b{i}" for i in range(ndim - 2)]
 
 
 def activated(call: Call) -> Factors:

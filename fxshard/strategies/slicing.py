@@ -171,6 +171,8 @@ def local_narrow(ctx: LocalContext) -> Any:
 def unfold(call: Call) -> Factors:
     """Windows of a dim, as a last dim."""
     shape = call.operands[0].shape
+    if not shape:
+        return moved(call, [], ["window!"])
     dim = call.arg(1) % len(shape)
     whole, windows, window = _windows(call, shape[dim], 1)
     ins: list[Name] = list(named(len(shape)))
@@ -182,6 +184,8 @@ def unfold(call: Call) -> Factors:
 def unfold_backward(call: Call) -> Factors:
     """Windows added up where they came from; linear."""
     _, shape = _shapes(call)
+    if not shape:
+        return factors([["window!"]], [[]], linear=linear_groups(call, [(0,)]))
     dim = call.arg(2) % len(shape)
     whole, windows, window = _windows(call, shape[dim], 2)
     outs: list[Name] = list(named(len(shape)))
