@@ -49,6 +49,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, a
         centred = x - x.mean(1, keepdim=True)
         return (centred @ centred.mH / norm).squeeze()
     w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    assert w is not None
     total = w.sum()
     mean = (x * w).sum(1, keepdim=True) / total
     if aweights is None:

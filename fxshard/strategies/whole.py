@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fxshard.strategies.factors import replicate_all
+from fxshard.call import Call
+from fxshard.strategies.factors import MOVEMENT, Factors, Rule, linear_groups, replicate_all
 from fxshard.strategies.local import LocalContext, LocalForm
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register, replaced, unchanged
@@ -16,7 +18,7 @@ REASONS = {
     "nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor": (
         "what it returns depends on the values of the whole tensor"
     ),
-    "masked_scatter masked_scatter_backward": "elements are taken in the order of the whole mask",
+    "masked_scatter_backward": "elements are taken in the order of the whole mask",
     "put index_reduce": "places written more than once are written in the order of the whole",
     "_pdist_forward _pdist_backward": "pairs of rows stand in one long dim, which no shard of the rows is a shard of",
     "_local_scalar_dense": "a number is the same on all ranks",
@@ -25,6 +27,7 @@ REASONS = {
     "_linalg_check_errors": "a check has no output",
 }
 STRIDED = "places in memory are those of the whole tensor"
+MASKED = "elements are taken in the order of the whole mask"
 
 
 def by_memory(ctx: LocalContext) -> Any:
@@ -33,10 +36,21 @@ def by_memory(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
 
 
+def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
+    """Elements of arguments in ``groups`` are put elsewhere, so that what is pending stays so."""
+
+    def rule(call: Call) -> Factors:
+        return replace(replicate_all(call, reason), linear=linear_groups(call, groups, MOVEMENT))
+
+    return rule
+
+
 def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
     register(names(ops), functools.partial(replicate_all, note=reason), local=local)
 
 
 for _ops, _reason in REASONS.items():
     _register(_ops, _reason)
-_register("as_strided as_strided_copy as_strided_scatter", STRIDED, by_memory)
+register(names("masked_scatter"), moving(MASKED, (0, 2)))
+register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
+_register("as_strided_scatter", STRIDED, by_memory)
