@@ -2,11 +2,13 @@
 #   make test PYTHON=python3.12                 another interpreter
 #   make test TORCH="torch==2.13.0+cpu"         another build of torch (any arguments of `pip install`)
 #   make test PYTEST_ARGS="-k layout"           other arguments for pytest
+#   make ops OPS_ARGS="--again"                 all operators anew; --help lists the arguments
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
+OPS_ARGS ?=
 
 BIN := .venv/bin
 # The stamp is named after TORCH, so that another TORCH is another installation, and touched only when all went well.
@@ -17,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test equal lint types imports clean prerequisites venv
+.PHONY: help demo test equal ops lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -30,6 +32,9 @@ test: lint types imports ## everything that must pass before a commit
 
 equal: $(STAMP) ## the full sweep: sharded models against one device (long)
 	$(PYTEST) -m slow tests/models tests/distributed $(PYTEST_ARGS)
+
+ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
 
 lint: $(STAMP) ## ruff
 	$(BIN)/python -m ruff check .

@@ -41,6 +41,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,7 +54,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-FAKE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException)
+FAKE_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 """What fakes raise of themselves, where a tensor with values would do."""
 
 TOKEN_INPUTS = (ForwardTokenAOTInput, BackwardTokenAOTInput)

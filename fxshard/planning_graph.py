@@ -155,7 +155,7 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
 
 
 def at_run_time(node: fx.Node) -> bool:
-    """Whether a size or a number that only running tells is among what ``node`` reads or gives: it is replicated then."""
+    """Whether ``node`` reads or gives a size or a number that only running tells, or a sparse tensor: it is replicated then."""
     if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
         return True
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
@@ -164,7 +164,7 @@ def at_run_time(node: fx.Node) -> bool:
 
 def _from_data(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return UNKNOWN in plain_shape(value.shape)
+        return value.layout != torch.strided or UNKNOWN in plain_shape(value.shape)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(value))
 
 

@@ -28,7 +28,7 @@ def prepare() -> None:
 def measure(key: str, count: int, combinations: int, sides: tuple[str, ...] = ("ours", "dtensor")) -> dict[str, Any]:
     """All that is said of the entry ``key``, ready for JSON."""
     start = time.process_time()
-    record: dict[str, Any] = {"key": key}
+    record: dict[str, Any] = {"key": key, "caps": [count, combinations]}
     findings: dict[tuple[str, str], list[Finding]] = {(side, way): [] for side in sides for way in WAYS}
     try:
         one = entry(key, entries()[key])

@@ -1,1 +1,115 @@
-def write_report(path, records, samples, combinations): pass
+"""docs/operators.md from the records: the table, our exceptions with their reasons, DTensor's by cause."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from bench.operators.entries import UNDEFINED, WORLDS
+
+Record = dict[str, Any]
+Row = tuple[str, str, str]
+SIDES = ("ours", "dtensor")
+RAN = ("right", "wrong", "error", "no strategy", "crash", "time")
+FURTHER: list[Callable[[Sequence[Record]], list[Row]]] = []
+"""Functions that give further rows (what, fxshard, DTensor) for the table: measurements made elsewhere attach here."""
+
+
+def coverage_rows(records: Sequence[Record]) -> list[Row]:
+    """Entries right, and wrong answers, forward and backward, of those that run on one device."""
+    rows: list[Row] = []
+    for way in ("forward", "backward"):
+        able = [r for r in records if any(r[side][way]["kind"] in RAN for side in SIDES if side in r)]
+        counts = {side: Counter(r[side][way]["kind"] for r in able if side in r) for side in SIDES}
+        rows.append((f"entries right, {way}", *(f"{counts[s]['right']} of {len(able)}" if counts[s] else "-" for s in SIDES)))
+        rows.append((f"entries with a wrong answer, {way}", *(str(counts[s]["wrong"]) if counts[s] else "-" for s in SIDES)))
+    return rows
+
+
+def write_report(path: Path, records: Sequence[Record], samples: int, combinations: int) -> None:
+    """Writes the page; ``records`` in the order of torch's list."""
+    rows = [row for give in (coverage_rows, *FURTHER) for row in give(records)]
+    parts = [
+        "# Operator coverage",
+        _about(records, samples, combinations),
+        tabulate(rows, ("", "fxshard", "DTensor"), tablefmt="github"),
+        "## What does not run right on fxshard",
+        tabulate(exceptions(records, "ours"), ("entry", "way", "verdict", "reason"), tablefmt="github"),
+        "## What cannot run on one device here",
+        tabulate(unable(records), ("reason", "entries"), tablefmt="github"),
+        "## What does not run right on DTensor, by cause",
+        tabulate(causes(records), ("way", "cause", "entries", "for example"), tablefmt="github"),
+        "## Treated apart",
+        _apart(records),
+        "## Run replicated for want of a rule",
+        tabulate(replicated(records), ("operator", "entries that have it"), tablefmt="github"),
+    ]
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _about(records: Sequence[Record], samples: int, combinations: int) -> str:
+    return (
+        f"Written by `make ops` over the {len(records)} entries of torch's `op_db`. Of each entry at most {samples} samples, one from "
+        f"each part of its list, on {' and '.join(map(str, WORLDS))} ranks in turn (one axis; shards uneven and empty where they come so); "
+        f"of each sample at most {combinations} combinations of input placements (replicated, or sharded on any dim longer than 1), the "
+        "same for both sides, all drawn from fixed seeds. In float64 where an entry has it. An entry is right if every combination gives "
+        "what the operator gives on one device, to 1e-9 of a tensor's norm; gradients are of random tangents. fxshard takes a random "
+        "legal plan for all but the inputs. DTensor runs in LocalTensorMode; what is not right there is run again on a thread a rank, "
+        "and that counts."
+    )
+
+
+def exceptions(records: Sequence[Record], side: str) -> list[tuple[str, str, str, str]]:
+    """(entry, way, verdict, reason) of all that ran and is not right."""
+    bad = [(r["key"], way, r[side][way]) for r in records if side in r for way in ("forward", "backward")]
+    return [(key, way, f["kind"], _cell(f["detail"])) for key, way, f in bad if f["kind"] in RAN and f["kind"] != "right"]
+
+
+def unable(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(reason, entries) of those that one device does not run either."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        finding = record[next(s for s in SIDES if s in record)]["forward"]
+        if finding["kind"] == "skipped":
+            found.setdefault(_cell(finding["detail"]), []).append(record["key"])
+    return [(reason, ", ".join(keys)) for reason, keys in found.items()]
+
+
+def causes(records: Sequence[Record]) -> list[tuple[str, str, int, str]]:
+    """(way, cause, how many, a few): details without their numbers and names."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for key, way, kind, detail in exceptions(records, "dtensor"):
+        cause = "no sharding strategy" if kind == "no strategy" else "wrong answer" if kind == "wrong" else _general(detail)
+        found.setdefault((way, cause), []).append(key)
+    order = sorted(found.items(), key=lambda item: (item[0][0] != "forward", -len(item[1]), item[0][1]))
+    return [(way, cause, len(keys), ", ".join(keys[:4])) for (way, cause), keys in order]
+
+
+def _general(detail: str) -> str:
+    """An error without what differs from operator to operator."""
+    text = re.sub(r"(aten|prims|torch)[.:]+[\w.:]+", "OPERATOR", detail)
+    return re.sub(r"[\[(]?-?\d[\d, x]*[\])]?", "N", text)[:110]
+
+
+def replicated(records: Sequence[Record]) -> list[tuple[str, int]]:
+    counts = Counter(op for r in records for op in r.get("fallbacks", ()))
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _apart(records: Sequence[Record]) -> str:
+    random = ", ".join(r["key"] for r in records if r.get("random"))
+    filled = ", ".join(sorted(UNDEFINED))
+    return (
+        f"Random (runs on one device differ from seed to seed), so held against the same program replicated on fxshard, and by shape and "
+        f"dtype only on DTensor: {random}.\n\nResults hold what was in memory, so torch is asked to fill it: {filled}.\n\nResults that are "
+        "not unique (eigenvectors, factors of a decomposition) are compared after the function that the database gives with the sample."
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -7,6 +7,6 @@ scaling, ``random`` for every other draw, ``constant`` for small tensors that th
 is the only node of a lowered graph that knows the rank.
 """
 
-from fxshard.ops import attention, contraction, creation, cross_entropy, local_region, mesh_ops, normalization, random, softmax
+from fxshard.ops import attention, contraction, creation, cross_entropy, fakes, local_region, mesh_ops, normalization, random, softmax
 
-__all__ = ["attention", "contraction", "creation", "cross_entropy", "local_region", "mesh_ops", "normalization", "random", "softmax"]
+__all__ = ["attention", "contraction", "creation", "cross_entropy", "fakes", "local_region", "mesh_ops", "normalization", "random", "softmax"]

@@ -71,7 +71,7 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
 def _replicated(call: Call, mesh: Mesh) -> OpStrategy:
     whole = Layout.replicated(mesh.ndim)
     spec = OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs))
-    return OpStrategy((spec,), True, "it reads or gives a size or a number that only running tells")
+    return OpStrategy((spec,), True, "it reads or gives a size or a number that only running tells, or a sparse tensor")
 
 
 def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:

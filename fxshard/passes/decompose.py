@@ -52,7 +52,7 @@ def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 def _mean_dim(x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     dims = list(dim) if dim else list(range(x.dim()))
-    return aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype) / math.prod(x.shape[d] for d in dims)
+    return aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype) / math.prod(x.shape[d] for d in dims if x.dim())
 
 
 def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int) -> Any:

@@ -22,7 +22,14 @@ FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 """The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
 
 
-CPU_SHAPES = frozenset({aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default})
+CPU_SHAPES = frozenset(
+    {
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._embedding_bag.default,
+        aten._embedding_bag_forward_only.default,
+    }
+)
 """Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
 
 KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
@@ -69,8 +76,8 @@ def _fake(value: torch.Tensor) -> Any:
 
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
-    """A traced value as the graph keeps them while it grows; one of unknown size stays a fake."""
-    if UNKNOWN in plain_shape(value.shape):
+    """A traced value as the graph keeps them while it grows; one of unknown size, or sparse, stays a fake."""
+    if UNKNOWN in plain_shape(value.shape) or value.layout != torch.strided:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 

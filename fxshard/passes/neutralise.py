@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -31,10 +31,14 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; everything else passes."""
+    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; everything else passes.
 
-    def __init__(self) -> None:
+    ``spelled``: further functions and what to call in their place, where this mode is on as well.
+    """
+
+    def __init__(self, spelled: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
+        self.spelled = spelled or {}
         self.draws: Iterator[int] = itertools.count()
         self.log_softmaxes = LogSoftmaxes()
         self._inside: list[Any] = []
@@ -46,6 +50,9 @@ class Neutralise(TorchFunctionMode):
             result = replacement(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if func in self.spelled:
+            with self:
+                return self.spelled[func](*args, **kwargs)
         body = _body(func) if isinstance(func, FunctionType) and func not in self._inside else None
         return func(*args, **kwargs) if body is None else self._look_into(func, body, args, kwargs)
 

@@ -7,17 +7,19 @@ are equal, that a weight is positive) is then computed, not decided.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
 def equal(input: Tensor, other: Tensor) -> Any:
     """Whether all elements are equal, as a number that only running tells."""
-    return bool(input.shape == other.shape) and (input == other).all().item()
+    return (input == other).all().item() if input.shape == other.shape else False
 
 
 def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Any:
@@ -51,6 +53,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, a
     w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     assert w is not None
     total = w.sum()
+    _assert(total != 0, "cov(): weights sum to zero, can't be normalized")
     mean = (x * w).sum(1, keepdim=True) / total
     if aweights is None:
         norm = total - correction
@@ -70,6 +73,95 @@ def corrcoef(input: Tensor) -> Tensor:
     return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
 
 
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """(log v + (x - t)^2 / v) / 2, v at least eps but with the gradient of what was given."""
+    if not isinstance(var, Tensor):
+        var = var * torch.ones_like(input)
+    elif var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    _assert((var >= 0).all(), "var has negative entry/entries")
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """As many classes as the greatest of them asks for, where no number is given."""
+    count: Any = num_classes if num_classes >= 0 else input.max().item() + 1
+    return (input.unsqueeze(-1) == torch.arange(count, device=input.device)).to(torch.int64)
+
+
+def istft(
+    input: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    """Frames transformed back, windowed and added up where they overlap, over the sum of the squared windows."""
+    hop, width = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
+    frames = (input if input.dim() == 3 else input.unsqueeze(0)).transpose(1, 2)
+    if window is None:
+        window = torch.ones(width, dtype=frames.real.dtype, device=input.device)
+    left = (n_fft - width) // 2
+    window = F.pad(window, (left, n_fft - width - left))
+    norm = "ortho" if normalized else None
+    if return_complex:
+        frames = torch.fft.ifft(frames, dim=-1, norm=norm)
+    else:
+        half = frames[..., : n_fft // 2 + 1] if onesided is False or (onesided is None and frames.shape[-1] == n_fft) else frames
+        frames = torch.fft.irfft(half, n_fft, dim=-1, norm=norm)
+    size = n_fft + hop * (frames.shape[1] - 1)
+    signal = _overlap(frames * window, size, n_fft, hop)
+    weight = _overlap(window.pow(2).expand(1, frames.shape[1], n_fft), size, n_fft, hop)
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else size - n_fft // 2 if center else size
+    signal, weight = signal[:, start:end], weight[:, start:end]
+    _assert((weight.abs() > 1e-11).all(), "istft: the windows overlap to zero")
+    signal = signal / weight
+    if end > size:
+        signal = F.pad(signal, (0, end - size))
+    return signal if input.dim() == 3 else signal.squeeze(0)
+
+
+def _overlap(frames: Tensor, size: int, n_fft: int, hop: int) -> Tensor:
+    return torch.ops.aten.unfold_backward(frames, [frames.shape[0], size], 1, n_fft, hop)
+
+
+def _assert(holds: Tensor, message: str) -> None:
+    """What torch checks in Python, checked when the graph runs."""
+    torch.ops.aten._assert_async.msg(holds, message)
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """Losses of the sequences; their mean is over each divided by its target's length."""
+    overload = torch.ops.aten._ctc_loss.Tensor if isinstance(target_lengths, Tensor) else torch.ops.aten._ctc_loss.default
+    losses = overload(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == math.inf, 0, losses)
+    if reduction == "mean":
+        lengths = torch.as_tensor(target_lengths).clamp(min=1)
+        return (losses / lengths).mean()
+    return losses.sum() if reduction == "sum" else losses if log_probs.dim() == 3 else losses.squeeze(0)
+
+
 SPELLED: dict[Any, Callable[..., Any]] = {
     torch.equal: equal,
     Tensor.equal: equal,
@@ -82,6 +174,11 @@ SPELLED: dict[Any, Callable[..., Any]] = {
     Tensor.cov: cov,
     torch.corrcoef: corrcoef,
     Tensor.corrcoef: corrcoef,
+    torch.istft: istft,
+    Tensor.istft: istft,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+    F.one_hot: one_hot,
+    F.ctc_loss: ctc_loss,
 }
 
 

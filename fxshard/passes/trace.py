@@ -45,10 +45,10 @@ from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
-from fxshard.passes.spelled import Spelled
+from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
-from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, with_fixed
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, source_line, with_fixed
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
@@ -66,12 +66,12 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     arguments = (tuple(args), dict(kwargs or {}))
     with readable_errors(type(model).__name__), _grad(train):
         try:
-            joint, names, out_spec = _capture(model, arguments, train, contextlib.nullcontext())
+            joint, names, out_spec = _capture(model, arguments, train, {})
         except FxshardError:
             raise
         except Exception as error:
             try:
-                joint, names, out_spec = _capture(model, arguments, train, Spelled())
+                joint, names, out_spec = _capture(model, arguments, train, SPELLED)
             except Exception:
                 raise error from None
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
@@ -81,7 +81,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
 
 def _capture(
-    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: contextlib.AbstractContextManager[Any]
+    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: Mapping[Any, Any]
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -91,7 +91,8 @@ def _capture(
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
-    with mode, spelled, _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
+    again = Spelled if spelled else contextlib.nullcontext
+    with mode, again(), _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
         if len(flat) == len(leaves):
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         else:
@@ -101,10 +102,10 @@ def _capture(
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     names = _parameter_names(model, fake_model, captured)
-    with spelled:
+    with again():
         spell_attributes(captured, model, fake_model, names, flat)
-        joint = joint_graph(captured, flat, train)
-    return joint, names, out_spec
+        separate_outputs(captured, flat)
+    return joint_graph(captured, flat, train, spelled), names, out_spec
 
 
 class _Bound(nn.Module):
@@ -144,14 +145,13 @@ def check_call(model: Any, args: Any) -> None:
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
-def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool) -> fx.GraphModule:
-    """The functional aten graph of a flat Dynamo graph; its ends carry AOTAutograd's descriptors in ``meta["desc"]``.
-
-    An output that shares memory with an input or another output becomes a copy, so that it has a tangent of its own.
-    """
-    _separate_outputs(module, flat_args)
+def joint_graph(
+    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None
+) -> fx.GraphModule:
+    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
+    in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)
-    with contextlib.ExitStack() as stack, _grad(train), Neutralise():
+    with contextlib.ExitStack() as stack, _grad(train), Neutralise(spelled):
         exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
     return exported.graph_module
 
@@ -162,8 +162,8 @@ def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
     return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
 
 
-def _separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
-    """Clones outputs that are views of an input, or of another output."""
+def separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
+    """Clones outputs that are views of an input, or of another output, so that each has a tangent of its own."""
     probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
     values = probe(module, probes)
     held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
@@ -195,6 +195,7 @@ def planning_graph(
     spell_constants(joint)
     spell_strides(joint)
     _tidy(joint)
+    _refuse_sparse(joint, train)
     check_draws(joint)
     numbers = tensors_of_numbers(joint)
     outputs, fixed = _name_outputs(joint, names, paths)
@@ -227,11 +228,10 @@ def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
     """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
+    if value.layout != torch.strided:
+        raise TraceError(f"a tensor of shape {tuple(value.shape)} is sparse ({value.layout})", remedy="pass dense tensors")
     with mode:
-        strides = value.stride() if value.layout == torch.strided else None
-        fake = (
-            torch.empty(value.shape, dtype=value.dtype) if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype)
-        )
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         if isinstance(value, nn.Parameter):
             return nn.Parameter(fake, requires_grad=value.requires_grad and train)
         return fake.requires_grad_(value.requires_grad and train)
@@ -269,6 +269,18 @@ def _tidy(joint: fx.GraphModule) -> None:
             joint.graph.erase_node(node)
     joint.graph.eliminate_dead_code()
     _loosen_views(joint)
+
+
+def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
+    """AOTAutograd finds no gradient on the way of a sparse tensor; raises TraceError rather than to lose it."""
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided and (train or node.op == "placeholder"):
+            raise TraceError(
+                f"{node.name} ({node.target}) is a sparse tensor ({value.layout})",
+                where=source_line(node) or node.name,
+                remedy="pass dense tensors, and train without sparse ones",
+            )
 
 
 def _loosen_views(joint: fx.GraphModule) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
 from fxshard.passes.probe import probe
-from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph
+from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
 
@@ -185,6 +185,7 @@ def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: 
     flat = [fake_tensor(t, mode, train) for t in tensors]
     count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
     with readable_errors(GRAPH, REMEDY):
+        separate_outputs(module, flat)
         joint = joint_graph(module, flat, train)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})

@@ -60,15 +60,16 @@ def _like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
 
 
-def record(wanted: Iterable[str] | None = None, enough: int | None = None, first: str = "", seed: int = 0) -> dict[str, list[Sample]]:
-    """Calls of the ``wanted`` operators (None: of all) by name, while the entries of op_db run.
+def record(
+    wanted: Iterable[str] | None = None, entries: Iterable[Any] | None = None, enough: int | None = None, seed: int = 0
+) -> dict[str, list[Sample]]:
+    """Calls of the ``wanted`` operators (None: of all) by name, while ``entries`` of op_db (None: all) run.
 
-    ``enough``: stops when each has that many; ``first``: the name whose entries come first. Raises OptionError where
-    the packages that op_db needs are missing.
+    ``enough``: stops when each has that many. Raises OptionError where the packages that op_db needs are missing.
     """
     names = None if wanted is None else frozenset(wanted)
     found: dict[str, list[Sample]] = {}
-    for entry in sorted(operator_database(), key=lambda e: not _is_named(e, first)):
+    for entry in operator_database() if entries is None else entries:
         for dtype in DTYPES:
             if dtype in entry.dtypes:
                 _run(entry, dtype, _Recorder(names, found), seed)
@@ -129,7 +130,11 @@ def samples_of(op: str, count: int = 8, seed: int = 0) -> list[Sample]:
     """Up to ``count`` samples of an aten operator of different kinds; raises RuleError where torch has none."""
     name = qualified(op)
     operator(name)
-    found = record([name], enough=10 * count, first=name, seed=seed).get(name, []) or direct(name, seed)
+    every = operator_database()
+    found = record([name], [e for e in every if _is_named(e, name)], seed=seed).get(name, [])
+    if len(found) < count:
+        found += record([name], [e for e in every if not _is_named(e, name)], 10 * count, seed).get(name, [])
+    found = found or direct(name, seed)
     if not found:
         remedy = "give your own: --sample FILE.py:samples, a function that returns a list of argument tuples"
         raise RuleError(f"torch has no samples for {op}", remedy=remedy)

@@ -1,0 +1,47 @@
+"""What torch's own operators give on tensors without values, where torch does not say: shapes that a trace needs.
+
+One size of ``_ctc_loss`` depends on the data: the longest target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """``gelsy`` (the CPU's default) never gives residuals, ``gels`` always where there are more rows than columns."""
+    driver = driver or "gelsy"
+    if driver not in ("gels", "gelsy"):
+        raise NotImplementedError(f"with driver {driver!r} the shapes of what lstsq gives depend on the rank of its operand; use 'gels'")
+    m, n = self.shape[-2:]
+    vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
+    columns = () if vector else b.shape[-1:]
+    batch = torch.broadcast_shapes(self.shape[:-2], b.shape[:-1] if vector else b.shape[:-2]) if not vector else self.shape[:-2]
+    residuals = (*batch, *columns) if driver == "gels" and m > n else (0,)
+    return (
+        self.new_empty((*batch, n, *columns)),
+        self.new_empty(residuals, dtype=_real(self.dtype)),
+        self.new_empty((0,) if driver == "gels" else self.shape[:-2], dtype=torch.int64),
+        self.new_empty((0,), dtype=_real(self.dtype)),
+    )
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return torch.empty(0, dtype=dtype, device="meta").abs().dtype
+
+
+def ctc_loss(log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero: bool = False) -> Any:
+    """A loss a sequence, and the log of alpha: (batch, time, 2 longest target + 1)."""
+    time, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+    given = not isinstance(target_lengths, torch.Tensor)
+    longest = max(target_lengths) if given else torch.library.get_ctx().new_dynamic_size()
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, 2 * longest + 1))
+
+
+FAKES: dict[str, Callable[..., Any]] = {"aten::linalg_lstsq": lstsq, "aten::_ctc_loss": ctc_loss, "aten::_ctc_loss.Tensor": ctc_loss}
+
+for _name, _fake in FAKES.items():
+    torch.library.register_fake(_name, _fake)
