@@ -9,4 +9,15 @@ is the only node of a lowered graph that knows the rank.
 
 from fxshard.ops import attention, contraction, creation, cross_entropy, fakes, local_region, mesh_ops, normalization, random, softmax
 
-__all__ = ["attention", "contraction", "creation", "cross_entropy", "fakes", "local_region", "mesh_ops", "normalization", "random", "softmax"]
+__all__ = [
+    "attention",
+    "contraction",
+    "creation",
+    "cross_entropy",
+    "fakes",
+    "local_region",
+    "mesh_ops",
+    "normalization",
+    "random",
+    "softmax",
+]
