@@ -64,18 +64,28 @@ def scatter(call: Call) -> Factors:
     """x with out[index[i, j], j] = src[i, j]: a value written, added, or reduced."""
     if any(o.ndim != call.operands[0].ndim for o in call.operands):
         return replicate_all(call)
-    adds = call.op == "aten.scatter_add.default"
+    left = _accumulated(call)
+    adds = left is not None
     others = range(2, len(call.operands))
     x, index = _aligned(call, call.arg(1) % max(call.operands[0].ndim, 1), "k" if adds else "k!", *others)
     src = [[n if n.startswith(("d", "k")) else f"s{d}!" for d, n in enumerate(index)] for _ in others]
     if not all(same(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
         src = [[n if n.startswith("d") else f"s{d}!" for d, n in enumerate(index)] for _ in others]
-    return factors([x, index, *src], [x], linear=_scatter_groups(call), additive=(0,) if adds else ())
+    return factors([x, index, *src], [x], linear=_scatter_groups(call), additive=(0,) if adds else (), reduce={"k": left} if left else {})
+
+
+def _accumulated(call: Call) -> str | None:
+    """The reduction in which what is written joins what is there; None where it takes its place."""
+    if call.op == "aten.scatter_add.default":
+        return "sum"
+    if call.op != "aten.scatter_reduce.two" or not dict(call.kwargs).get("include_self", True):
+        return None
+    return {"sum": "sum", "prod": "product", "amax": "max", "amin": "min"}.get(call.arg(4))
 
 
 def _scatter_groups(call: Call) -> Any:
     if call.op == "aten.scatter_add.default":
-        return linear_groups(call, [(0, 3)], SUMS)
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
     if call.op == "aten.scatter.src":
         return linear_groups(call, [(0, 3)], MOVEMENT)
     if call.op == "aten.scatter.value":
@@ -86,7 +96,7 @@ def _scatter_groups(call: Call) -> Any:
 def _reduced_groups(call: Call, reduce: str) -> Any:
     """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
     if reduce in ("sum", "mean"):
-        return linear_groups(call, [(0, 3)], SUMS)
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
     if reduce == "prod":
         return linear_groups(call, [(0, 3)], ("product",))
     same_extreme = linear_groups(call, [(0, 3)], (reduce.removeprefix("a"),))

@@ -63,6 +63,11 @@ def rounded(call: Call) -> Factors:
     return pointwise_rule(rising=(0,))(call) if is_real(call.operands[0].dtype) else pointwise_rule((0,), ops=MOVEMENT)(call)
 
 
+def signed(call: Call) -> Factors:
+    """Rising, and the sign of a product is the product of signs, unless it wraps around."""
+    return pointwise_rule(rising=(0,), products=[(0,)] if is_real(call.operands[0].dtype) else ())(call)
+
+
 def clamped(call: Call) -> Factors:
     """min(max(x, low), high): rising in each; an extreme of two of them at once where they meet in that extreme."""
     both = (*linear_groups(call, [(0, 1)], ("max",)), *linear_groups(call, [(0, 2), (1, 2)], ("min",)))
@@ -127,7 +132,7 @@ register(
     pointwise_rule(rising=(0,)),
 )
 register(names("ceil floor round round.decimals trunc"), rounded)
-register(names("sign"), pointwise_rule(rising=(0,), products=[(0,)], real=True))
+register(names("sign"), signed)
 register(names("erfc"), pointwise_rule(falling=(0,)))
 register(overloads("gt ge", "Tensor", "Scalar"), pointwise_rule(rising=(0,), falling=(1,), compares=True))
 register(overloads("lt le", "Tensor", "Scalar"), pointwise_rule(rising=(1,), falling=(0,), compares=True))

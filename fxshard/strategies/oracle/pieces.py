@@ -45,7 +45,8 @@ def _real(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild
     if op in ("max", "min"):
         size = [s.where(s < 1.25 * unit, math.inf) for s in size] if wild else size
         away = [s.to(x.dtype) for s in size]
-        return [x, *(x - s if op == "max" else x + s for s in away)]
+        # What is infinite has no number beside it: all parts are it.
+        return [x, *((x - s if op == "max" else x + s).where(x.isfinite(), x) for s in away)]
     signs = [torch.rand(x.shape, generator=generator) < 0.5 for _ in size]
     noise = [s.where(sign, -s).to(x.dtype) for s, sign in zip(size, signs, strict=True)]
     if op == "product":
@@ -97,36 +98,42 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     return info.min if op == "max" else info.max
 
 
-def valid_placements(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor) -> tuple[Placement, ...]:
+def tolerance(tensors: Sequence[torch.Tensor]) -> float:
+    """How far results may be off, relative to their greatest number: as far as the narrowest of real ``tensors`` rounds."""
+    narrow = any(is_real(t.dtype) and t.dtype not in (torch.float64, torch.complex128) for t in tensors)
+    return CLOSE**0.5 if narrow else CLOSE
+
+
+def valid_placements(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, limit: float = CLOSE) -> tuple[Placement, ...]:
     """Every placement by which the pieces make up ``whole``, replicated first; None: a rank that had nothing to run on."""
     present = [p for p in pieces if p is not None]
     if not present or any(p.dtype != whole.dtype or p.ndim != whole.ndim for p in present):
         return ()
-    if len(present) == len(pieces) and all(close(p, whole) for p in present):
+    if len(present) == len(pieces) and all(close(p, whole, limit) for p in present):
         return (Replicate(),)
-    shards = [Shard(d) for d in range(whole.ndim) if _joins(pieces, whole, d)]
-    return (*shards, *(Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op)))
+    shards = [Shard(d) for d in range(whole.ndim) if _joins(pieces, whole, d, limit)]
+    return (*shards, *(Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op, limit)))
 
 
-def holds(pieces: Sequence[torch.Tensor], whole: torch.Tensor, placement: Placement) -> bool:
+def holds(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, placement: Placement, limit: float = CLOSE) -> bool:
     """Whether the pieces make up ``whole`` by ``placement``."""
     if isinstance(placement, Shard):
-        return _joins(pieces, whole, placement.dim)
+        return _joins(pieces, whole, placement.dim, limit)
     if isinstance(placement, Partial):
-        return _reduces(pieces, whole, placement.reduce_op)
-    return all(close(p, whole) for p in pieces)
+        return _reduces(pieces, whole, placement.reduce_op, limit)
+    return all(p is not None and close(p, whole, limit) for p in pieces)
 
 
-def _joins(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, dim: int) -> bool:
+def _joins(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, dim: int, limit: float) -> bool:
     """Each piece is its chunk of ``whole``; a rank that ran nothing must own nothing."""
     for i, piece in enumerate(pieces):
         part = whole.narrow(dim, *chunk(whole.shape[dim], len(pieces), i))
-        if part.numel() != 0 if piece is None else not close(piece, part, whole):
+        if part.numel() != 0 if piece is None else not close(piece, part, limit, whole):
             return False
     return True
 
 
-def _reduces(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, op: str) -> bool:
+def _reduces(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, op: str, limit: float) -> bool:
     """Where the whole is infinite, parts of a sum or a product have no numbers to add."""
     present = [p for p in pieces if p is not None]
     if any(p.shape != whole.shape for p in present):
@@ -135,7 +142,7 @@ def _reduces(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, op: str
     if is_real(whole.dtype) and op not in ("max", "min"):
         finite = whole.isfinite()
         found, whole = found.where(finite, torch.zeros_like(found)), whole.where(finite, torch.zeros_like(whole))
-    return close(found, whole)
+    return close(found, whole, limit)
 
 
 def _reduced(pieces: Sequence[torch.Tensor], op: str, ranks: int) -> torch.Tensor:
@@ -149,7 +156,7 @@ def _reduced(pieces: Sequence[torch.Tensor], op: str, ranks: int) -> torch.Tenso
     return stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
-def close(piece: torch.Tensor, part: torch.Tensor, whole: torch.Tensor | None = None) -> bool:
+def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: torch.Tensor | None = None) -> bool:
     """Equal but for rounding, which is relative to the greatest number of ``whole`` (of ``part``, if not given)."""
     if piece.shape != part.shape or piece.dtype != part.dtype:
         return False
@@ -157,7 +164,7 @@ def close(piece: torch.Tensor, part: torch.Tensor, whole: torch.Tensor | None = 
         return torch.equal(piece, part)
     if piece.numel() == 0:
         return True
-    limit = CLOSE if piece.dtype in (torch.float64, torch.complex128) else CLOSE**0.5
+    limit = max(limit, tolerance([piece]))
     sizes = (part if whole is None else whole).abs().nan_to_num(0.0, 0.0, 0.0)
     return bool(torch.allclose(piece, part, rtol=limit, atol=limit * float(sizes.max()), equal_nan=True))
 

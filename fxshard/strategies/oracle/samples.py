@@ -114,7 +114,7 @@ def filled(sample: Sample, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, 
 def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
     """The operands in several values: as they are, shuffled, and shuffled, larger and negated.
 
-    Whole numbers may be places: instead of larger, half of them are zero.
+    Whole numbers may be places: instead of larger, half of them are zero. Real numbers that are all alike become random ones.
     """
     ordered = _ordered(sample)
     for number, factor in enumerate(FACTORS):
@@ -134,6 +134,8 @@ def _varied(x: torch.Tensor, factor: float, seed: tuple[int, int]) -> torch.Tens
     if x.numel() < 2:
         return x * factor if x.dtype.is_floating_point or x.dtype.is_complex else x
     generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), seed)).encode()))
+    if (x.dtype.is_floating_point or x.dtype.is_complex) and bool((x == x.flatten()[0]).all()):
+        x = torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator, dtype=torch.float64))
     shuffled = x.flatten()[torch.randperm(x.numel(), generator=generator)].reshape(x.shape)
     shuffled = torch.empty_like(x).copy_(shuffled)
     if x.dtype.is_floating_point or x.dtype.is_complex:

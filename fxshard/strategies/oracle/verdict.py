@@ -21,7 +21,7 @@ from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies.engine import op_strategy
 from fxshard.strategies.oracle.execution import by_rule, leaves_empty, on_shards
-from fxshard.strategies.oracle.pieces import close, holds, valid_placements
+from fxshard.strategies.oracle.pieces import close, holds, tolerance, valid_placements
 from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, run, variations
 from fxshard.strategies.oracle.search import Combination, search
 
@@ -107,13 +107,18 @@ class _Case:
     values: tuple[tuple[list[torch.Tensor], tuple[Any, ...]], ...] = field(default=())
 
     @property
+    def limit(self) -> float:
+        return tolerance(self.sample.tensors)
+
+    @property
     def is_telling(self) -> bool:
-        """Whether a wrong combination would show: operands of some size, whose elements differ; outputs whose elements do, or
-        that are lone numbers which differ between variations."""
-        if not all(t.numel() >= FEWEST and _tells(t) for t in self.sample.tensors):
+        """Whether a wrong combination would show: in some variation, operands of some size whose elements differ, and outputs
+        whose elements do; a lone number must differ between variations."""
+        if not all(t.numel() >= FEWEST for t in self.sample.tensors):
             return False
-        tensors = [[o for o in outputs if isinstance(o, torch.Tensor)] for _, outputs in self.values]
-        return bool(tensors) and all(_tells(torch.stack(o) if o[0].numel() == 1 else o[0]) for o in zip(*tensors, strict=True))
+        telling = [outputs for tensors, outputs in self.values if all(map(_tells, tensors))]
+        columns = zip(*([o for o in outputs if isinstance(o, torch.Tensor)] for outputs in telling), strict=True)
+        return bool(telling) and all(_tells(torch.stack(o)) if o[0].numel() == 1 else any(map(_tells, o)) for o in columns)
 
 
 def check_op(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Verdict:
@@ -202,7 +207,7 @@ def _wrong(case: _Case, spec: OpSpec, ranks: int) -> Finding | None:
         except Exception as error:
             return Finding(case.sample, _option(spec), f"on {ranks} ranks: {type(error).__name__}: {error}")
         for o, (pieces, expected) in enumerate(zip(results, whole, strict=True)):
-            if isinstance(expected, torch.Tensor) and not holds(pieces, expected, spec.outputs[o][0]):
+            if isinstance(expected, torch.Tensor) and not holds(pieces, expected, spec.outputs[o][0], case.limit):
                 return Finding(case.sample, _option(spec), f"on {ranks} ranks, output {o} is not that of the whole (variation {seed})")
     return None
 
@@ -228,7 +233,7 @@ def _outputs(case: _Case, combination: Combination, ranks: Sequence[int]) -> tup
         except Exception:
             return None
         tensor_outputs = [(pieces, w) for pieces, w in zip(results, whole, strict=True) if isinstance(w, torch.Tensor)]
-        here = [valid_placements(pieces, w) for pieces, w in tensor_outputs]
+        here = [valid_placements(pieces, w, case.limit) for pieces, w in tensor_outputs]
         found = here if found is None else [tuple(p for p in a if p in b) for a, b in zip(found, here, strict=True)]
         if not found or not all(found):
             return None

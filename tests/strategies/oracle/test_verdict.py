@@ -64,11 +64,11 @@ def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
 @pytest.mark.parametrize(
     ("op", "args"),
     [
-        ("mul.Tensor", (torch.ones(5, 6, dtype=torch.float64), torch.zeros(5, 6, dtype=torch.float64))),
-        ("sum.default", (torch.zeros(8, dtype=torch.float64),)),
+        ("mul.Tensor", (torch.ones(5, 6, dtype=torch.int64), torch.zeros(5, 6, dtype=torch.int64))),
+        ("sum.default", (torch.zeros(8, dtype=torch.bool),)),
         ("relu.default", (torch.tensor(2.0, dtype=torch.float64),)),
         ("add.Tensor", (real(0, 3), real(0, 3))),
-        ("sort.default", (torch.ones(6, 6, dtype=torch.float64),)),
+        ("sort.default", (torch.ones(6, 6, dtype=torch.int64),)),
     ],
 )
 def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
@@ -92,6 +92,14 @@ def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
         found = judge(Sample(f"aten.{op}", args)).missing
     assert found
     assert accident not in _options(found)
+
+
+def test_real_numbers_that_are_all_alike_are_tried_with_others() -> None:
+    x, zeros = real(5, 6), torch.zeros(5, 6, dtype=torch.float64)
+    with temporarily("aten.mul.Tensor", replicate_all):
+        found = _options(judge(Sample("aten.mul.Tensor", (x, zeros))).missing)
+    assert {"P, R -> P", "S(0), S(0) -> S(0)"} <= found
+    assert not {"P, P -> P", "S(0), R -> P", "P(max), R -> R"} & found
 
 
 def test_random_and_undefined_operators_are_not_judged() -> None:
