@@ -109,10 +109,9 @@ def valid_placements(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor,
     present = [p for p in pieces if p is not None]
     if not present or any(p.dtype != whole.dtype or p.ndim != whole.ndim for p in present):
         return ()
-    if len(present) == len(pieces) and all(close(p, whole, limit) for p in present):
-        return (Replicate(),)
+    same = len(present) == len(pieces) and all(close(p, whole, limit) for p in present)
     shards = [Shard(d) for d in range(whole.ndim) if _joins(pieces, whole, d, limit)]
-    return (*shards, *(Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op, limit)))
+    return (*([Replicate()] if same else []), *shards, *(Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op, limit)))
 
 
 def holds(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, placement: Placement, limit: float = CLOSE) -> bool:

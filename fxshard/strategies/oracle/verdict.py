@@ -237,4 +237,4 @@ def _outputs(case: _Case, combination: Combination, ranks: Sequence[int]) -> tup
         found = here if found is None else [tuple(p for p in a if p in b) for a, b in zip(found, here, strict=True)]
         if not found or not all(found):
             return None
-    return None if found is None else tuple(found)
+    return None if found is None else tuple((Replicate(),) if Replicate() in valid else valid for valid in found)

@@ -47,7 +47,8 @@ def test_zeros_are_made_up_exactly() -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_pieces_are_recognised(placement: object, ranks: int) -> None:
     x = real(5, 2)
-    assert valid_placements(cut(x, placement, ranks, 0), x) == (placement,)  # type: ignore[arg-type]  # any placement
+    own = [Partial(op) for op in ("avg", "max", "min")] if placement == Replicate() else []
+    assert valid_placements(cut(x, placement, ranks, 0), x) == (placement, *own)  # type: ignore[arg-type]  # any placement
 
 
 def test_an_absent_piece_must_own_nothing() -> None:

@@ -68,7 +68,7 @@ def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
         ("sum.default", (torch.zeros(8, dtype=torch.bool),)),
         ("relu.default", (torch.tensor(2.0, dtype=torch.float64),)),
         ("add.Tensor", (real(0, 3), real(0, 3))),
-        ("sort.default", (torch.ones(6, 6, dtype=torch.int64),)),
+        ("sort.default", (torch.ones(6, 6, dtype=torch.bool),)),
     ],
 )
 def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
