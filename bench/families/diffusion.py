@@ -63,6 +63,9 @@ def dit(dropout: bool) -> Case:
         num_embeds_ada_norm=1000,
         dropout=0.1 * dropout,
     )
+    if not dropout:
+        for block in model.transformer_blocks:  # classes are dropped too, for guidance
+            block.norm1.emb.class_embedder.dropout_prob = 0.0
     return _case(model, 8, 4, class_labels=torch.randint(1000, (4,)))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fxshard.call import Call
 from fxshard.strategies.factors import MOVEMENT, Factors, replicate_all
+from fxshard.strategies.local import dense
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.pointwise import names, overloads
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, unchanged
 
 
 def reinterpret(call: Call) -> Factors:
@@ -18,7 +19,7 @@ def reinterpret(call: Call) -> Factors:
     return pointwise_rule()(call)
 
 
-register("aten.view.dtype", reinterpret)
+register("aten.view.dtype", reinterpret, local=dense(unchanged))
 # Casts are copies: which reductions a change of dtype keeps is decided for all rules at once, in ``conversion``.
 register(names("clone detach alias lift_fresh lift_fresh_copy contiguous resolve_conj resolve_neg"), pointwise_rule((0,), ops=MOVEMENT))
 register(names("_to_copy") + overloads("to", "dtype", "device"), pointwise_rule((0,), ops=MOVEMENT))

@@ -9,8 +9,8 @@ import torch
 
 from fxshard.call import Call
 from fxshard.strategies.factors import MOVEMENT, Factors, Name, factors, is_one, linear_groups, same
-from fxshard.strategies.local import LocalContext
-from fxshard.strategies.registry import register
+from fxshard.strategies.local import LocalContext, dense
+from fxshard.strategies.registry import register, unchanged
 
 aten = torch.ops.aten
 
@@ -203,7 +203,7 @@ register(["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"], sque
 register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
-register(["aten.view_as_real.default", "aten.view_as_complex.default"], complex_parts)
+register(["aten.view_as_real.default", "aten.view_as_complex.default"], complex_parts, local=dense(unchanged))
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
 register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)

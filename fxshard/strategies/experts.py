@@ -13,7 +13,7 @@ import torch
 
 from fxshard.call import Call, Operand
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups, same
-from fxshard.strategies.local import LocalContext
+from fxshard.strategies.local import LocalContext, dense
 from fxshard.strategies.registry import register, replaced
 
 aten = torch.ops.aten
@@ -86,6 +86,14 @@ def local_grouped(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {0: front, 1: place.to_front(b), 2: place.offs}), **ctx.kwargs)
 
 
+def aligned(t: torch.Tensor) -> bool:
+    """Whether torch's kernel takes a matrix as it lies in memory: by rows or by columns, each at a multiple of 16 bytes."""
+    if t.ndim < 2:
+        return t.is_contiguous()
+    steps = sorted(t.stride()[-2:])
+    return steps[0] == 1 and all(s * t.element_size() % ALIGNMENT == 0 for s in (*t.stride()[:-2], steps[1]))
+
+
 class _Place:
     """Where the rows of a rank's own groups lie: ``count`` groups from ``first`` on, among ``rows`` rows."""
 
@@ -120,4 +128,4 @@ class _Place:
 
 register("transformers.grouped_mm_fallback.default", forward, local=local_forward)
 register("transformers.grouped_mm_fallback_backward.default", backward, local=local_backward)
-register("aten._grouped_mm.default", grouped, local=local_grouped)
+register("aten._grouped_mm.default", grouped, local=dense(local_grouped, aligned))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 from fxshard.call import Call
@@ -49,3 +50,24 @@ class LocalContext(Protocol):
 
 LocalForm = Callable[[LocalContext], Any]
 """Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""
+
+
+def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] = torch.Tensor.is_contiguous) -> LocalForm:
+    """``form`` on operands in contiguous memory, or in memory that it ``accepts``.
+
+    For kernels that ask for it, or that read other memory than they should: a shard may be cut out of something larger,
+    and comes in contiguous where the whole was a transpose.
+    """
+
+    def local(ctx: LocalContext) -> Any:
+        ctx.args = tuple(_dense(ctx, a, accepts) for a in ctx.args)
+        return form(ctx)
+
+    return local
+
+
+def _dense(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
+    tensor = value.meta["val"] if isinstance(value, fx.Node) else value
+    if not isinstance(tensor, torch.Tensor) or accepts(tensor):
+        return value
+    return ctx.emit(torch.ops.aten.clone.default, value, memory_format=torch.contiguous_format)

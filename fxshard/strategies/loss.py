@@ -14,9 +14,9 @@ import torch
 from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
-from fxshard.strategies.local import LocalContext, LocalForm
+from fxshard.strategies.local import LocalContext, LocalForm, dense
 from fxshard.strategies.notation import rule
-from fxshard.strategies.registry import register, replaced
+from fxshard.strategies.registry import register, replaced, unchanged
 from fxshard.strategies.softmax import in_pieces
 
 aten = torch.ops.aten
@@ -50,7 +50,7 @@ def backward(call: Call) -> Factors:
 
 
 register(["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], forward)
-register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward)
+register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward, local=dense(unchanged))
 
 
 def of_classes(x: int, dim: int) -> LocalForm:

@@ -9,7 +9,7 @@ import torch
 from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Name, Rule, factors, linear_groups
-from fxshard.strategies.local import LocalContext
+from fxshard.strategies.local import LocalContext, dense
 from fxshard.strategies.notation import rule
 from fxshard.strategies.registry import register, replaced, unchanged
 
@@ -112,10 +112,10 @@ _BACKWARD = rule("n c ..., n c ..., c, c, c, two! c -> n c ...", at=range(6), li
 register("fxshard.batch_norm_backward.default", _BACKWARD)
 
 register("aten.native_layer_norm.default", trailing())
-register("aten.native_layer_norm_backward.default", trailing((0,), like=1))
+register("aten.native_layer_norm_backward.default", trailing((0,), like=1), local=dense(unchanged))
 register("aten._fused_rms_norm.default", trailing())
-register("aten._fused_rms_norm_backward.default", trailing((0,), like=1))
-register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=local_group_norm)
+register("aten._fused_rms_norm_backward.default", trailing((0,), like=1), local=dense(unchanged))
+register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=dense(local_group_norm))
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
 register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], channels(False))
 register("aten.renorm.default", renorm)

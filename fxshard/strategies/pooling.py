@@ -16,7 +16,7 @@ import numpy as np
 from fxshard.call import Call, TensorMeta
 from fxshard.strategies.conversion import is_real
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups, same
-from fxshard.strategies.local import LocalContext
+from fxshard.strategies.local import LocalContext, dense
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register, replaced
 from fxshard.strategies.windows import OVERLAP, aten, each, moved_index, side_by_side, space, spanning
@@ -126,7 +126,7 @@ def maxima(count: int, adaptive: bool, backward: bool) -> tuple[Callable[[Call],
         out, places = (ctx.emit(operator.getitem, result, i) for i in (0, 1))
         return out, moved_index(ctx, places, part, whole, offsets, 1) if moved else places
 
-    return rule, local
+    return rule, dense(local) if backward else local
 
 
 def _fits(call: Call, kernel: int, big: Sequence[Any], small: Sequence[Any], dilated: bool = False) -> list[Fit]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fxshard.call import Call
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import Factors, Name, factors, linear_groups
-from fxshard.strategies.registry import register
+from fxshard.strategies.local import dense
+from fxshard.strategies.registry import register, unchanged
 
 
 def _dims(call: Call, v: int, dim: int) -> tuple[list[Name], list[Name]]:
@@ -28,5 +29,5 @@ def backward(call: Call) -> Factors:
     return factors([v, v, g, g], [v, g], linear=linear_groups(call, [(0,)]))
 
 
-register("aten._weight_norm_interface.default", forward)
-register("aten._weight_norm_interface_backward.default", backward)
+register("aten._weight_norm_interface.default", forward, local=dense(unchanged))
+register("aten._weight_norm_interface_backward.default", backward, local=dense(unchanged))

@@ -156,8 +156,14 @@ def _distribute(t: torch.Tensor, layout: Layout, mesh: tuple[int, ...]) -> dict[
     for c, p in parts.items():
         for d, (o, s) in enumerate(zip(local_offset(t.shape, layout, mesh, c), local_shape(t.shape, layout, mesh, c), strict=True)):
             p = p.narrow(d, o, s)
-        cut[c] = p.clone()
+        cut[c] = scattered(p)
     return cut
+
+
+def scattered(t: torch.Tensor) -> torch.Tensor:
+    """The same values in memory in another order and with gaps: what a rank holds may be part of something, or a transpose."""
+    room = t.new_zeros((*reversed(t.shape), 2))[..., 0]
+    return room.permute(*reversed(range(t.ndim))).copy_(t) if t.ndim else t.clone()
 
 
 def spread(t: torch.Tensor, op: str, n: int) -> list[torch.Tensor]:

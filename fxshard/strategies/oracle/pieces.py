@@ -111,7 +111,8 @@ def valid_placements(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor,
         return ()
     same = len(present) == len(pieces) and all(close(p, whole, limit) for p in present)
     shards = [Shard(d) for d in range(whole.ndim) if _joins(pieces, whole, d, limit)]
-    return (*([Replicate()] if same else []), *shards, *(Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op, limit)))
+    pending = [Partial(op) for op in REDUCE_OPS if has_reduction(op, whole.dtype) and _reduces(pieces, whole, op, limit)]
+    return (*([Replicate()] if same else []), *shards, *pending)
 
 
 def holds(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, placement: Placement, limit: float = CLOSE) -> bool:
