@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from functools import lru_cache
 
 import pytest
 import torch
@@ -15,16 +17,18 @@ from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
 from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values
 from fxshard.testing import assert_equal_to_one_device, one_device
+from fxshard.testing.compare import Reference
 from fxshard.testing.random_plan import random_graph_plan
 
 SLICE = ("perceptron", "mistral", "modernbert", "convnext", "mixtral", "mamba")
-EXACT = {"t5": 1e-9, "resnet": 1e-9, "wav2vec2": 1e-9, "dit": 1e-9, "unet": 1e-9, "bert": 1e-9}
-"""Families that compute in the model's dtype throughout, and how far float64 may be off."""
-ROUNDED = {"llama": 1e-4, "mixtral": 1e-4, "mamba": 1e-4, "whisper": 1e-4, "deepseek_v3": 1e-4}
-"""Those that turn to float32 in between, whatever the model's dtype is."""
+EXACT = ("bert", "convolutions", "dit", "resnet", "segformer", "swin", "unet", "wav2vec2", "whisper")
+"""Families that compute in the model's dtype throughout."""
+ROUNDED = ("deepseek_v3", "llama", "mamba", "mixtral", "t5")
+"""Those that turn to float32 in between, whatever the model's dtype is: sums in another order differ in the seventh digit."""
 
 
 @pytest.mark.parametrize("name", SLICE)
@@ -34,17 +38,27 @@ def test_no_operator_falls_back(name: str) -> None:
     assert found.nodes > 20 and not found.fallbacks
 
 
+@lru_cache(maxsize=1)
+def prepared(name: str) -> tuple[Case, PlanningGraph, Reference]:
+    """The case, its graph, and one device's results, for which experts are run one by one in plain matmuls."""
+    model, args, kwargs = make(name)
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if hasattr(module, "set_experts_implementation"):
+            module.set_experts_implementation("eager")
+    return (model, args, kwargs), trace(model, args, kwargs), one_device(plain, args, kwargs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
-def test_random_plans_equal_one_device(name: str, mesh: str) -> None:
-    model, args, kwargs = make(name)
-    graph, reference = trace(model, args, kwargs), one_device(model, args, kwargs)
+def test_random_plans_equal_one_device(mesh: str, name: str) -> None:
+    (model, args, kwargs), graph, reference = prepared(name)
     annotated = annotate(graph, parse_mesh(mesh))
-    for seed in range(3):
+    for seed in range(2):
         program = lower(graph, random_graph_plan(annotated, seed))
         result = simulate_program(program, program_values(program, model, args, kwargs))
-        assert_equal_to_one_device(result, reference, rtol=(EXACT | ROUNDED)[name])
+        assert_equal_to_one_device(result, reference, rtol=1e-9 if name in EXACT else 1e-5)
 
 
 def test_there_are_thirty_families_of_every_kind() -> None:
