@@ -131,44 +131,68 @@ def _is_target(target: torch.Tensor, like: list[int], dim: int, first: torch.Ten
 
 
 def gradients(
-    slope: torch.Tensor,
+    grad: torch.Tensor,
     hit: torch.Tensor,
-    rest: torch.Tensor | None,
+    slope: torch.Tensor | None,
     x: torch.Tensor,
     m: torch.Tensor,
     s: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
     dim: int,
+    ignore_index: int,
+    smoothing: float,
+    classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    grad = shifted(x, m, dim).exp() * (slope / s).unsqueeze(dim)
-    grad = grad - torch.where(_is_target(target, list(x.shape), dim, first), hit.unsqueeze(dim), 0)
-    if rest is not None:
-        spread = rest.unsqueeze(dim)
-        grad = grad - (spread if weight is None else spread * _along(weight, x, dim))
-    return grad.to(x.dtype)
+    """Where all are ignored, the gradient of a mean is no number: ignored samples take nothing of it."""
+    grad = torch.where(target == ignore_index, 0, grad)
+    pull = grad * hit * (1 - smoothing) if smoothing else grad * hit
+    slope = pull if slope is None else grad * slope
+    dx = shifted(x, m, dim).exp() * (slope / s).unsqueeze(dim)
+    dx = dx - torch.where(_is_target(target, list(x.shape), dim, first), pull.unsqueeze(dim), 0)
+    if smoothing:
+        rest = (grad * (smoothing / classes)).unsqueeze(dim)
+        dx = dx - (rest if weight is None else rest * _along(weight, x, dim))
+    return dx.to(x.dtype)
 
 
 @torch.library.custom_op("fxshard::cross_entropy_backward", mutates_args=())
 def cross_entropy_backward(
-    slope: torch.Tensor,
+    grad: torch.Tensor,
     hit: torch.Tensor,
-    rest: torch.Tensor | None,
+    slope: torch.Tensor | None,
     x: torch.Tensor,
     m: torch.Tensor,
     s: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
     dim: int,
+    ignore_index: int,
+    smoothing: float,
+    classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """slope exp(x_c - m) / s - hit [c = target] - rest weight_c: linear in slope, hit and rest, which carry the gradient."""
-    return gradients(slope, hit, rest, x, m, s, target, weight, dim, first).contiguous()
+    """The gradient of x from those of the losses; hit = w[target], slope = k hit + e W, None where nothing is smoothed."""
+    return gradients(grad, hit, slope, x, m, s, target, weight, dim, ignore_index, smoothing, classes, first).contiguous()
 
 
 @cross_entropy_backward.register_fake
-def _(slope: Any, hit: Any, rest: Any, x: Any, m: Any, s: Any, target: Any, weight: Any, dim: int, first: Any = None) -> torch.Tensor:
+def _(
+    grad: Any,
+    hit: Any,
+    slope: Any,
+    x: Any,
+    m: Any,
+    s: Any,
+    target: Any,
+    weight: Any,
+    dim: int,
+    ignore_index: int,
+    smoothing: float,
+    classes: int,
+    first: Any = None,
+) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 

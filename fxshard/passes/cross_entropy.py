@@ -143,14 +143,13 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         x, m, s, target, weight, hit = ctx.saved_tensors
         at: _Settings = ctx.at
-        grad = grad.masked_fill(target == at.ignore_index, 0)  # where all are ignored, a mean's gradient is no number
-        slope = pull = grad * hit
-        rest = None
+        slope = None
         if at.smoothing:
-            rest = grad * (at.smoothing / at.classes)
-            pull = pull * (1 - at.smoothing)
-            slope = pull + rest * (at.classes if weight is None else weight.sum())
-        dx = torch.ops.fxshard.cross_entropy_backward(slope, pull, rest, x, m, s, target, weight if at.smoothing else None, at.dim)
+            share = at.smoothing / at.classes
+            slope = hit * (1 - at.smoothing) + (at.smoothing if weight is None else weight.sum() * share)
+        weight = weight if at.smoothing else None
+        settings = at.dim, at.ignore_index, at.smoothing, at.classes
+        dx = torch.ops.fxshard.cross_entropy_backward(grad, hit, slope, x, m, s, target, weight, *settings)
         return dx, None, None, None
 
 

@@ -74,7 +74,7 @@ def local_spread(ctx: LocalContext) -> Any:
 register("fxshard.target_score.default", in_pieces(3, "x s s -> s"), local=of_classes(0, 3))
 register("fxshard.score_sum.default", in_pieces(3, "x s c -> s"))
 register("fxshard.cross_entropy.default", rule("..., ..., w!, ..., ... -> ..., ...", at=(0, 1, 2, 3, 4)))
-register("fxshard.cross_entropy_backward.default", in_pieces(8, "s s s x s s s c -> x", (0, 1, 2)), local=of_classes(3, 8))
+register("fxshard.cross_entropy_backward.default", in_pieces(8, "s s s x s s s c -> x", (0,)), local=of_classes(3, 8))
 register("fxshard.spread_target.default", in_pieces(2, "s s -> x", (0,)), local=local_spread)
 
 

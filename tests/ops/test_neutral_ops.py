@@ -66,7 +66,7 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sum of scores": (OPS.score_sum, (ROWS, MOST, ROWS[0, :, 0].contiguous(), 1)),
     "cross-entropy": (OPS.cross_entropy, (MOST, PLACES, ROWS[0, :, 0].contiguous(), SUMS, MOST, -100, 0.1, 5)),
     "cross-entropy of logarithms": (OPS.cross_entropy, (MOST, PLACES, None, None, None, -100, 0.0, 5)),
-    "cross-entropy, backward": (OPS.cross_entropy_backward, (MOST, SUMS, None, ROWS, MOST, SUMS, PLACES, None, 1)),
+    "cross-entropy, backward": (OPS.cross_entropy_backward, (MOST, SUMS, None, ROWS, MOST, SUMS, PLACES, None, 1, -100, 0.0, 5)),
     "values at targets": (OPS.spread_target, (MOST, PLACES, 1, 5, torch.float32)),
     "sum by channel": (OPS.channel_sum, (real(5, 3, 4, grad=False).to(torch.bfloat16),)),
     "spread by channel": (OPS.channel_spread, (real(5, 3, 4, grad=False).half(), torch.ones(3), 20)),

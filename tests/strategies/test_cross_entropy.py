@@ -80,11 +80,13 @@ def test_the_loss_of_each_sample(weight: torch.Tensor | None, smoothing: float) 
 
 
 @pytest.mark.parametrize("weight", [positive(5), None])
-def test_the_gradient_leaves_the_classes_free(weight: torch.Tensor | None) -> None:
-    specs = check("fxshard.cross_entropy_backward.default", M, S * 2, M * 3, X, M, S, TARGET, weight, 1)
-    last = "" if weight is None else ", S(0)"
-    assert f"R, R, R, S(1), R, R, R{last} -> S(1)" in specs
-    assert f"P, P, P, R, R, R, R{last and ', R'} -> P" in specs
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_gradient_leaves_the_classes_free(weight: torch.Tensor | None, smoothing: float) -> None:
+    slope, weight = (S * 2, weight) if smoothing else (None, None)
+    specs = check("fxshard.cross_entropy_backward.default", M, S * 3, slope, X, M, S, TARGET, weight, 1, 1, smoothing, 5)
+    before, after = "R, " * (2 + (slope is not None)), ", S(0)" if weight is not None else ""
+    assert f"{before}S(1), R, R, R{after} -> S(1)" in specs
+    assert f"P, {before[3:]}R, R, R, R{after and ', R'} -> P" in specs
 
 
 def test_values_at_their_targets() -> None:
@@ -95,5 +97,5 @@ def test_values_at_their_targets() -> None:
 def test_pieces_on_a_mesh() -> None:
     specs = {str(s) for s in check_mesh("fxshard.target_score.default", (X, M, TARGET, 1, -100, 5))}
     assert {"S(0)S(1), S(0)R, S(0)R -> S(0)P", "S(1)S(1), RR, RR -> PP"} <= specs
-    specs = {str(s) for s in check_mesh("fxshard.cross_entropy_backward.default", (M, S, None, X, M, S, TARGET, None, 1))}
+    specs = {str(s) for s in check_mesh("fxshard.cross_entropy_backward.default", (M, S, None, X, M, S, TARGET, None, 1, -100, 0.0, 5))}
     assert "RR, RR, S(1)S(1), RR, RR, RR -> S(1)S(1)" in specs

@@ -1,0 +1,27 @@
+"""Specs are offered for the reductions that can be pending at a node, and for no others."""
+
+from __future__ import annotations
+
+import torch
+
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import annotate, pending_reductions
+from fxshard.passes.trace import trace
+from tests.passes.tracing import Function, real
+
+
+def test_a_maximum_is_pending_only_where_it_can_arrive() -> None:
+    """It passes views and other maxima, softmax's stays inside; sums may come from anywhere."""
+
+    def function(_: object, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        most = torch.maximum(x.amax(0).view(2, 3), y)
+        return (most + 1) * y.softmax(1)
+
+    graph = trace(Function(function), (real(4, 6, grad=False), real(2, 3, grad=False)), train=False)
+    annotated = annotate(graph, Mesh({"a": 2}))
+    found = {str(graph.by_name[name].target): ops for name, ops in pending_reductions(graph, annotated.calls).items()}
+    both = {op for op, ops in found.items() if ops == {"sum", "max"}}
+    assert both == {"aten.view.default", "aten.maximum.default", "aten.add.Tensor", "fxshard.sum_exp.default", "fxshard.softmax.default"}
+    assert all("sum" in ops for ops in found.values())
+    pending = {node for node, specs in annotated.specs.items() if any("P(max)" in str(layout) for s in specs for layout in s.inputs)}
+    assert {str(graph.by_name[node].target) for node in pending} == {"aten.view.default", "aten.maximum.default"}
