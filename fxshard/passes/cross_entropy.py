@@ -97,7 +97,9 @@ def _indexes_classes(x: Tensor, target: Tensor, weight: Tensor | None) -> bool:
         return False
     dim = _class_dim(x)
     fits = [*x.shape[:dim], *x.shape[dim + 1 :]] == list(target.shape)
-    return fits and (weight is None or (weight.shape == x.shape[dim : dim + 1] and not weight.requires_grad))
+    if weight is None or not fits:
+        return fits
+    return weight.shape == x.shape[dim : dim + 1] and weight.dtype == _exact(x).dtype and not weight.requires_grad
 
 
 def _exact(x: Tensor) -> Tensor:

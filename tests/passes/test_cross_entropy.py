@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxshard.errors import TraceError
 from fxshard.mesh import Mesh
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
@@ -158,6 +159,23 @@ def test_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(result.outputs.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
     (grad,) = torch.autograd.grad(exact, x)
     torch.testing.assert_close(result.grads["args[0]"], grad)
+
+
+def test_autocast_computes_losses_in_float32() -> None:
+    def loss(_: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.cross_entropy(x, target) + F.nll_loss(x, target)
+
+    x = real(6, 40, grad=False).bfloat16()
+    args = x, torch.tensor([0, 39, 7, -100, 8, 20])
+    graph, result = check_eager(Function(loss), *args, train=False, rtol=1e-6)
+    assert result.outputs.dtype == torch.float32 and "fxshard.cross_entropy.default" in targets(graph)
+
+
+def test_what_torch_refuses_is_torchs_to_refuse() -> None:
+    for target, weight in ((torch.zeros(3, dtype=torch.int32), None), (torch.zeros(2, dtype=torch.int64), None), (TARGET, real(6))):
+        with pytest.raises(TraceError):
+            trace(Function(lambda _, x, t, w=weight: F.cross_entropy(x, t, w)), (real(5, 7), target))
 
 
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
