@@ -163,12 +163,13 @@ def _write(option: Option, name: str, ins: Tensors, outs: Tensors, reduce: dict[
             reduce[name] = found[0].reduce_op
 
 
-def _linear(options: Iterable[Option], positions: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+def _linear(options: Iterable[Option], positions: dict[int, int]) -> list[list[int]]:
     """Groups of arguments through which a pending sum passes to all outputs."""
     total = Partial("sum")
     sums = [o.inputs for o in options if all(total in found for found in o.outputs) and _is_sum(o.inputs)]
     groups = [[i for i, p in enumerate(inputs) if p == total] for inputs in sums]
-    return tuple(sorted({tuple(dict.fromkeys(positions[i] for i in group)) for group in groups if all(i in positions for i in group)}))
+    by_position = {tuple(dict.fromkeys(positions[i] for i in group)) for group in groups if all(i in positions for i in group)}
+    return [list(group) for group in sorted(by_position)]
 
 
 def _is_sum(inputs: Combination) -> bool:

@@ -30,11 +30,11 @@ for _name, (_schema, _function) in OPERATORS.items():
 @pytest.mark.parametrize(
     ("name", "args", "line"),
     [
-        ("scale", (real(4, 6, 8), real(8)), '"a b c, c -> a b c", linear=((0,), (1,))'),
-        ("affine", (real(5, 6), real(6, 7), real(7)), '"a b, b c, c -> a c", linear=((0, 2), (1, 2)), additive=(2,)'),
+        ("scale", (real(4, 6, 8), real(8)), '"a b c, c -> a b c", linear=[[0], [1]]'),
+        ("affine", (real(5, 6), real(6, 7), real(7)), '"a b, b c, c -> a c", linear=[[0, 2], [1, 2]], additive=(2,)'),
         ("norm", (real(4, 6, 8), 1e-5), '"a b _ -> a b _"'),
         ("extremes", (real(6, 5),), "\"a b -> a, b\", reduce={'b': 'max'}"),
-        ("scaled_by", (real(5, 6), 2.0, real(5, 6)), '"a b, a b -> a b", linear=((0,),)'),
+        ("scaled_by", (real(5, 6), 2.0, real(5, 6)), '"a b, a b -> a b", linear=[[0]]'),
     ],
 )
 def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> None:
