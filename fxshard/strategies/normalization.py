@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 
-from fxshard.call import Call
+from fxshard.call import Call, Operand
+from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.dims import named
-from fxshard.strategies.factors import Factors, Name, Rule, factors, linear_groups
+from fxshard.strategies.factors import ORDER, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext, dense
 from fxshard.strategies.notation import rule
 from fxshard.strategies.registry import register, replaced, unchanged
 
 
-def trailing(*groups: tuple[int, ...], like: int = 0) -> Rule:
-    """x normalised over its last dims (argument ``like + 1`` is their shape); a tensor with only those is a weight."""
+def trailing(backward: bool) -> Rule:
+    """x normalised over its last dims (the argument behind it is their shape); a tensor with only those is a weight.
+
+    out = normalised x * weight + bias, affine in both; backward all is linear in the gradient, and dx in the weight too.
+    """
+    like = 1 if backward else 0
 
     def rule(call: Call) -> Factors:
         x = call.operands[like]
@@ -28,9 +33,34 @@ def trailing(*groups: tuple[int, ...], like: int = 0) -> Rule:
             return ["" if size == 1 else n for size, n in zip(meta.shape, dims, strict=True)]
 
         outs = [None if o is None else of(o) for o in call.outputs]
-        return factors([of(o) for o in call.operands], outs, linear=linear_groups(call, groups))
+        linear, depends = _affine_backward(call) if backward else _affine(call, 2, 3)
+        return factors([of(o) for o in call.operands], outs, linear=linear, depends=depends)
 
     return rule
+
+
+def _affine(call: Call, weight: int, bias: int) -> tuple[tuple[Linear, ...], tuple[tuple[int, ...], ...]]:
+    """(out, statistics...) where weight and bias are the arguments at these positions; statistics are of x alone."""
+    every = tuple(range(len(call.operands)))
+    ops = SUMS if isinstance(call.arg(weight), Operand) else ("avg",)
+    both = linear_groups(call, [(weight, bias)], ops)
+    return (*both, *linear_groups(call, [(bias,)], ORDER, real=True)), (every, *((0,) for _ in call.outputs[1:]))
+
+
+def _affine_backward(call: Call) -> tuple[tuple[Linear, ...], tuple[tuple[int, ...], ...]]:
+    """(grad, x, shape, statistics, weight, bias) -> (dx, dweight, dbias); the numbers of the bias do not matter."""
+    has_bias = len(call.outputs) > 2
+    position = 5 if has_bias else 4
+    weight = _operand(call.arg(position))
+    bias = _operand(call.arg(position + 1)) if has_bias else ()
+    statistics = tuple(i for i in range(len(call.operands)) if i not in (*weight, *bias))
+    groups = (*linear_groups(call, [(0,)]), *linear_groups(call, [(position,)]))
+    unread = linear_groups(call, [(position + 1,)], REDUCE_OPS, unread=True) if has_bias else ()
+    return (*groups, *unread), ((*statistics, *weight), statistics, (0,))[: len(call.outputs)]
+
+
+def _operand(value: Any) -> tuple[int, ...]:
+    return (value.index,) if isinstance(value, Operand) else ()
 
 
 def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
@@ -73,7 +103,11 @@ def group_norm(call: Call) -> Factors:
     ins = [of(o, not forward and i in (2, 3)) for i, o in enumerate(call.operands)]
     outs = [None if o is None else of(o, forward and i > 0) for i, o in enumerate(call.outputs)]
     sizes = {"n": batch, "g": groups, "c": channel // groups}
-    return factors(ins, outs, sizes=sizes, linear=() if forward else linear_groups(call, [(0,)]))
+    weight = _operand(call.arg(4))
+    others = tuple(i for i in range(len(call.operands)) if i not in weight)
+    backward = (*linear_groups(call, [(0,)]), *linear_groups(call, [(4,)])), ((*others, *weight), others, (0,))
+    linear, depends = _affine(call, 1, 2) if forward else backward
+    return factors(ins, outs, sizes=sizes, linear=linear, depends=depends)
 
 
 def local_group_norm(ctx: LocalContext) -> Any:
@@ -111,10 +145,10 @@ register("fxshard.batch_norm_sums.default", rule("n c ..., n c ..., c, c -> two!
 _BACKWARD = rule("n c ..., n c ..., c, c, c, two! c -> n c ...", at=range(6), linear=[(0, 5)])
 register("fxshard.batch_norm_backward.default", _BACKWARD)
 
-register("aten.native_layer_norm.default", trailing())
-register("aten.native_layer_norm_backward.default", trailing((0,), like=1), local=dense(unchanged))
-register("aten._fused_rms_norm.default", trailing())
-register("aten._fused_rms_norm_backward.default", trailing((0,), like=1), local=dense(unchanged))
+register("aten.native_layer_norm.default", trailing(False))
+register("aten.native_layer_norm_backward.default", trailing(True), local=dense(unchanged))
+register("aten._fused_rms_norm.default", trailing(False))
+register("aten._fused_rms_norm_backward.default", trailing(True), local=dense(unchanged))
 register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=dense(local_group_norm))
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
 register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], channels(False))
