@@ -43,8 +43,9 @@ def _affine(call: Call, weight: int, bias: int) -> tuple[tuple[Linear, ...], tup
     """(out, statistics...) where weight and bias are the arguments at these positions; statistics are of x alone."""
     every = tuple(range(len(call.operands)))
     ops = SUMS if isinstance(call.arg(weight), Operand) else ("avg",)
-    both = linear_groups(call, [(weight, bias)], ops)
-    return (*both, *linear_groups(call, [(bias,)], ORDER, real=True)), (every, *((0,) for _ in call.outputs[1:]))
+    given = [position for position in (weight, bias) if isinstance(call.arg(position), Operand)]
+    alone = linear_groups(call, [(bias,)], ORDER, real=True) if bias in given else ()
+    return (*linear_groups(call, [given], ops), *alone), (every, *((0,) for _ in call.outputs[1:]))
 
 
 def _affine_backward(call: Call) -> tuple[tuple[Linear, ...], tuple[tuple[int, ...], ...]]:
