@@ -11,7 +11,7 @@ import torch
 
 from bench.families import audio, diffusion, experts, images, own, state_space, text
 from bench.families.family import Case, Family
-from bench.families.measure import Row, row
+from bench.families.rows import Row, row
 
 FAMILIES: tuple[Family, ...] = tuple(f for module in (own, text, images, audio, experts, state_space, diffusion) for f in module.FAMILIES)
 BY_NAME = {family.name: family for family in FAMILIES}

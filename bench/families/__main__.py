@@ -10,7 +10,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from bench.families import FAMILIES, summary
-from bench.families.measure import Row, row
+from bench.families.rows import Row, row
 
 
 def main(names: list[str]) -> int:

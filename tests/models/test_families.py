@@ -12,7 +12,7 @@ from torch import nn
 
 from bench.families import BY_NAME, make, measure, summary
 from bench.families.family import Case, Family
-from bench.families.measure import row
+from bench.families.rows import row
 from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
