@@ -41,7 +41,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -212,10 +212,28 @@ def noted_side_effects() -> Iterator[list[str]]:
 
 
 def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
-    """While Dynamo captures: operators whose result's size, or a number, depends on the data stay in the graph, as symbols."""
+    """While Dynamo captures: operators whose result's size, or a number, depends on the data stay in the graph, as symbols.
+
+    Warnings are no part of a graph.
+    """
     from torch._dynamo import config
 
-    return config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+    return config.patch(
+        capture_dynamic_output_shape_ops=True,
+        capture_scalar_outputs=True,
+        ignore_logging_functions={*config.ignore_logging_functions, warnings.warn},
+    )
+
+
+def forget_inner_sizes(operands: Any, result: Any) -> None:
+    """To a capture a call is one node: sizes and numbers that came up inside, and are not in its result, need no node of their own."""
+    mode = next((t.fake_mode for t in pytree.tree_leaves(operands) if isinstance(t, FakeTensor)), None)
+    env = None if mode is None else mode.shape_env
+    if env is not None:
+        kept = set().union(*map(free_unbacked_symbols, pytree.tree_leaves(result)))
+        env.pending_fresh_unbacked_symbols[:] = [s for s in env.pending_fresh_unbacked_symbols if s in kept]
+
+
 @dataclass(frozen=True)
 class LocalMapCall:
     """A call of what ``local_map`` made: its placements (None where not given), its mesh, the shapes of its arguments (None: no
@@ -391,6 +409,7 @@ __all__ = [
     "export_dtypes",
     "export_memory_formats",
     "find_operator",
+    "forget_inner_sizes",
     "get_decompositions",
     "inductor_compile",
     "inductor_decompositions",

@@ -12,11 +12,10 @@ import torch
 
 
 def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """``gelsy`` (the CPU's default) never gives residuals, ``gels`` always where there are more rows than columns."""
-    driver = driver or "gelsy"
-    if driver not in ("gels", "gelsy"):
+    """Residuals are for more rows than columns: never from ``gelsy`` (the CPU's default), always from ``gels``, else by the rank."""
+    driver, (m, n) = driver or "gelsy", self.shape[-2:]
+    if m > n and driver in ("gelsd", "gelss"):
         raise NotImplementedError(f"with driver {driver!r} the shapes of what lstsq gives depend on the rank of its operand; use 'gels'")
-    m, n = self.shape[-2:]
     vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
     columns = () if vector else b.shape[-1:]
     batch = torch.broadcast_shapes(self.shape[:-2], b.shape[:-1] if vector else b.shape[:-2]) if not vector else self.shape[:-2]
@@ -25,7 +24,7 @@ def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, dr
         self.new_empty((*batch, n, *columns)),
         self.new_empty(residuals, dtype=_real(self.dtype)),
         self.new_empty((0,) if driver == "gels" else self.shape[:-2], dtype=torch.int64),
-        self.new_empty((0,), dtype=_real(self.dtype)),
+        self.new_empty((*self.shape[:-2], min(m, n)) if driver in ("gelsd", "gelss") else (0,), dtype=_real(self.dtype)),
     )
 
 
@@ -34,11 +33,11 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 
 def ctc_loss(log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero: bool = False) -> Any:
-    """A loss a sequence, and the log of alpha: (batch, time, 2 longest target + 1)."""
+    """A loss a sequence, and the log of alpha: (batch, time, 2 longest target + 1), which is a size of its own where it is unknown."""
     time, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
     given = not isinstance(target_lengths, torch.Tensor)
-    longest = max(target_lengths) if given else torch.library.get_ctx().new_dynamic_size()
-    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, 2 * longest + 1))
+    states = 2 * max(target_lengths) + 1 if given else torch.library.get_ctx().new_dynamic_size()
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, states))
 
 
 FAKES: dict[str, Callable[..., Any]] = {"aten::linalg_lstsq": lstsq, "aten::_ctc_loss": ctc_loss, "aten::_ctc_loss.Tensor": ctc_loss}

@@ -16,10 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxshard._torch_compat import forget_inner_sizes
+
 
 def equal(input: Tensor, other: Tensor) -> Any:
     """Whether all elements are equal, as a number that only running tells."""
-    return (input == other).all().item() if input.shape == other.shape else False
+    same = (input == other).all() if input.shape == other.shape else torch.zeros((), dtype=torch.bool, device=input.device)
+    return same.item()
 
 
 def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Any:
@@ -91,7 +94,7 @@ def gaussian_nll_loss(
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """As many classes as the greatest of them asks for, where no number is given."""
-    count: Any = num_classes if num_classes >= 0 else input.max().item() + 1
+    count: Any = num_classes if num_classes >= 0 else (input.max() + 1).item()
     return (input.unsqueeze(-1) == torch.arange(count, device=input.device)).to(torch.int64)
 
 
@@ -187,7 +190,9 @@ class Spelled(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         spelled = SPELLED.get(func)
-        if spelled is not None:
-            with self:  # a spelled function may call another
-                return spelled(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        if spelled is None:
+            return func(*args, **(kwargs or {}))
+        with self:  # a spelled function may call another
+            result = spelled(*args, **(kwargs or {}))
+        forget_inner_sizes((args, kwargs), result)
+        return result
