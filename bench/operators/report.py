@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from bench.families.rows import Row as Family
+from bench.operators import models, rules
 from bench.operators.entries import UNDEFINED, WORLDS
 
 Record = dict[str, Any]
 Row = tuple[str, str, str]
 SIDES = ("ours", "dtensor")
 RAN = ("right", "wrong", "error", "no strategy", "crash", "time")
-FURTHER: list[Callable[[Sequence[Record]], list[Row]]] = []
-"""Functions that give further rows (what, fxshard, DTensor) for the table: measurements made elsewhere attach here."""
 
 
 def coverage_rows(records: Sequence[Record]) -> list[Row]:
@@ -31,9 +31,11 @@ def coverage_rows(records: Sequence[Record]) -> list[Row]:
     return rows
 
 
-def write_report(path: Path, records: Sequence[Record], samples: int, combinations: int) -> None:
-    """Writes the page; ``records`` in the order of torch's list."""
-    rows = [row for give in (coverage_rows, *FURTHER) for row in give(records)]
+def write_report(
+    path: Path, records: Sequence[Record], samples: int, combinations: int, core: Sequence[Record], families: Sequence[Family]
+) -> None:
+    """Writes the page; ``records`` in the order of torch's list, ``core`` of the core operators, ``families`` of the models."""
+    rows = [*coverage_rows(records), *rules.rows(core), *models.coverage(families)]
     parts = [
         "# Operator coverage",
         _about(records, samples, combinations),
@@ -46,6 +48,12 @@ def write_report(path: Path, records: Sequence[Record], samples: int, combinatio
         tabulate(causes(records), ("way", "cause", "entries", "for example"), tablefmt="github"),
         "## Treated apart",
         _apart(records),
+        "## Core operators that nothing shards",
+        tabulate(rules.exceptions(core), ("operator", "reason"), tablefmt="github"),
+        "## Combinations that core operators allow and our rules do not offer",
+        tabulate(rules.missing(core), ("operator", "combinations"), tablefmt="github"),
+        "## Model families",
+        f"{', '.join(f.family for f in families)}.\n\n" + tabulate(models.listed(families), ("", "why"), tablefmt="github"),
         "## Run replicated for want of a rule",
         tabulate(replicated(records), ("operator", "entries that have it"), tablefmt="github"),
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +20,11 @@ from tabulate import tabulate
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from bench.operators.pool import run_all
-from bench.operators.run import read_records
+from bench.operators.state import Record, read_records, resumed
 from fxshard.call import Operand
 from fxshard.strategies.oracle import BUDGET, Sample, Verdict, check_op, direct, operator, record, spread_out
 
-FOLDER = Path(".ops")
+STATE = Path(".ops/rules.jsonl")
 SAMPLES = 6
 LIMIT = 120.0
 DTENSOR_RANKS = (2, 4)
@@ -62,30 +60,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: bool = False) -> list[dict[str, Any]]:
+def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: bool = False) -> list[Record]:
     """One record a core operator; those in the state file are not measured again."""
-    FOLDER.mkdir(exist_ok=True)
-    state = FOLDER / "rules.jsonl"
     if again:
-        state.unlink(missing_ok=True)
-    known, every = read_records(state), core_operators()
-    todo = [op for op in every if op not in known]
-    if todo:
-        _write_samples(todo, samples)
-    with state.open("a", encoding="utf-8") as file, tqdm(total=len(every), initial=len(every) - len(todo), unit="operator") as bar:
-        for op, outcome in run_all(todo, functools.partial(judge_operator, budget=budget), prepare, workers, LIMIT):
-            known[op] = outcome if isinstance(outcome, dict) else {"key": op, "lost": outcome}
-            file.write(json.dumps(known[op]) + "\n")
-            file.flush()
-            bar.update()
-    return [known[op] for op in every]
+        STATE.unlink(missing_ok=True)
+    every, known = core_operators(), read_records(STATE)
+    if any(op not in known for op in every):
+        STATE.parent.mkdir(exist_ok=True)
+        _write_samples(every, samples)
+    job = functools.partial(judge_operator, budget=budget)
+    return resumed(STATE, every, job, prepare, workers, LIMIT, lambda op, outcome: {"key": op, "lost": outcome}, "operator")
 
 
 def _write_samples(ops: Sequence[str], count: int) -> None:
     """For the processes; they are recorded in one run of torch's entries."""
     found = record(ops)
     chosen = {op: spread_out(found.get(op) or direct(op), count) for op in tqdm(ops, desc="samples", unit="operator")}
-    torch.save({op: [(s.args, s.kwargs) for s in samples if _is_plain(s)] for op, samples in chosen.items()}, FOLDER / "samples.pt")
+    torch.save({op: [(s.args, s.kwargs) for s in samples if _is_plain(s)] for op, samples in chosen.items()}, STATE.with_name("samples.pt"))
 
 
 def _is_plain(sample: Sample) -> bool:
@@ -99,13 +90,13 @@ def _is_plain(sample: Sample) -> bool:
 
 @functools.cache
 def _samples(written: float) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(FOLDER / "samples.pt", weights_only=False)
+    found: dict[str, Any] = torch.load(STATE.with_name("samples.pt"), weights_only=False)
     return found
 
 
-def judge_operator(op: str, budget: int) -> dict[str, Any]:
+def judge_operator(op: str, budget: int) -> Record:
     """Counts for one operator: combinations that are valid, of these ours and DTensor's; our wrong ones in words."""
-    given = _samples(os.path.getmtime(FOLDER / "samples.pt"))[op]
+    given = _samples(os.path.getmtime(STATE.with_name("samples.pt")))[op]
     verdict = check_op(op, [Sample(op, args, kwargs) for args, kwargs in given], budget)
     valid = [(j.sample, o.inputs) for j in verdict.judged for o in (*j.valid, *(f.option for f in j.missing))]
     theirs = sum(_theirs(sample, inputs) for sample, inputs in valid)
@@ -161,7 +152,7 @@ def _pick(index: int, specs: Sequence[Any]) -> Any:
     return specs[index]
 
 
-def rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def rows(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     """(what, ours, DTensor's) for the table of operator coverage."""
     judged = [r for r in records if "lost" not in r]
     possible = [r for r in judged if r["valid"] or r["shards"]]
@@ -175,7 +166,7 @@ def rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
     ]
 
 
-def exceptions(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def exceptions(records: Sequence[Record]) -> list[tuple[str, str]]:
     """(operator, reason) for core operators that no combination was found for."""
     found = []
     for r in records:
@@ -185,6 +176,11 @@ def exceptions(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
             reason = r["note"] or (DATA_DEPENDENT if r["samples"] else "torch has no samples")
             found.append((r["key"], SYMBOLIC if r["key"].startswith("aten.sym_") else reason))
     return found
+
+
+def missing(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(operator, combinations) that are valid and that our rule does not offer."""
+    return [(r["key"], "; ".join(r["missing"]).replace("|", " or ")) for r in records if r.get("missing")]
 
 
 if __name__ == "__main__":

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from bench.operators import models, rules
 from bench.operators.entries import COMBINATIONS, SAMPLES, keys
 from bench.operators.measure import WAYS, measure, prepare
-from bench.operators.pool import run_all
 from bench.operators.report import write_report
+from bench.operators.state import resumed
 from bench.operators.verdict import Finding
 
 STATE = Path(".ops/records.jsonl")
@@ -33,35 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--report", type=Path, default=REPORT)
     options = parser.parse_args(arguments)
+    sides = tuple(options.sides.split(","))
     if options.again:
-        options.state.unlink(missing_ok=True)
-    known = read_records(options.state)
-    every = list(keys(options.only))
-    todo = [key for key in every if key not in known]
-    job = partial(measure, count=options.samples, combinations=options.combinations, sides=tuple(options.sides.split(",")))
-    options.state.parent.mkdir(exist_ok=True)
-    with options.state.open("a", encoding="utf-8") as file, tqdm(total=len(every), initial=len(every) - len(todo), unit="entry") as bar:
-        for key, outcome in run_all(todo, job, prepare, options.workers, options.limit):
-            known[key] = record = _lost(key, outcome, options.sides.split(",")) if isinstance(outcome, str) else outcome
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            bar.set_postfix_str(key[:30])
-            bar.update()
+        for state in (options.state, models.STATE, rules.STATE):
+            state.unlink(missing_ok=True)
+    job = partial(measure, count=options.samples, combinations=options.combinations, sides=sides)
+    lost = partial(_lost, sides=sides)
+    records = resumed(options.state, list(keys(options.only)), job, prepare, options.workers, options.limit, lost, "entry")
     if options.only is None:
-        write_report(options.report, [known[key] for key in every], options.samples, options.combinations)
+        core, families = rules.measure(workers=options.workers), models.measure(options.workers)
+        write_report(options.report, records, options.samples, options.combinations, core, families)
     return 0
-
-
-def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Records by key; a last line that was cut short is left out."""
-    found = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        found[record["key"]] = record
-    return found
 
 
 def _lost(key: str, kind: str, sides: Sequence[str]) -> dict[str, Any]:

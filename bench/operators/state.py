@@ -1,0 +1,53 @@
+"""Records kept as they come, one JSON line each: a run that is stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.operators.pool import Job, run_all
+
+Record = dict[str, Any]
+
+
+def resumed(
+    path: Path,
+    every: Sequence[str],
+    job: Job,
+    setup: Callable[[], None],
+    workers: int,
+    limit: float,
+    lost: Callable[[str, str], Record],
+    unit: str,
+) -> list[Record]:
+    """A record for each of ``every`` key, in that order; those in the file at ``path`` are not made again.
+
+    ``limit``: seconds for one; ``lost``: (key, "crash" or "time") -> the record of one whose process died or was stopped.
+    """
+    path.parent.mkdir(exist_ok=True)
+    known = read_records(path)
+    todo = [key for key in every if key not in known]
+    with path.open("a", encoding="utf-8") as file, tqdm(total=len(every), initial=len(every) - len(todo), unit=unit) as bar:
+        for key, outcome in run_all(todo, job, setup, workers, limit):
+            known[key] = record = lost(key, outcome) if isinstance(outcome, str) else outcome
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            bar.set_postfix_str(key[:30])
+            bar.update()
+    return [known[key] for key in every]
+
+
+def read_records(path: Path) -> dict[str, Record]:
+    """Records by key; a last line that was cut short is left out."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[record["key"]] = record
+    return found
