@@ -1,0 +1,75 @@
+"""A slice of the operator coverage, chosen for breadth, and the bench's own judgement."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from bench.operators.entries import entries, entry, samples
+from bench.operators.measure import measure
+from bench.operators.report import causes, coverage_rows, exceptions
+from bench.operators.truth import difference
+from bench.operators.verdict import Finding, worst
+
+ENTRIES = """
+add matmul softmax sum cumsum sort index_select nn.functional.conv2d nn.functional.layer_norm nn.functional.dropout
+exponential linalg.cholesky nonzero masked_select unique item equal __getitem__ empty_like istft cdist ones to_sparse
+"""
+
+
+@pytest.mark.parametrize("key", ENTRIES.split())
+def test_entry_runs_right(key: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record = measure(key, 2, 3, ("ours",))
+    assert record["ours"]["forward"]["kind"] == "right", record
+    assert record["ours"]["backward"]["kind"] in ("right", "skipped") or key == "to_sparse", record
+
+
+def test_the_same_samples_every_time() -> None:
+    one = entry("add", entries()["add"])
+    first, second = samples(one, 3, 5), samples(one, 3, 5)
+    assert [s.combinations for s in first] == [s.combinations for s in second]
+    assert all(torch.equal(a, b) for s, t in zip(first, second, strict=True) for a, b in zip(s.tensors, t.tensors, strict=True))
+    assert {s.world for s in first} == {2, 4} and all(len(s.combinations) <= 5 for s in first)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "said"),
+    [
+        (torch.ones(2), torch.ones(3), "is (2,)"),
+        (torch.ones(2).double(), torch.ones(2), "float64"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1]), "off by"),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), "infinities"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), "differs in 1 of 2"),
+        (1, 2, "is '1', not '2'"),
+        (True, 1, "is 'True'"),
+    ],
+)
+def test_differences_are_seen(have: Any, want: Any, said: str) -> None:
+    assert said in str(difference([have], [want]))
+    assert difference([want], [want]) is None
+
+
+def test_an_entry_is_as_good_as_its_worst_combination() -> None:
+    right, wrong, skipped = Finding("right"), Finding("wrong", "off"), Finding("skipped", "why", 0)
+    assert worst([right, wrong, right]) == Finding("wrong", "off", 3)
+    assert worst([skipped, right]) == Finding("right", "", 1)
+    assert worst([skipped]).kind == "skipped"
+
+
+def test_the_report_counts() -> None:
+    def record(key: str, ours: str, theirs: str) -> dict[str, Any]:
+        nothing = vars(Finding("skipped", "it has no gradient", 0))
+        kinds = {"ours": ours, "dtensor": theirs}
+        return {"key": key, **{side: {"forward": vars(Finding(kind, "said")), "backward": nothing} for side, kind in kinds.items()}}
+
+    records = [record("a", "right", "no strategy"), record("b", "wrong", "right"), record("c", "skipped", "skipped")]
+    rows = {row[0]: row[1:] for row in coverage_rows(records)}
+    assert rows["entries right, forward"] == ("1 of 2", "1 of 2")
+    assert rows["entries with a wrong answer, forward"] == ("1", "0")
+    assert exceptions(records, "ours") == [("b", "forward", "wrong", "said")]
+    assert causes(records) == [("forward", "no sharding strategy", 1, "a")]

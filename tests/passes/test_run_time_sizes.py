@@ -1,0 +1,82 @@
+"""Sizes and numbers that depend on the data: traced as symbols, replicated and listed, right on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard
+from fxshard import plan_json
+from fxshard.errors import TraceError
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import UNKNOWN
+from fxshard.testing.random_plan import random_graph_plan
+
+MESH = Mesh({"x": 2})
+
+
+class Calls(nn.Module):
+    """A function as a model with one weight."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.arange(-3.0, 3.0, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x * self.weight)
+
+
+X = torch.arange(1.0, 25.0, dtype=torch.float64).reshape(4, 6)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "nonzero": lambda x: x.nonzero(),
+    "masked_select": lambda x: x[x > 0] * 2,
+    "larger mask": lambda x: torch.masked_select(x[0], x > 0),
+    "unique": lambda x: torch.unique(x.round()),
+    "sum of some": lambda x: x[x > 0].sum() + x.sum(),
+    "number": lambda x: (x + 1, x.sum().item()),
+    "whole number": lambda x: int(x.argmax().item()),
+    "truth": lambda x: bool((x > 0).any().item()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("seed", range(2))
+def test_equal_to_one_device(name: str, seed: int) -> None:
+    model = Calls(FUNCTIONS[name])
+    annotated = annotate(trace(model, (X,), train=False), MESH)
+    plan = random_graph_plan(annotated, seed)
+    got, want = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights=dict(model.named_parameters())).outputs, model(X)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    assert not isinstance(want, int | float) or type(got) is type(want)
+
+
+def test_gradients_flow_through_unknown_sizes() -> None:
+    model = Calls(lambda x: x[x > 0].exp().sum())
+    graph = trace(model, (X,))
+    plan = random_graph_plan(annotate(graph, MESH), 3)
+    result = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights=dict(model.named_parameters()))
+    model(X).backward()
+    torch.testing.assert_close(result.grads["weight"], model.weight.grad, rtol=1e-12, atol=0)
+
+
+def test_they_are_listed_and_unknown_in_the_plan() -> None:
+    model = Calls(lambda x: x.nonzero())
+    annotated = annotate(trace(model, (X,), train=False), MESH)
+    assert [(name, "only running tells" in why) for name, why in annotated.fallbacks] == [("nonzero", True)]
+    plan = random_graph_plan(annotated, 0)
+    assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
+    assert plan_json.loads(plan_json.dumps(plan)) == plan
+
+
+def test_sparse_tensors_are_refused_where_a_gradient_would_be_lost() -> None:
+    with pytest.raises(TraceError, match="sparse"):
+        trace(Calls(lambda x: x.to_sparse().to_dense()), (X,))
+    with pytest.raises(TraceError, match="sparse"):
+        trace(Calls(lambda x: x), (X.to_sparse(),), train=False)
