@@ -45,14 +45,6 @@ def wrong_shapes(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + x[:, :3]  # culprit
 
 
-def sized_by_data(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return x.nonzero()  # culprit
-
-
-def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return x[x > 0].sum()  # culprit
-
-
 def branches_inside(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))  # culprit
 
@@ -77,8 +69,6 @@ CASES: dict[Callable[..., Any], str] = {
     branches: "data-dependent branching",
     as_list: "tolist",
     wrong_shapes: r"broadcast a dimension of length 3",
-    sized_by_data: "aten.nonzero.default gives a result whose size depends on the data",
-    masked: "aten.nonzero.default gives a result whose size depends on the data",
     branches_inside: "cond holds a graph of its own",
     reseeds: "manual_seed",
     logs: "does not trace to one graph",
