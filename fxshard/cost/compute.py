@@ -45,16 +45,15 @@ FUSED = {
     "fxshard.score_sum.default": (0,),
     "fxshard.sum_product.default": (1,),
     "fxshard.softmax_backward.default": (0,),
-    "fxshard.channel_sum.default": (0,),
-    "fxshard.channel_spread.default": (0,),
-    "fxshard.batch_norm_sums.default": (0, 1),
 }
 """Arguments that another operator reads too, or of which it reads next to nothing: one kernel reads them once."""
+PARTS = {"fxshard.channel_sum.default", "fxshard.channel_spread.default", "fxshard.batch_norm_sums.default"}
+"""Sums of a batch norm in parts: counted with the operator that applies them, as in a batch norm that is one operator."""
 
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of one operator on one rank."""
-    if call.op in FREE or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
+    if call.op in FREE or call.op in PARTS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
         return 0.0
     inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]

@@ -10,7 +10,7 @@ import torch
 
 from fxshard.call import Call
 from fxshard.strategies.factors import MOVEMENT, Factors, Rule, linear_groups, replicate_all
-from fxshard.strategies.local import LocalContext, LocalForm
+from fxshard.strategies.local import LocalContext, LocalForm, dense
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register, replaced, unchanged
 
@@ -50,7 +50,7 @@ def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
 
 
 for _ops, _reason in REASONS.items():
-    _register(_ops, _reason)
+    _register(_ops, _reason, dense(unchanged))
 register(names("masked_scatter"), moving(MASKED, (0, 2)))
 register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
 _register("as_strided_scatter", STRIDED, by_memory)
