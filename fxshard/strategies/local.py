@@ -52,18 +52,23 @@ LocalForm = Callable[[LocalContext], Any]
 """Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""
 
 
-def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] = torch.Tensor.is_contiguous) -> LocalForm:
+def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
     """``form`` on operands in contiguous memory, or in memory that it ``accepts``.
 
     For kernels that ask for it, or that read other memory than they should: a shard may be cut out of something larger,
-    and comes in contiguous where the whole was a transpose.
+    and comes in contiguous where the whole was a transpose. What lies in channels-last memory is known only at run time
+    (a convolution chooses), so by default all are copied; a compiler drops the copies that change nothing.
     """
 
     def local(ctx: LocalContext) -> Any:
-        ctx.args = tuple(_dense(ctx, a, accepts) for a in ctx.args)
+        ctx.args = tuple(_dense(ctx, a, accepts or _is_vector) for a in ctx.args)
         return form(ctx)
 
     return local
+
+
+def _is_vector(t: torch.Tensor) -> bool:
+    return t.ndim < 2 and t.is_contiguous()
 
 
 def _dense(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
