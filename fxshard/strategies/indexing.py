@@ -13,9 +13,10 @@ import torch
 from fxshard.call import Call, Operand
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
+from fxshard.strategies.local import dense
 from fxshard.strategies.notation import rule
 from fxshard.strategies.pointwise import names
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, unchanged
 
 CONSTANT = ("avg", "max", "min")
 """Reductions of one value that is the same on all ranks to itself."""
@@ -183,7 +184,7 @@ def isin(call: Call) -> Factors:
     return factors(ins, [elements], reduce=dict.fromkeys(test, how))
 
 
-register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin)
+register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=dense(unchanged))
 register(names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
 register(names("index_copy"), index_copy)
 register(names("take"), take)
