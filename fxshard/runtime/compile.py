@@ -17,6 +17,7 @@ from fxshard._torch_compat import changes_of, inductor_compile, inductor_decompo
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
+from fxshard.planning_graph import at_run_time, source_line
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
@@ -110,7 +111,19 @@ class _Building:
         return self.bound.program
 
 
+def _refuse_late_sizes(module: fx.GraphModule) -> None:
+    """Raises RunError for what only the simulator runs."""
+    late = next((n for n in module.graph.nodes if n.op == "call_function" and at_run_time(n)), None)
+    if late is not None:
+        raise RunError(
+            f"{late.name} ({late.target}) gives or reads a size or a number that only running tells, which ranks cannot run yet",
+            where=source_line(late) or late.name,
+            remedy="use fxshard.simulate, or keep sizes and numbers fixed: torch.where for a mask, no .item()",
+        )
+
+
 def _bind(b: _Building) -> tuple[_Building, str]:
+    _refuse_late_sizes(b.bound.module)
     table = inductor_decompositions() if b.compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(b.program.inputs) if end.kind == "seed")
     module = device_graph(b.bound.module, b.bound.device, table, on_host=seeds)
