@@ -53,8 +53,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, a
         norm: Any = max(x.shape[1] - correction, 0)
         centred = x - x.mean(1, keepdim=True)
         return (centred @ centred.mH / norm).squeeze()
-    w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
-    assert w is not None
+    w: Any = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     total = w.sum()
     _assert(total != 0, "cov(): weights sum to zero, can't be normalized")
     mean = (x * w).sum(1, keepdim=True) / total
