@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.operators.entries import entries, entry, samples
+from bench.operators.entries import entries, entry, samples, without_frozen_seeds
 from bench.operators.measure import measure
 from bench.operators.report import causes, coverage_rows, exceptions
 from bench.operators.truth import difference
@@ -18,6 +18,11 @@ ENTRIES = """
 add matmul softmax sum cumsum sort index_select nn.functional.conv2d nn.functional.layer_norm nn.functional.dropout
 exponential linalg.cholesky nonzero masked_select unique item equal __getitem__ empty_like istft cdist ones to_sparse
 """
+
+
+@pytest.fixture(autouse=True)
+def _operators_as_they_are() -> None:
+    without_frozen_seeds()
 
 
 @pytest.mark.parametrize("key", ENTRIES.split())
