@@ -22,6 +22,7 @@ exponential linalg.cholesky nonzero masked_select unique item equal __getitem__ 
 
 @pytest.fixture(autouse=True)
 def _operators_as_they_are() -> None:
+    entries()
     without_frozen_seeds()
 
 
