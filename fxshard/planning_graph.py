@@ -156,8 +156,6 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
 
 def at_run_time(node: fx.Node) -> bool:
     """Whether ``node`` reads or gives a size or a number that only running tells, or a sparse tensor: it is replicated then."""
-    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
-        return True
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
     return any(map(_from_data, pytree.tree_leaves([read, node.meta.get("val")])))
 

@@ -30,8 +30,8 @@ def plan_with_rows(rows: int) -> ShardingPlan:
 def local_graph(coordinate: tuple[int, ...], rows: int) -> fx.GraphModule:
     """The graph of one rank: rows are padded to their ceil size around the all-reduce."""
     local = LocalGraph(MESH, coordinate)
-    w = local.placeholder("w", _local((8, 4), W, coordinate), torch.float32)
-    x = local.placeholder("x", _local((rows, 8), X, coordinate), torch.float32)
+    w = local.placeholder("w", _local((8, 4), W, coordinate), torch.empty(8, 4))
+    x = local.placeholder("x", _local((rows, 8), X, coordinate), torch.empty(rows, 8))
     y = local.emit(torch.ops.fxshard.einsum.default, x, w, "bi,io->bo")
     missing = _local((rows, 4), Y, (0, 0))[0] - local.shape(y)[0]
     if missing:

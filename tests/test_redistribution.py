@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import pytest
-import torch
 from torch import fx
 from torch.distributed.tensor import Partial, Shard
 
@@ -47,7 +46,7 @@ def run(source: Layout, targets: Iterable[Layout], shape: tuple[int, ...], mesh:
     graphs = {}
     for c in coordinates(mesh.shape):
         local = LocalGraph(mesh, c)
-        x = local.placeholder("x", shards[c].shape, torch.float64)
+        x = local.placeholder("x", shards[c].shape, shards[c])
         results = [_emitted(local, x, source, target, shape) for target in targets]
         local.graph.output(tuple(results))
         graphs[c] = local.finish()

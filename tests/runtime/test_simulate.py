@@ -45,7 +45,7 @@ def run(mesh: Mesh, body: Callable[[tuple[int, ...]], Body], shape: tuple[int, .
     graphs = {}
     for c in inputs:
         local = LocalGraph(mesh, c)
-        local.graph.output((body(c)(local, local.placeholder("x", shape, torch.float64)),))
+        local.graph.output((body(c)(local, local.placeholder("x", shape, torch.empty((), dtype=torch.float64))),))
         graphs[c] = local.finish()
     results, recorded = run_lockstep(Ranks(mesh, graphs), {c: [x] for c, x in inputs.items()})  # type: ignore[arg-type]  # only what run_lockstep reads
     return inputs, {c: r[0] for c, r in results.items()}, recorded
