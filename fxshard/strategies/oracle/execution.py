@@ -13,7 +13,7 @@ from fxshard._torch_compat import pytree
 from fxshard.call import Call, Operand
 from fxshard.layout import Layout, chunk_lengths, local_offset, local_shape
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.oracle.pieces import cut, identity
+from fxshard.strategies.oracle.pieces import cut, identity, scattered
 from fxshard.strategies.oracle.samples import Sample, filled, operator, run
 from fxshard.strategies.registry import local_form
 
@@ -30,8 +30,13 @@ def on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Seque
 
 
 def by_rule(sample: Sample, call: Call, tensors: Sequence[torch.Tensor], spec: OpSpec, ranks: int, seed: int) -> Pieces:
-    """The rule's local form on each rank's shards; a rank whose shards are empty gives what leaves the result as it is."""
+    """The rule's local form on each rank's shards; a rank whose shards are empty gives what leaves the result as it is.
+
+    With an odd seed the shards lie scattered in memory, as one that is cut out of something larger does.
+    """
     held = _held(tensors, [layout[0] for layout in spec.inputs], ranks, seed)
+    if seed % 2:
+        held = [[scattered(shard) for shard in shards] for shards in held]
     results = [_rank(sample, call, tensors, shards, spec, ranks, r) for r, shards in enumerate(held)]
     return [[r[o] for r in results] for o in range(len(call.outputs))]
 

@@ -26,6 +26,12 @@ def cut(x: torch.Tensor, placement: Placement, ranks: int, seed: int) -> list[to
     return [x.clone() for _ in range(ranks)]
 
 
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory in another order and with gaps, as in a transpose of a part of something larger."""
+    room = x.new_zeros((*reversed(x.shape), 2))[..., 0]
+    return room.permute(*reversed(range(x.ndim))).copy_(x) if x.ndim else x.clone()
+
+
 def parts(x: torch.Tensor, op: str, ranks: int, seed: int) -> list[torch.Tensor]:
     """``ranks`` tensors whose reduction by ``op`` is ``x``, each element dealt to the ranks in an order of its own.
 
