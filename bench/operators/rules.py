@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bench.operators.state import Record, read_records, resumed
 from fxshard.call import Operand
-from fxshard.strategies.oracle import BUDGET, Sample, Verdict, check_op, direct, operator, record, spread_out
+from fxshard.strategies.oracle import BUDGET, IDEMPOTENT, Sample, Verdict, check_op, direct, operator, record, spread_out
 
 STATE = Path(".ops/rules.jsonl")
 SAMPLES = 6
@@ -138,7 +138,18 @@ def _theirs(sample: Sample, inputs: Sequence[Any]) -> bool:
     args, kwargs = pytree.tree_map(lambda a: functools.partial(_pick, a.index) if isinstance(a, Operand) else a, sample.marked)
     metas = [(tuple(t.shape), t.dtype) for t in sample.tensors]
     meshes = [init_device_mesh("cpu", (n,)) if n == max(DTENSOR_RANKS) else _first(n) for n in DTENSOR_RANKS]
-    return any(dtensor_takes(operator(sample.op), args, kwargs, metas, inputs, mesh) for mesh in meshes)
+    op = operator(sample.op)
+    return any(dtensor_takes(op, args, kwargs, metas, given, mesh) for given in _read_as(inputs) for mesh in meshes)
+
+
+def _read_as(inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The combination, and those that hold the same tensors: one that is whole is its own average, maximum and minimum, as ours may say."""
+    found = [tuple(inputs)]
+    for pending in dict.fromkeys(p for p in inputs if p in IDEMPOTENT):
+        whole = [i for i, p in enumerate(inputs) if isinstance(p, Replicate)]
+        for places in (whole, *([i] for i in whole)):
+            found.append(tuple(pending if i in places else p for i, p in enumerate(inputs)))
+    return found
 
 
 @functools.cache

@@ -10,10 +10,11 @@ from fxshard.strategies.oracle.finder import FoundRule, find_rule
 from fxshard.strategies.oracle.recorded import direct, record, samples_of
 from fxshard.strategies.oracle.report import report, report_rule
 from fxshard.strategies.oracle.samples import Sample, given_samples, operator, qualified, spread_out
-from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Finding, Judged, Option, Verdict, check_op, judge
+from fxshard.strategies.oracle.verdict import BUDGET, IDEMPOTENT, RANKS, Finding, Judged, Option, Verdict, check_op, judge
 
 __all__ = [
     "BUDGET",
+    "IDEMPOTENT",
     "RANKS",
     "Finding",
     "FoundRule",
