@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from tabulate import tabulate
+from torch.distributed.tensor import Replicate
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
