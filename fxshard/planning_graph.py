@@ -154,9 +154,17 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
 
 
+def _by_places(node: fx.Node, read: Sequence[Any]) -> bool:
+    """Whether it takes elements at places that are given as numbers, so that only their count matters; a mask tells by its values."""
+    masks = (torch.bool, torch.uint8)
+    return node.target is torch.ops.aten.index.Tensor and not any(isinstance(t, torch.Tensor) and t.dtype in masks for t in read[1:])
+
+
 def at_run_time(node: fx.Node) -> bool:
     """Whether ``node`` reads or gives a size or a number that only running tells, or a sparse tensor: it is replicated then."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
+    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read):
+        return True
     return any(map(_from_data, pytree.tree_leaves([read, node.meta.get("val")])))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fxshard.call import Call, TensorMeta
 from fxshard.strategies.factors import Factors, Name, Rule, factors, linear_groups
-from fxshard.strategies.notation import rule
+from fxshard.strategies.matmul import added
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register
 
@@ -81,5 +81,5 @@ register(names("_linalg_solve_ex"), solved(0, 1, _left))
 register(names("linalg_lu_solve"), solved(0, 2, _left))
 register(names("linalg_ldl_solve"), solved(0, 2, _always))
 register(names("cholesky_solve triangular_solve"), solved(1, 0, _always))
-register(names("addr"), rule("m n, m, n -> m n", linear=[(0, 1), (0, 2)], additive=(0,)))
-register(names("addbmm"), rule("m n, b m k, b k n -> m n", linear=[(0, 1), (0, 2)], additive=(0,)))
+register(names("addr"), added("m", "n", "m n"))
+register(names("addbmm"), added("b m k", "b k n", "m n"))

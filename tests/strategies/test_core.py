@@ -127,3 +127,9 @@ def test_other_products() -> None:
     assert "S(0), S(0), R -> S(0)" in check("aten.addr.default", real(5, 4), real(5), real(4))
     assert "R, S(0), R -> S(0)" in check("aten._addmm_activation.default", real(4), real(5, 3), real(3, 4))
     assert "S(0), S(0) -> P" in check("aten.vdot.default", real(5), real(5))
+
+
+def test_added_tensors_are_broadcast() -> None:
+    assert "S(0), S(1), R -> P" not in check("aten.addbmm.default", real(4), real(6, 5, 3), real(6, 3, 4))
+    assert "R, R, S(2) -> S(1)" in check("aten.addbmm.default", real(1), real(6, 5, 3), real(6, 3, 4))
+    assert "S(0), R, S(0) -> S(1)" in check("aten.addr.default", real(4), real(5), real(4))
