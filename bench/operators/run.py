@@ -6,16 +6,15 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.operators import models, rules
 from bench.operators.entries import COMBINATIONS, SAMPLES, keys
 from bench.operators.measure import WAYS, measure, prepare
 from bench.operators.report import write_report
-from bench.operators.state import resumed
+from bench.operators.state import Record, resumed
 from bench.operators.verdict import Finding
 
-STATE = Path(".ops/records.jsonl")
+STATE = Path(".ops")
 REPORT = Path("docs/operators.md")
 
 
@@ -33,17 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sides = tuple(options.sides.split(","))
     if options.again:
-        for state in (options.state, models.STATE, rules.STATE):
+        for state in (*(options.state / f"{side}.jsonl" for side in sides), models.STATE, rules.STATE):
             state.unlink(missing_ok=True)
-    job = partial(measure, count=options.samples, combinations=options.combinations, sides=sides)
-    lost = partial(_lost, sides=sides)
-    records = resumed(options.state, list(keys(options.only)), job, prepare, options.workers, options.limit, lost, "entry")
+    every = list(keys(options.only))
+    measured = [_side(side, every, options) for side in sides]
+    records = [{field: value for one in found for field, value in one.items()} for found in zip(*measured, strict=True)]
     if options.only is None:
         core, families = rules.measure(workers=options.workers), models.measure(options.workers)
         write_report(options.report, records, options.samples, options.combinations, core, families)
     return 0
 
 
-def _lost(key: str, kind: str, sides: Sequence[str]) -> dict[str, Any]:
+def _side(side: str, every: Sequence[str], options: argparse.Namespace) -> list[Record]:
+    """The sides run by themselves: what one of them hangs in is no verdict on the other."""
+    job = partial(measure, count=options.samples, combinations=options.combinations, sides=(side,))
+    path = options.state / f"{side}.jsonl"
+    return resumed(path, every, job, prepare, options.workers, options.limit, partial(_lost, side=side), f"entry ({side})")
+
+
+def _lost(key: str, kind: str, side: str) -> Record:
     said = "the process died" if kind == "crash" else "stopped at the time limit"
-    return {"key": key, **{side: {way: vars(Finding(kind, said)) for way in WAYS} for side in sides}}
+    return {"key": key, side: {way: vars(Finding(kind, said)) for way in WAYS}}
