@@ -277,6 +277,31 @@ def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], reg
 
 
 @contextlib.contextmanager
+def flex_attention_of_any_device() -> Iterator[None]:
+    """While Dynamo captures: flex_attention is not refused for training on the CPU, where models are traced; no kernel of it runs."""
+    from torch.nn.attention import flex_attention as module
+
+    original = module._validate_device
+    module._validate_device = lambda query, key, value: None
+    try:
+        yield
+    finally:
+        module._validate_device = original
+
+
+def is_flex_attention(target: Any) -> bool:
+    """Whether a node of a captured graph calls ``flex_attention``: (q, k, v, score_mod, block mask, scale, options, buffers, buffers)."""
+    return target is torch.ops.higher_order.flex_attention
+
+
+def flex_attention_in_plain_operators() -> Callable[..., Any]:
+    """torch's own math form, with the same arguments; of the block mask it reads the last entry only, the function."""
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    return math_attention
+
+
+@contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Without the traceback that torch logs for an operator that refuses its operands: the error itself is raised as well."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -409,11 +434,14 @@ __all__ = [
     "export_dtypes",
     "export_memory_formats",
     "find_operator",
+    "flex_attention_in_plain_operators",
+    "flex_attention_of_any_device",
     "forget_inner_sizes",
     "get_decompositions",
     "inductor_compile",
     "inductor_decompositions",
     "inductor_output_strides",
+    "is_flex_attention",
     "lazy_graph_module",
     "mesh_of_one",
     "noted_side_effects",

@@ -30,6 +30,7 @@ from fxshard._torch_compat import (
     aot_export_joint_with_descriptors,
     capture_dynamo_graph,
     captured_out_spec,
+    flex_attention_of_any_device,
     noted_side_effects,
     own_tensors,
     pytree,
@@ -41,6 +42,7 @@ from fxshard.passes.constants import plain_tensors, spell_attributes, spell_cons
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
+from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
@@ -92,7 +94,10 @@ def _capture(
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
     again = Spelled if spelled else contextlib.nullcontext
-    with mode, again(), _written_out(), sizes_from_data(), regions(), noted_side_effects() as changed, own_errors:
+    captures = (mode, again(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions())
+    with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
+        for capture in captures:
+            stack.enter_context(capture)
         if len(flat) == len(leaves):
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         else:
@@ -101,6 +106,7 @@ def _capture(
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
+    spell_flex_attention(captured)
     names = _parameter_names(model, fake_model, captured)
     with again():
         spell_attributes(captured, model, fake_model, names, flat)

@@ -1,0 +1,63 @@
+"""flex_attention traces and runs sharded as dense attention written out here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from fxshard.passes.annotate import annotate
+from fxshard.passes.trace import trace
+from fxshard.testing.random_plan import random_graph_plan
+from tests.passes.tracing import SQUARE, TWO, input_gradients, real, simulated
+
+B, H, S, D = 2, 4, 6, 4
+DOCUMENT = torch.tensor([0, 0, 1, 1, 1, 2])
+ROW, COLUMN = torch.arange(S)[:, None], torch.arange(S)
+MASKS: dict[str, tuple[Any, Any]] = {
+    "causal": (lambda b, h, q, k: q >= k, ROW >= COLUMN),
+    "window": (lambda b, h, q, k: (q - k).abs() < 2, (ROW - COLUMN).abs() < 2),
+    "document": (lambda b, h, q, k: DOCUMENT[q] == DOCUMENT[k], DOCUMENT[:, None] == DOCUMENT),
+    "no key": (lambda b, h, q, k: (q > k), ROW > COLUMN),
+}
+
+
+class Attends(nn.Module):
+    """flex_attention, or (``dense``) what it says, written out."""
+
+    def __init__(self, mask: str | None, biased: bool, dense: bool) -> None:
+        super().__init__()
+        self.register_buffer("slope", torch.linspace(0.1, 0.7, H, dtype=torch.float64))
+        self.mask, self.biased, self.dense = mask, biased, dense
+        self.blocks = None if mask is None else create_block_mask(MASKS[mask][0], None, None, S, S, device="cpu")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not self.dense:
+            mod = (lambda x, b, h, i, j: x + self.slope[h] * (j - i)) if self.biased else None
+            return flex_attention(q, k, v, score_mod=mod, block_mask=self.blocks, scale=0.3, enable_gqa=True)
+        k, v = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, v))
+        scores = q @ k.mT * 0.3
+        if self.biased:
+            scores = scores + self.slope[:, None, None] * (COLUMN - ROW)
+        if self.mask is None:
+            return scores.softmax(-1) @ v
+        kept = MASKS[self.mask][1]
+        weights = scores.masked_fill(~kept, -1e30).softmax(-1) * kept
+        return weights @ v
+
+
+@pytest.mark.parametrize(("mask", "biased", "heads"), [("causal", True, H), ("window", False, 2), ("document", True, 2), ("no key", False, H), (None, True, H)])
+def test_as_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
+    args = (real(B, H, S, D), real(B, heads, S, D, seed=1), real(B, heads, S, D, seed=2))
+    model, dense = Attends(mask, biased, False), Attends(mask, biased, True)
+    graph = trace(model, args)
+    wanted = input_gradients(dense, args)
+    assert len(wanted) == 3
+    for plan, mesh in enumerate((TWO, SQUARE)):
+        result = simulated(graph, mesh, model, args, plan=plan)
+        torch.testing.assert_close(torch.utils._pytree.tree_leaves(result.outputs)[0], dense(*args), rtol=1e-9, atol=1e-12)
+        for name, grad in wanted.items():
+            torch.testing.assert_close(result.grads[name], grad, rtol=1e-9, atol=1e-12)
