@@ -11,7 +11,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fxshard.passes.annotate import annotate
 from fxshard.passes.trace import trace
-from fxshard.testing.random_plan import random_graph_plan
 from tests.passes.tracing import SQUARE, TWO, input_gradients, real, simulated
 
 B, H, S, D = 2, 4, 6, 4
@@ -49,7 +48,10 @@ class Attends(nn.Module):
         return weights @ v
 
 
-@pytest.mark.parametrize(("mask", "biased", "heads"), [("causal", True, H), ("window", False, 2), ("document", True, 2), ("no key", False, H), (None, True, H)])
+CASES = [("causal", True, H), ("window", False, 2), ("document", True, 2), ("no key", False, H), (None, True, H)]
+
+
+@pytest.mark.parametrize(("mask", "biased", "heads"), CASES)
 def test_as_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
     args = (real(B, H, S, D), real(B, heads, S, D, seed=1), real(B, heads, S, D, seed=2))
     model, dense = Attends(mask, biased, False), Attends(mask, biased, True)
@@ -61,3 +63,15 @@ def test_as_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
         torch.testing.assert_close(torch.utils._pytree.tree_leaves(result.outputs)[0], dense(*args), rtol=1e-9, atol=1e-12)
         for name, grad in wanted.items():
             torch.testing.assert_close(result.grads[name], grad, rtol=1e-9, atol=1e-12)
+
+
+def test_scores_are_cut_by_batch_heads_and_queries() -> None:
+    args = (real(B, H, S, D), real(B, 2, S, D, seed=1), real(B, 2, S, D, seed=2))
+    graph = trace(Attends("document", True, False), args)
+    annotated = annotate(graph, TWO)
+    assert all(name.startswith("index") for name, _ in annotated.fallbacks)  # lookups in buffers [H] and [S] only
+    softmax = [n.name for n in graph.module.graph.nodes if "softmax" in str(n.target)]
+    assert softmax
+    for name in softmax:
+        outputs = {str(layout) for spec in annotated.specs[name] for layout in spec.outputs}
+        assert {"S(0)", "S(1)", "S(2)"} <= outputs, name
