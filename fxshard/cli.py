@@ -144,10 +144,13 @@ def _samples(options: argparse.Namespace) -> list[Any]:
     from fxshard.factory import run_function
     from fxshard.strategies import oracle
 
-    given = None if options.sample is None else run_function(options.sample, "samples")
-    name = oracle.qualified(options.op)
-    oracle.operator(name)
-    return oracle.samples_of(name, options.samples, options.seed) if given is None else oracle.given_samples(name, given, options.sample)
+    for name, number in (("--samples", options.samples), ("--budget", options.budget)):
+        if number < 1:
+            raise OptionError(f"{name} is {number}", remedy="give a number that is greater than 0")
+    given = run_function(options.sample, "samples") if options.sample else None
+    op = oracle.qualified(options.op)
+    oracle.operator(op)
+    return oracle.given_samples(op, given, options.sample) if options.sample else oracle.samples_of(op, options.samples, options.seed)
 
 
 def _demo(options: argparse.Namespace) -> None:

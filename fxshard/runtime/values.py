@@ -137,6 +137,9 @@ def check_memory(kind: str, name: str, value: torch.Tensor) -> None:
 
 
 def _tangent(name: str, shape: tuple[int, ...], dtype: str, given: list[Any] | None) -> torch.Tensor:
+    if given is None and any(size < 0 for size in shape):
+        remedy = "give tangents=, sum the output inside the model, or plan with train=False"
+        raise RunError(f"the size of an output depends on the data, so its tangent ({name}) cannot be made up", remedy=remedy)
     if given is None:
         return torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
     index = int(name.removeprefix("tangents[").removesuffix("]"))

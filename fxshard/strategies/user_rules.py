@@ -12,6 +12,7 @@ from typing import Any
 
 from fxshard._torch_compat import find_operator, operator_names, schema_of
 from fxshard.errors import OptionError, RuleError, closest
+from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.factors import Factors, Rule
 from fxshard.strategies.local import LocalForm
 from fxshard.strategies.notation import TextRule, rule
@@ -48,6 +49,8 @@ def register_rule(
     operator = find(op)
     schema = _schema(operator)
     made = _rule(given, properties)
+    if local is not None and not callable(local):
+        raise OptionError(f"local is a {type(local).__name__}", where="register_rule", remedy="pass a function of a LocalContext")
     if isinstance(made, TextRule):
         _check_fit(made, schema)
     if has_rule(str(operator)) and not override:
@@ -106,7 +109,9 @@ def _rule(given: Any, properties: dict[str, Any]) -> Rule:
         if unknown is not None:
             what = f"a rule has no property {unknown!r}{closest(unknown, _PROPERTIES)}"
             raise OptionError(what, where="register_rule", remedy=f"use {', '.join(_PROPERTIES)}")
-        return rule(given, **properties)
+        made = rule(given, **properties)
+        _check_properties(made, properties)
+        return made
     if not callable(given):
         what = f"a rule is a text or a function, not a {type(given).__name__}"
         raise OptionError(what, where="register_rule", remedy="write it like 'b m k, b k n -> b m n'")
@@ -114,6 +119,30 @@ def _rule(given: Any, properties: dict[str, Any]) -> Rule:
         what = f"{', '.join(properties)} cannot stand beside a rule that is a function"
         raise OptionError(what, where="register_rule", remedy="put it into the Factors that the function returns")
     return given
+
+
+def _check_properties(made: TextRule, properties: dict[str, Any]) -> None:
+    """Raises OptionError for values that no call could have."""
+    dims = {name.removesuffix("!") for tensor in (*made.operands, *made.outputs) for dim in tensor for name in _names(dim)}
+    for name, op in dict(properties.get("reduce", {})).items():
+        if name not in dims:
+            raise _unfit(f"reduce names {name!r}{closest(name, dims)}", f"the dims of the rule are {', '.join(sorted(dims))}")
+        if op is not None and op not in REDUCE_OPS:
+            raise _unfit(f"reduce has {op!r}{closest(op, REDUCE_OPS)}", f"reductions are {', '.join(REDUCE_OPS)}, or None")
+    linear = properties.get("linear", ())
+    if isinstance(linear, str) or not all(isinstance(group, (list, tuple, range)) for group in linear):
+        raise _unfit(f"linear is {linear!r}", "write a list of groups of argument positions: linear=[[0], [1, 2]]")
+    wrong = [i for i in properties.get("additive", ()) if not 0 <= i < len(made.operands)]
+    if wrong:
+        raise _unfit(f"additive names operand {wrong[0]}", f"the rule has {len(made.operands)}, counted from 0")
+
+
+def _names(dim: Any) -> tuple[str, ...]:
+    return (dim,) if isinstance(dim, str) else tuple(dim)
+
+
+def _unfit(what: str, remedy: str) -> OptionError:
+    return OptionError(what, where="register_rule", remedy=remedy)
 
 
 def _said(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:

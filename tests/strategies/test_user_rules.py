@@ -106,3 +106,19 @@ def test_a_rule_is_replaced_only_on_request() -> None:
     assert gate_specs() == SHARDED
     fxshard.register_rule("tests::gate", "b s! h, h -> b s! h", override=True)
     assert gate_specs() == SHARDED - {"S(1), R -> S(1)"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "what"),
+    [
+        ({"reduce": {"bb": "max"}}, "reduce names 'bb'"),
+        ({"reduce": {"b": "bogus"}}, "reduce has 'bogus'"),
+        ({"linear": [0]}, r"linear is \[0\]"),
+        ({"linear": "x"}, "linear is 'x'"),
+        ({"additive": (9,)}, "additive names operand 9"),
+        ({"local": 3}, "local is a int"),
+    ],
+)
+def test_values_that_no_call_could_have(properties: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        fxshard.register_rule("tests::gate", "b s h, h -> b s h", **properties)

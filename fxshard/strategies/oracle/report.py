@@ -37,6 +37,10 @@ def _word(verdict: Verdict) -> str:
         return "no rule, it is replicated"
     if verdict.wrong:
         return "WRONG"
+    if all(j.skipped for j in verdict.judged):
+        return "no sample could be judged"
+    if not verdict.valid and not verdict.missing:
+        return "right; no sample tells what else would be"
     return "right, but not complete" if verdict.missing else "right and complete"
 
 

@@ -16,7 +16,8 @@ import torch
 
 from fxshard._torch_compat import pytree, schema_of
 from fxshard.call import Call, Operand, TensorMeta
-from fxshard.errors import OptionError, RuleError, closest
+from fxshard.errors import OptionError
+from fxshard.strategies.user_rules import find
 
 FACTORS = (1.0, 1.0, -23.0)
 """What the numbers of the variations are multiplied with; from the second on they are shuffled too."""
@@ -53,15 +54,10 @@ class Sample:
         return ", ".join([*args, *(f"{k}={pytree.tree_map(text, v)}" for k, v in self.kwargs.items())])
 
 
+@functools.cache
 def operator(op: str) -> Any:
-    """The overload called ``op``; raises RuleError for one that there is not."""
-    name = qualified(op)
-    try:
-        return functools.reduce(getattr, name.split("."), torch.ops)
-    except AttributeError as error:
-        namespace = getattr(torch.ops, name.split(".")[0])
-        guess = closest(name.split(".")[1], dir(namespace))
-        raise RuleError(f"there is no operator {op!r}", remedy=f"write it like aten.mm.default or mylib::op{guess}") from error
+    """The overload called ``op``; raises OptionError for one that there is not."""
+    return find(qualified(op))
 
 
 def qualified(op: str) -> str:
@@ -82,7 +78,15 @@ def given_samples(op: str, given: Any, where: str) -> list[Sample]:
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(entry, (list, tuple)) for entry in given):
         remedy = "return [(x, y), ...] or [((x, y), {'dim': 1}), ...]"
         raise OptionError("the samples are no list of argument tuples", where=where, remedy=remedy)
-    return [Sample(op, *_arguments(entry)) for entry in given]
+    samples = [Sample(op, *_detached(_arguments(entry))) for entry in given]
+    if any(t.is_meta for s in samples for t in s.tensors):
+        raise OptionError("a sample holds a tensor on meta, which has no numbers", where=where, remedy="give tensors with random numbers")
+    return samples
+
+
+def _detached(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plain: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+    return plain
 
 
 def _arguments(entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -64,7 +64,7 @@ def test_samples_that_will_not_do() -> None:
         find_rule(op, [Sample(op, (real(4, 6), real(6))), Sample(op, (real(4, 5, 6), real(6)))])
     with pytest.raises(RuleError, match="tells anything"):
         find_rule(op, [Sample(op, (real(4, 6), real(3)[:1]))])
-    with pytest.raises(RuleError, match="there is no operator"):
+    with pytest.raises(OptionError, match="there is no operator"):
         find_rule("fxshard_found::scales", [])
     for wrong in (None, [], real(3), [real(3)]):
         with pytest.raises(OptionError, match="argument tuples"):
