@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils import _pytree as pytree
 
 from bench.operators.entries import Sample
-from bench.operators.truth import Truth, difference, first_line, flat, gradients
+from bench.operators.truth import Truth, difference, first_line, flat, gradients, scale_of
 from bench.operators.verdict import Finding
 
 NO_STRATEGY = "does not have a sharding strategy registered"
@@ -59,7 +59,8 @@ class Theirs:
             said = difference(outputs, self.truth.outputs, not self.truth.random)
             if said is None and self.grad and not self.truth.random:
                 pairs = [(h, w) for h, w in zip(grads, self.truth.grads, strict=True) if w is not None]
-                said = next((f"gradient {i}: {s}" for i, (h, w) in enumerate(pairs) if (s := difference([h], [w]))), None)
+                scale = scale_of([w for _, w in pairs])
+                said = next((f"gradient {i}: {s}" for i, (h, w) in enumerate(pairs) if (s := difference([h], [w], scale=scale))), None)
             if said is not None:
                 return Finding("wrong", said)
         return Finding("right")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from bench.operators.entries import Sample
-from bench.operators.truth import Truth, difference, flat
+from bench.operators.truth import Truth, difference, flat, scale_of
 from bench.operators.verdict import Finding
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -95,7 +95,7 @@ class Ours:
                 one = grad if have is None else have
                 said = None if one is None or not one.count_nonzero() else f"is {'missing' if have is None else 'not zero'}"
             else:
-                said = difference([have], [grad])
+                said = difference([have], [grad], scale=scale_of(want))
             if said:
                 return f"gradient of {name} {said}"
         return None

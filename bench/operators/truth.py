@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,18 +86,27 @@ def gradients(outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[
     return [next(found) if x.requires_grad else None for x in inputs]
 
 
-def difference(have: Sequence[Any], want: Sequence[Any], numbers: bool = True) -> str | None:
-    """What is other than it should be, None where nothing is; ``numbers``: values too, not only shapes and dtypes."""
+def scale_of(tensors: Sequence[Any]) -> float:
+    """The norm of all of them together: what is a millionth of it may be rounding of the others."""
+    dense = [t.detach() for t in tensors if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    return math.sqrt(sum(float(t.abs().double().norm()) ** 2 for t in dense))
+
+
+def difference(have: Sequence[Any], want: Sequence[Any], numbers: bool = True, scale: float = 1.0) -> str | None:
+    """What is other than it should be, None where nothing is.
+
+    ``numbers``: values too, not only shapes and dtypes; ``scale``: the norm of all gradients, where these are compared.
+    """
     if len(have) != len(want):
         return f"{len(have)} results, not {len(want)}"
     for place, (x, y) in enumerate(zip(have, want, strict=True)):
-        said = _one(x, y, numbers)
+        said = _one(x, y, numbers, max(scale, 1.0))
         if said is not None:
             return f"result {place} {said}"
     return None
 
 
-def _one(x: Any, y: Any, numbers: bool) -> str | None:
+def _one(x: Any, y: Any, numbers: bool, scale: float) -> str | None:
     if not isinstance(y, torch.Tensor):
         same = type(x) is type(y) and (not numbers or x == y or (x != x and y != y))
         return None if same else f"is {str(x)[:60]!r}, not {str(y)[:60]!r}"
@@ -113,10 +123,10 @@ def _one(x: Any, y: Any, numbers: bool) -> str | None:
         return f"is {x.layout}, not {y.layout}"
     if y.layout != torch.strided:
         x, y = x.to_dense(), y.to_dense()
-    return _values(x, y)
+    return _values(x, y, scale)
 
 
-def _values(x: torch.Tensor, y: torch.Tensor) -> str | None:
+def _values(x: torch.Tensor, y: torch.Tensor, scale: float) -> str | None:
     rtol = RTOL.get(y.dtype)
     if rtol is None:
         return None if torch.equal(x, y) else f"differs in {int((x != y).sum())} of {y.numel()} elements"
@@ -127,7 +137,7 @@ def _values(x: torch.Tensor, y: torch.Tensor) -> str | None:
     if not torch.equal(torch.isfinite(x), finite) or bool(odd.any()):
         return "has other infinities or NaN"
     error, size = float((x[finite] - y[finite]).norm()), float(y[finite].norm())
-    return None if error <= rtol * max(size, 1e-6) else f"is off by {error:.3g}, its norm is {size:.3g}"
+    return None if error <= rtol * max(size, 1e-6 * scale) else f"is off by {error:.3g}, its norm is {size:.3g}"
 
 
 def first_line(error: BaseException) -> str:

@@ -139,6 +139,11 @@ def complex_parts(call: Call) -> Factors:
     return factors([ins], [outs], linear=linear_groups(call, [(0,)]))
 
 
+def local_parts(ctx: LocalContext) -> Any:
+    """A conjugate that is only marked so has no parts in memory yet."""
+    return ctx.emit(ctx.target, ctx.emit(aten.resolve_conj.default, ctx.args[0]))
+
+
 def flip(call: Call) -> Factors:
     """The order along some dims reversed: they stay whole, for the first shard would be the last, reversed."""
     ndim = call.operands[0].ndim
@@ -203,7 +208,8 @@ register(["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"], sque
 register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
-register(["aten.view_as_real.default", "aten.view_as_complex.default"], complex_parts, local=dense(unchanged))
+register("aten.view_as_real.default", complex_parts, local=local_parts)
+register("aten.view_as_complex.default", complex_parts, local=dense(unchanged))
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
 register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)

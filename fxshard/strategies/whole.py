@@ -36,6 +36,13 @@ def by_memory(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
 
 
+def by_columns(ctx: LocalContext) -> Any:
+    """The second matrix with its columns side by side in memory, as the kernel of eight-bit floats wants it."""
+    turned = ctx.emit(torch.ops.aten.transpose.int, ctx.args[1], 0, 1)
+    dense = ctx.emit(torch.ops.aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return ctx.emit(ctx.target, *replaced(ctx.args, {1: ctx.emit(torch.ops.aten.transpose.int, dense, 0, 1)}), **ctx.kwargs)
+
+
 def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
     """Elements of arguments in ``groups`` are put elsewhere, so that what is pending stays so."""
 
@@ -54,3 +61,4 @@ for _ops, _reason in REASONS.items():
 register(names("masked_scatter"), moving(MASKED, (0, 2)))
 register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
 _register("as_strided_scatter", STRIDED, by_memory)
+_register("_scaled_mm", "its scales and what it accumulates in belong to the whole matrices", by_columns)
