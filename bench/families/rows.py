@@ -19,6 +19,7 @@ from fxshard.passes.trace import trace
 from fxshard.strategies import lookup
 
 MESHES = (Mesh({"a": 2}), Mesh({"a": 2, "b": 2}))
+BATCH_NORM = ("channel_sum", "channel_spread", "batch_statistics", "running_statistics", "normalise")
 COUNTERPARTS = {
     "fxshard.sdpa.default": "aten._scaled_dot_product_flash_attention.default",
     "fxshard.sdpa_backward.default": "aten._scaled_dot_product_flash_attention_backward.default",
@@ -26,6 +27,12 @@ COUNTERPARTS = {
     "fxshard.dropout.default": "aten.native_dropout.default",
     "fxshard.dropout_backward.default": "aten.native_dropout_backward.default",
     "fxshard.random.default": "aten.uniform.default",
+    **dict.fromkeys(("fxshard.softmax.default", "fxshard.sum_exp.default"), "aten._softmax.default"),
+    **dict.fromkeys(("fxshard.softmax_backward.default", "fxshard.sum_product.default"), "aten._softmax_backward_data.default"),
+    **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy", "target_score", "score_sum")), "aten.nll_loss_forward.default"),
+    **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy_backward", "spread_target")), "aten.nll_loss_backward.default"),
+    **dict.fromkeys((f"fxshard.{op}.default" for op in BATCH_NORM), "aten.native_batch_norm.default"),
+    **dict.fromkeys(("fxshard.batch_norm_sums.default", "fxshard.batch_norm_backward.default"), "aten.native_batch_norm_backward.default"),
 }
 """What DTensor would see in place of fxshard's own operators, on the device where it does best."""
 
