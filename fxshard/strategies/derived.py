@@ -149,10 +149,12 @@ def _renamed(dims: Dims, named: Callable[[str], str]) -> Dims:
 
 
 def _joint_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
-    """A pending reduction passes through the list where it passes through every element."""
+    """A pending reduction passes through the list where it passes through every element, in the same way."""
     joint = []
-    for groups in zip(*(part.linear for part, _, _ in parts), strict=False):
+    if len({tuple((len(g.operands), g.gives, g.unread, g.converts, g.real) for g in part.linear) for part, _, _ in parts}) != 1:
+        return ()
+    for groups in zip(*(part.linear for part, _, _ in parts), strict=True):
         members = [places[i] for group, (_, places, _) in zip(groups, parts, strict=True) for i in group.operands]
         ops = tuple(op for op in groups[0].ops if all(op in group.ops for group in groups))
-        joint.append(Linear(tuple(dict.fromkeys(members)), ops))
+        joint.append(replace(groups[0], operands=tuple(dict.fromkeys(members)), ops=ops))
     return tuple(joint)

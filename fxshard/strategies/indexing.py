@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fxshard.call import Call, Operand
+from fxshard.strategies.conversion import is_real
 from fxshard.strategies.dims import named
 from fxshard.strategies.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
 from fxshard.strategies.local import dense
@@ -96,6 +97,8 @@ def _scatter_groups(call: Call) -> Any:
 
 def _reduced_groups(call: Call, reduce: str) -> Any:
     """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
+    if reduce == "mean" and not is_real(call.operands[0].dtype):
+        return ()
     if reduce in ("sum", "mean"):
         return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
     if reduce == "prod":

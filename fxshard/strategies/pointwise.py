@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -43,14 +44,34 @@ def scaled(call: Call) -> Factors:
 def power(call: Call) -> Factors:
     """x ** n: multiplicative where n is a whole number, of one order where it is odd."""
     exponent = call.arg(1)
-    whole = not isinstance(exponent, (Operand, complex)) and exponent == int(exponent) and exponent > 0
+    whole = not isinstance(exponent, (Operand, complex)) and math.isfinite(exponent) and exponent == int(exponent) and exponent > 0
     return pointwise_rule(products=[(0,)] if whole else (), rising=(0,) if whole and exponent % 2 else (), real=True)(call)
 
 
 def exponential(call: Call) -> Factors:
     """number ** x: rising where the number is greater than one."""
     base = call.arg(0)
-    return pointwise_rule(rising=(1,) if not isinstance(base, complex) and base > 1 else (), real=True)(call)
+    return pointwise_rule(rising=(1,) if not isinstance(base, (Operand, complex)) and base > 1 else (), real=True)(call)
+
+
+def added(rises: bool, scaled: int = 1) -> Rule:
+    """x + alpha y (``rises``) or x - alpha y, ``scaled`` being the operand that alpha multiplies: alpha's sign gives its order."""
+
+    def rule(call: Call) -> Factors:
+        alpha = call.arg(2, "alpha", 1)
+        if isinstance(alpha, complex) or alpha == 0:
+            return pointwise_rule((0, 1))(call)
+        up = (alpha > 0) == rises
+        plain = 1 - scaled
+        return pointwise_rule((0, 1), rising=(plain, scaled) if up else (plain,), falling=() if up else (scaled,), real=True)(call)
+
+    return rule
+
+
+def bent(call: Call) -> Factors:
+    """Lines of two slopes, or a line and a curve: rising unless one of their numbers is negative."""
+    numbers = [a for a in call.args[1:] if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    return pointwise_rule(rising=() if any(n < 0 for n in numbers) else (0,))(call)
 
 
 def offset(call: Call) -> Factors:
@@ -91,14 +112,14 @@ def _booleans(call: Call) -> tuple[int, ...]:
 
 
 # Linear in both at once, sum f(x, y) = f(sum x, sum y); a scalar for y is the same on all ranks.
-register(names("add.Tensor"), pointwise_rule((0, 1), rising=(0, 1), real=True))
-register(names("sub.Tensor"), pointwise_rule((0, 1), rising=(0,), falling=(1,), real=True))
-register(names("rsub.Tensor"), pointwise_rule((0, 1), rising=(1,), falling=(0,), real=True))
+register(names("add.Tensor"), added(rises=True))
+register(names("sub.Tensor"), added(rises=False))
+register(names("rsub.Tensor rsub.Scalar"), added(rises=False, scaled=0))
 register(names("lerp.Scalar lerp.Tensor addcdiv complex"), pointwise_rule((0, 1)))
 register(names("addcmul"), pointwise_rule((0, 1), (0, 2)))
 register(names("where.self where.ScalarOther where.ScalarSelf where.Scalar"), pointwise_rule((1, 2), ops=MOVEMENT))
-register(overloads("add sub", "Scalar"), offset)
-register(names("rsub.Scalar"), pointwise_rule((0, 1), falling=(0,), real=True))
+register(names("add.Scalar"), offset)
+register(names("sub.Scalar"), offset)
 
 # Linear in each operand alone.
 register([*overloads("mul", "Tensor", "Scalar"), *overloads("div", "Tensor", "Scalar")], scaled)
@@ -126,11 +147,12 @@ register(overloads("masked_fill", "Scalar", "Tensor"), masked_fill)
 # One operand, of one order: the extreme of the results is the result of the extreme.
 register(
     names(
-        "asinh atan celu elu erf exp exp2 expm1 hardshrink hardsigmoid hardtanh leaky_relu relu relu6 "
+        "asinh atan celu erf exp exp2 expm1 hardshrink hardsigmoid hardtanh relu relu6 "
         "selu sigmoid sgn sinh softplus softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
     ),
     pointwise_rule(rising=(0,)),
 )
+register(names("elu leaky_relu"), bent)
 register(names("ceil floor round round.decimals trunc"), rounded)
 register(names("sign"), signed)
 register(names("erfc"), pointwise_rule(falling=(0,)))

@@ -23,12 +23,18 @@ def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return call.operands[0].shape, out.shape
 
 
+def first_taken(start: int | None, size: int) -> int:
+    """Where a slice begins: a negative start counts from the end, and stops at the first element."""
+    start = start or 0
+    return min(start, size) if start >= 0 else max(start + size, 0)
+
+
 def _strided(call: Call, dim: int, whole: Any, part: Any) -> int:
     """The step k of a slice that takes one of every k elements of ``dim``, which is (part k); 0 for any other slice."""
     dim, start, step = call.arg(dim, "dim", 0), call.arg(dim + 1, "start"), call.arg(dim + 3, "step", 1)
     if not all(isinstance(v, int) for v in (whole, part, step, start or 0)) or step < 2 or part * step != whole:
         return 0
-    return step if 0 <= (start or 0) % max(whole, 1) < step else 0
+    return step if first_taken(start, whole) < step else 0
 
 
 def _sliced(call: Call, whole: tuple[Any, ...], part: tuple[Any, ...], dim: int) -> tuple[list[Name], list[Name], dict[str, Any]]:
@@ -67,7 +73,7 @@ def to_the_end(end: int, sizes: int | None = None) -> LocalForm:
         shape = ctx.call.operands[0].shape if sizes is None else ctx.call.arg(sizes)
         along = ctx.call.arg(end - 2, "dim", 0) % max(len(shape), 1)
         if ctx.inputs[0].axes_on(along):
-            values |= {end - 1: (ctx.call.arg(end - 1) or 0) % shape[along], end: 2**63 - 1}
+            values |= {end - 1: first_taken(ctx.call.arg(end - 1), shape[along]), end: 2**63 - 1}
         return ctx.emit(ctx.target, *replaced(ctx.args, values), **ctx.kwargs)
 
     return local

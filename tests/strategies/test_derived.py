@@ -96,7 +96,7 @@ def test_lists_in_a_model() -> None:
 
 
 def test_what_has_no_functional_form_has_no_rule() -> None:
-    assert not has_rule("aten.resize_.default")
+    assert not has_rule("aten.set_.source_Tensor")
     assert not has_rule("aten.no_such_operator_.default")
     assert not has_rule("aten._foreach_norm.Scalar"), "its overloads are not those of norm"
     assert not has_rule("aten.squeeze_.dim"), "the local form of squeeze makes a new tensor"
