@@ -76,6 +76,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
                 joint, names, out_spec = _capture(model, arguments, train, SPELLED)
             except Exception:
                 raise error from None
+            log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))

@@ -93,7 +93,7 @@ def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
 
 
 def _out_names(op: str) -> set[str]:
-    return {a.name for a in schema_of(_overload(op)).arguments if a.is_out}  # type: ignore[union-attr]
+    return {a.name for a in schema_of(_overload(op)).arguments if a.is_out}  # type: ignore[union-attr]  # an operator that was registered has a schema
 
 
 def _foreach(op: str, find: Find) -> Rule | None:
