@@ -139,6 +139,11 @@ def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) 
     return local_shape(shape, layout, mesh_shape, (0,) * len(mesh_shape))
 
 
+def is_emptied(local: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a dim that has elements in the whole has none on a rank; other dims may have none at all."""
+    return any(a == 0 != b for a, b in zip(local, whole, strict=True))
+
+
 def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
     """``layout`` with non-negative dims; raises LayoutError if it cannot describe an ``ndim``-dim tensor on ``axes`` axes."""
     if len(layout) != axes:

@@ -17,7 +17,7 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import pytree
 from fxshard.call import Call
 from fxshard.errors import PlanError
-from fxshard.layout import Layout
+from fxshard.layout import Layout, is_emptied
 from fxshard.passes.emit import emit_step
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.size_classes import cuts, size_classes
@@ -37,6 +37,7 @@ from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.redistribution import sent_bytes, walk
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
+from fxshard.strategies.conversion import identity
 
 aten = torch.ops.aten
 
@@ -241,18 +242,7 @@ class _Lowering:
 
 def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
     """What an empty shard adds to a result: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
-    op = next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum")
-    if op in ("sum", "avg"):
-        return False if dtype == torch.bool else 0
-    if op == "product":
-        return 1
-    low = op == "max"
-    if dtype == torch.bool:
-        return not low
-    if dtype.is_floating_point:
-        return float("-inf") if low else float("inf")
-    info = torch.iinfo(dtype)
-    return info.min if low else info.max
+    return identity(next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum"), dtype)
 
 
 class Context:
@@ -287,11 +277,6 @@ class Context:
     @property
     def is_empty(self) -> bool:
         """Whether sharding left this rank without elements of some operand or of every result."""
-        emptied = any(_loses(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
+        emptied = any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
         metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
-        return emptied or (bool(metas) and all(_loses(self.output_shape(i), m.shape) for i, m in metas))
-
-
-def _loses(local: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether some dim has elements in the whole and none on the rank."""
-    return any(a == 0 != b for a, b in zip(local, whole, strict=True))
+        return emptied or (bool(metas) and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas))

@@ -6,6 +6,8 @@ int8 the sum is -56, and 200 once they are wider. Rounding is no harm: that of a
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -14,6 +16,20 @@ def has_reduction(op: str, dtype: torch.dtype) -> bool:
     if op in ("max", "min"):
         return not dtype.is_complex
     return is_real(dtype) or (op != "avg" and dtype != torch.bool)
+
+
+def identity(op: str, dtype: torch.dtype) -> float | int | bool:
+    """The number that leaves a reduction as it is."""
+    if op in ("sum", "avg"):
+        return 0
+    if op == "product":
+        return 1
+    if dtype == torch.bool:
+        return op == "min"
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if op == "max" else info.max
 
 
 def keeps(op: str, source: torch.dtype, target: torch.dtype) -> bool:

@@ -36,6 +36,8 @@ def scaled(call: Call) -> Factors:
     number = call.arg(1)
     divides = call.op.startswith("aten.div")
     groups: list[tuple[int, ...]] = [(0,)] if divides else [(0,), (1,)]
+    if divides and not isinstance(number, (Operand, complex)) and number == 0:
+        return pointwise_rule()(call)  # parts of both signs become infinities of both
     if isinstance(number, (Operand, complex)) or number == 0:
         return pointwise_rule(*groups, products=[(0, 1)])(call)
     return pointwise_rule((0,), rising=(0,) if number > 0 else (), falling=(0,) if number < 0 else (), real=True)(call)

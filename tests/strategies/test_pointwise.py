@@ -60,6 +60,7 @@ def test_the_sign_of_a_factor_gives_the_order() -> None:
     assert "P(max) -> P(max)" in check("aten.mul.Scalar", real(5), 2.0)
     assert "P(max) -> P(min)" in check("aten.div.Scalar", real(5), -2.0)
     assert not any("max" in s for s in check("aten.mul.Scalar", real(5), 0.0))
+    assert check("aten.div.Scalar", real(5), 0.0) == {"R -> R", "S(0) -> S(0)"}  # parts of both signs: inf - inf
 
 
 def test_whole_numbers_that_wrap_around_have_no_order() -> None:

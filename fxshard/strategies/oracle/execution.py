@@ -11,9 +11,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import pytree
 from fxshard.call import Call, Operand
-from fxshard.layout import Layout, chunk_lengths, local_offset, local_shape
+from fxshard.layout import Layout, chunk_lengths, is_emptied, local_offset, local_shape
 from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.oracle.pieces import cut, identity, scattered
+from fxshard.strategies.conversion import identity
+from fxshard.strategies.oracle.pieces import cut, scattered
 from fxshard.strategies.oracle.samples import Sample, filled, operator, run
 from fxshard.strategies.registry import local_form
 
@@ -48,7 +49,7 @@ def _held(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], rank
 
 def _is_emptied(tensors: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> bool:
     """Whether the cut left a dim without elements, of some operand."""
-    return any(_loses(s.shape, t.shape) for s, t in zip(shards, tensors, strict=True))
+    return any(is_emptied(s.shape, t.shape) for s, t in zip(shards, tensors, strict=True))
 
 
 def leaves_empty(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int) -> bool:
@@ -57,15 +58,11 @@ def leaves_empty(tensors: Sequence[torch.Tensor], placements: Sequence[Placement
     return any(size and 0 in chunk_lengths(size, ranks) for size in cuts)
 
 
-def _loses(local: Sequence[int], whole: Sequence[int]) -> bool:
-    return any(a == 0 != b for a, b in zip(local, whole, strict=True))
-
-
 def _rank(sample: Sample, call: Call, tensors: Any, shards: list[torch.Tensor], spec: OpSpec, ranks: int, rank: int) -> tuple[Any, ...]:
     context = EagerContext(sample, call, shards, spec, ranks, rank)
     shapes = [None if o is None else context.output_shape(i) for i, o in enumerate(call.outputs)]
     metas = [(o, s) for o, s in zip(call.outputs, shapes, strict=True) if o is not None and s is not None]
-    lost = bool(metas) and all(_loses(s, o.shape) for o, s in metas)
+    lost = bool(metas) and all(is_emptied(s, o.shape) for o, s in metas)
     if lost or _is_emptied(tensors, shards):
         return tuple(_neutral(o, s, lay) for o, s, lay in zip(call.outputs, shapes, spec.outputs, strict=True))
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.layout import REDUCE_OPS, chunk, chunk_lengths
-from fxshard.strategies.conversion import has_reduction, is_real
+from fxshard.strategies.conversion import has_reduction, identity, is_real
 
 CLOSE = 1e-8
 """Relative to the greatest number of a tensor in float64; the root of that, about, in narrower floats."""
@@ -88,20 +88,6 @@ def _near(x: torch.Tensor, noise: torch.Tensor, op: str) -> torch.Tensor:
 def _inverse(odd: torch.Tensor) -> torch.Tensor:
     """The number whose product with ``odd`` wraps around to 1: right in three bits at first, then in twice as many each time."""
     return functools.reduce(lambda x, _: x * (2 - odd * x), range(5), odd)
-
-
-def identity(op: str, dtype: torch.dtype) -> float | int | bool:
-    """The number that leaves a reduction as it is."""
-    if op in ("sum", "avg"):
-        return 0
-    if op == "product":
-        return 1
-    if dtype == torch.bool:
-        return op == "min"
-    if dtype.is_floating_point:
-        return -math.inf if op == "max" else math.inf
-    info = torch.iinfo(dtype)
-    return info.min if op == "max" else info.max
 
 
 def tolerance(tensors: Sequence[torch.Tensor]) -> float:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxshard.strategies.oracle.pieces import close, cut, identity, parts, valid_placements
+from fxshard.strategies.conversion import identity
+from fxshard.strategies.oracle.pieces import close, cut, parts, valid_placements
 from tests.strategies.samples import real, whole
 
 REDUCE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "product": math.prod}
