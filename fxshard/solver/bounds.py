@@ -40,7 +40,7 @@ class Ascent:
         self.multipliers = self.memory.round(model.prices)
         self.bound = -np.inf
         self.cutoff = model.cutoff
-        self._base = self.sweeper.theta[:-1].copy()
+        self._base = self.sweeper.theta.copy()
         self._allowance = 0.0
         self._best_multipliers = self.multipliers
         self._set_prices(self.multipliers)
@@ -97,7 +97,7 @@ class Ascent:
 
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian."""
-        prices = self.sweeper.theta[:-1] - self._base
+        prices = self.sweeper.theta - self._base
         return self.model.evaluate(plan) + float(prices[self.sweeper.offset[:-1] + plan].sum()) - self._allowance
 
     def _set_prices(self, multipliers: FloatArray) -> None:

@@ -17,6 +17,7 @@ from .problem import PlacementProblem
 from .reductions import reduce
 from .reductions.arc_consistency import supported
 from .solution import Solution
+from .transfers import Transfers
 
 MAX_TESTS = 400
 MEMORY_STEPS = 8
@@ -61,7 +62,7 @@ def _hard(problem: PlacementProblem) -> Model:
             forbidden = np.where(np.isinf(transfer.prices), np.inf, 0.0)
             for reader, want in transfer.readers:
                 add_edge(edges, transfer.source, reader, forbidden[np.ix_(transfer.have, want)])
-    return replace(model, costs=costs, edges=edges, transfers=())
+    return replace(model, costs=costs, edges=edges, transfers=Transfers())
 
 
 def _conflict(model: Model) -> tuple[int, ...]:

@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, starts
+from .kernels import rebalance
 from .model import Model
 from .transfers import Transfer
 
 
 @dataclass(frozen=True)
 class Link:
-    """A table between nodes i < j: `rows` (k_i,) and `columns` (k_j,) give the class of each state.
+    """A table between nodes i < j: `rows` (k_i,) and `columns` (k_j,) give the class of each state, `shape` says how many.
 
     transfer, reader: whose reader it is of the model's transfers and theirs, -1 for an edge; its classes are the layouts
-    that occur, ascending. cells: where its table begins in `Splits.values`, -1 for one that is not split.
+    that occur, ascending.
     """
 
     i: int
     j: int
     rows: IntArray
     columns: IntArray
-    table: FloatArray
+    shape: tuple[int, int]
     transfer: int = -1
     reader: int = -1
-    cells: int = -1
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -44,45 +44,50 @@ class Link:
 
 
 class Splits:
-    """The links of a model, and the prices of its transfers as they are split between them now.
+    """The links of a model and their tables, those of transfers as they are split between readers now.
 
-    `values` holds the tables of all links that are split, one after the other; a *slot* is the price that cells share.
+    values: all tables, one after the other and each row by row, at `start`. cells: which of them are split, by *slot*, the price
+    that they share.
     """
 
     def __init__(self, model: Model) -> None:
-        self.links = [Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), table) for (i, j), table in model.edges.items()]
+        self.links: list[Link] = []
         self._known: dict[bytes, tuple[IntArray, IntArray]] = {}
-        self._cells = self._slots = 0
-        slots: list[IntArray] = []
+        self._tables: list[FloatArray] = []
+        self._shares: list[tuple[int, IntArray]] = []
+        self._slots = 0
+        for (i, j), table in model.edges.items():
+            self._link(Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), (table.shape[0], table.shape[1])), table)
         for index, transfer in enumerate(model.transfers):
-            self._add(index, transfer, slots)
-        self.values = np.concatenate([link.table.ravel() for link in self.links if link.cells >= 0] or [np.zeros(0)])
-        self._slot = np.concatenate([*slots, np.zeros(0, dtype=np.int64)])
-        self._count = np.maximum(np.bincount(self._slot, minlength=self._slots), 1)
-        self._first = np.zeros(self._slots, dtype=np.int64)
-        self._first[self._slot[::-1]] = np.arange(len(self._slot))[::-1]
-        self._finite = bool(np.isfinite(self.values).all())
+            self._add(index, transfer)
+        self.start = starts([table.size for table in self._tables])
+        self.values = np.concatenate([*(table.ravel() for table in self._tables), np.zeros(0)])
+        none = np.zeros(0, dtype=np.int64)
+        cells = np.concatenate([*(self.start[k] + np.arange(slots.size) for k, slots in self._shares), none])
+        slot = np.concatenate([*(slots.ravel() for _, slots in self._shares), none])
+        self.cells = cells[np.argsort(slot, kind="stable")]
+        counts = np.bincount(slot, minlength=1)
+        self._first = starts(counts[counts > 0])
+        self.shared = np.zeros(len(self.links), dtype=np.int64)
+        self.shared[[k for k, _ in self._shares]] = 1
+        del self._tables, self._shares
 
-    def table(self, link: Link) -> FloatArray:
-        """A link's table as it is split now."""
-        if link.cells < 0:
-            return link.table
-        return self.values[link.cells : link.cells + link.table.size].reshape(link.table.shape)
+    def table(self, index: int, values: FloatArray | None = None) -> FloatArray:
+        """A link's part, (classes of i, classes of j), of values laid out as the tables; of the tables as they are by default."""
+        whole = self.values if values is None else values
+        return whole[self.start[index] : self.start[index + 1]].reshape(self.links[index].shape)
 
     def rebalance(self, slack: FloatArray) -> None:
-        """Share out evenly what the links can spare. slack: (cells,) how much each entry may fall without harm."""
-        spare = np.minimum(self.values, slack)
-        if not self._finite:
-            spare = np.where(np.isfinite(self.values) & ~np.isnan(slack), spare, 0.0)
-        pool = np.bincount(self._slot, weights=spare, minlength=self._slots)
-        each = np.floor(pool / self._count)
-        over = pool - each * self._count
-        left = np.flatnonzero(over)
-        self.values += each[self._slot]
-        self.values -= spare
-        self.values[self._first[left]] += over[left]
+        """Share out evenly what the links can spare. slack: laid out as the values, how much each may fall without harm."""
+        rebalance(self.values, slack, self.cells, self._first)
 
-    def _add(self, index: int, transfer: Transfer, slots: list[IntArray]) -> None:
+    def _link(self, link: Link, table: FloatArray, slots: IntArray | None = None) -> None:
+        if slots is not None:
+            self._shares.append((len(self.links), slots))
+        self.links.append(link)
+        self._tables.append(table)
+
+    def _add(self, index: int, transfer: Transfer) -> None:
         """The links of one transfer; the price of a layout that several want is split evenly, the first has what is over."""
         given, have = self._classes(transfer.have)
         wants = [self._classes(want) for _, want in transfer.readers]
@@ -93,17 +98,14 @@ class Splits:
         for reader, ((node, _), (wanted, want)) in enumerate(zip(transfer.readers, wants, strict=True)):
             table: FloatArray = even[:, wanted] + over[:, wanted]
             over[:, wanted] = 0.0
-            turned, cells = node < transfer.source, -1
-            if len(transfer.readers) > 1:
-                cells = self._cells
-                self._cells += table.size
-                slot = given[:, None] * width + wanted + self._slots
-                slots.append((slot.T if turned else slot).ravel())
-            if turned:
-                self.links.append(Link(node, transfer.source, want, have, table.T, index, reader, cells))
+            slots = given[:, None] * width + wanted + self._slots if len(wants) > 1 else None
+            if node < transfer.source:
+                link = Link(node, transfer.source, want, have, (len(wanted), len(given)), index, reader)
+                self._link(link, table.T, None if slots is None else slots.T)
             else:
-                self.links.append(Link(transfer.source, node, have, want, table, index, reader, cells))
-        if len(transfer.readers) > 1:
+                link = Link(transfer.source, node, have, want, (len(given), len(wanted)), index, reader)
+                self._link(link, table, slots)
+        if len(wants) > 1:
             self._slots += transfer.prices.size
 
     def _classes(self, layouts: IntArray) -> tuple[IntArray, IntArray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, starts
 from .budget import Budget
 from .model import Model
 from .uses import UseTable
@@ -45,21 +45,15 @@ class Polish:
     def __init__(self, model: Model, choices: IntArray, budget: Budget) -> None:
         self.model, self.choices, self.budget = model, choices.copy(), budget
         self._uses = UseTable(model)
-        self.offset = np.concatenate([[0], np.cumsum([len(c) for c in model.costs])]).astype(np.int64)
+        self.offset = starts([len(cost) for cost in model.costs])
         self.node = np.repeat(np.arange(len(model)), np.diff(self.offset))
-        self.local = np.concatenate(model.costs) if len(model) else np.zeros(0)
+        self._base = np.concatenate([*model.costs, np.zeros(0)])
         self.neighbours = model.neighbours()
         for (i, j), table in model.edges.items():
-            self._states(i)[:] += table[:, choices[j]]
-            self._states(j)[:] += table[choices[i]]
-        self._terms: list[list[int]] = [[] for _ in model.costs]
-        for index, transfer in enumerate(model.transfers):
-            for node in transfer.nodes():
-                self._terms[node].append(index)
-        self._shared: dict[int, FloatArray] = {}
-        for node, terms in enumerate(self._terms):
-            if terms:
-                self._share(node)
+            self._own(i)[:] += table[:, choices[j]]
+            self._own(j)[:] += table[choices[i]]
+        self.local = np.empty_like(self._base)
+        self._renew(np.arange(len(model)))
         self.room = model.limits - model.usage(choices)
 
     def run(self) -> IntArray | None:
@@ -128,31 +122,21 @@ class Polish:
             self.room[use.lo : use.hi] -= use.amount[state] - use.amount[old]
         for other in self.neighbours[node]:
             table = self.model.table(other, node)
-            self._states(other)[:] += table[:, state] - np.where(np.isinf(table[:, old]), 0.0, table[:, old])
             if np.isinf(table[:, old]).any():
-                self._refresh(other)
-        for other in sorted({n for index in self._terms[node] for n in self.model.transfers[index].nodes()}):
-            self._share(other)
+                self._sum(other)
+            else:
+                self._own(other)[:] += table[:, state] - table[:, old]
+        self._renew(np.concatenate([np.asarray(self.neighbours[node], dtype=np.int64), self.model.transfers.near(node)]))
 
-    def _share(self, node: int) -> None:
-        """Bring the costs of a node's transfers up to date."""
-        new = np.zeros(len(self.model.costs[node]))
-        for index in self._terms[node]:
-            new += self.model.transfers[index].local(node, self.choices)
-        old = self._shared.get(node)
-        self._shared[node] = new
-        if old is None or (np.isfinite(old).all() and np.isfinite(new).all()):
-            self._states(node)[:] += new if old is None else new - old
-        else:
-            self._refresh(node)
+    def _renew(self, nodes: IntArray) -> None:
+        self.model.transfers.add(nodes, self.choices, self.offset, self._base, self.local)
 
-    def _refresh(self, node: int) -> None:
-        """Sum a node's local costs anew: a forbidden pair cannot be subtracted."""
+    def _sum(self, node: int) -> None:
+        """Sum a node's costs without transfers anew: a forbidden pair cannot be subtracted."""
         cost = self.model.costs[node].copy()
         for other in self.neighbours[node]:
             cost += self.model.table(node, other)[:, self.choices[other]]
-        cost += self._shared.get(node, 0.0)
-        self._states(node)[:] = cost
+        self._own(node)[:] = cost
 
-    def _states(self, node: int) -> FloatArray:
-        return self.local[self.offset[node] : self.offset[node + 1]]
+    def _own(self, node: int) -> FloatArray:
+        return self._base[self.offset[node] : self.offset[node + 1]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .problem import PlacementProblem, usage_ceiling
-from .transfers import Transfer
+from .transfers import Transfers
 
 Pair = tuple[int, int]
 Undo = Callable[[IntArray], IntArray]
@@ -47,7 +47,7 @@ class Model:
     prices: FloatArray = field(default_factory=lambda: np.zeros(0))
     unit: float = 1.0
     grain: float = 1.0
-    transfers: tuple[Transfer, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -61,7 +61,7 @@ class Model:
     def evaluate(self, choices: IntArray) -> float:
         """E(x), exactly while the costs are integers."""
         total = self.constant + sum(float(c[x]) for c, x in zip(self.costs, choices, strict=True))
-        total += sum(t.cost(choices) for t in self.transfers)
+        total += self.transfers.cost(choices)
         return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
 
     def usage(self, choices: IntArray) -> FloatArray:
@@ -106,7 +106,7 @@ def from_problem(problem: PlacementProblem) -> Model:
             add_edge(edges, i, j, table)
     uses: list[tuple[Use, ...]] = [()] * len(problem)
     if problem.usage_limit is None:
-        return Model(costs, edges, uses, np.zeros(0), transfers=problem.transfers)
+        return Model(costs, edges, uses, np.zeros(0), transfers=Transfers(problem.transfers))
     live = [
         (node, interval, usage)
         for node, (interval, usage) in enumerate(zip(problem.intervals, problem.usages, strict=True))
@@ -118,7 +118,7 @@ def from_problem(problem: PlacementProblem) -> Model:
         uses[node] = (Use(row[lo], row[hi], usage),)
     rows = max(0, len(times) - 1)
     limits = np.full(rows, usage_ceiling(problem.usage_limit))
-    return Model(costs, edges, uses, limits, prices=np.zeros(rows), transfers=problem.transfers)
+    return Model(costs, edges, uses, limits, prices=np.zeros(rows), transfers=Transfers(problem.transfers))
 
 
 def add_edge(edges: dict[Pair, FloatArray], i: int, j: int, table: FloatArray) -> None:
@@ -150,7 +150,7 @@ def keep_states(model: Model, keep: Sequence[IntArray | None]) -> tuple[Model, U
             old[node] = kept[choices[node]]
         return old
 
-    transfers = tuple(transfer.keep(keep) for transfer in model.transfers)
+    transfers = Transfers(transfer.keep(keep) for transfer in model.transfers)
     return replace(model, costs=costs, edges=edges, uses=uses, transfers=transfers), undo
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arrays import FloatArray
+from .arrays import FloatArray, IntArray
 from .bounds import Ascent
 from .infeasible import Exhausted
-from .links import Link
+from .kernels import collect, forbid_pairs
 from .model import Model
 
 
@@ -43,57 +43,25 @@ def prune(ascent: Ascent) -> Model:
 def find_slacks(ascent: Ascent) -> Slacks:
     """One more sweep against node order, and what it proves."""
     model, sweeper = ascent.model, ascent.sweeper
+    wiring, splits, nodes = sweeper.wiring, sweeper.splits, sweeper.offset[:-1]
     sweeper.sweep(1)
-    tables, rest = sweeper.slack_tables(1)
-    kept = [rest[sweeper.states(node)] for node in range(len(model))]
-    least = [float(values.min()) for values in (*kept, *tables)]
-    if np.isinf(least).any():
+    tables, kept = sweeper.slacks()
+    least = [_least(kept, nodes), _least(tables, splits.start[:-1])]
+    if np.isinf(least[0]).any() or np.isinf(least[1]).any():
         raise Exhausted
-    total = model.constant + sum(least)
-    kept = [values - low for values, low in zip(kept, least, strict=False)]
-    tables = [table - low for table, low in zip(tables, least[len(kept) :], strict=True)]
+    total = model.constant + float(least[0].sum() + least[1].sum())
+    kept -= np.repeat(least[0], np.diff(sweeper.offset))
+    tables -= np.repeat(least[1], np.diff(splits.start))
     room = model.cutoff - (total - ascent.memory.allowance(ascent.multipliers))
-    excess, arrived = _collect(sweeper.links, tables, kept, sweeper.chains)
-    tables = [
-        _prune_pairs(link, table, excess, came, sweeper.chains, room)
-        for link, table, came in zip(sweeper.links, tables, arrived, strict=True)
-    ]
-    paid = sweeper.theta[:-1] - np.concatenate(model.costs)
-    costs = []
-    for node, values in enumerate(kept):
-        cost = values - paid[sweeper.states(node)]
-        costs.append(np.where(excess[node] >= room, np.inf, cost))
-    return Slacks(total, costs, tables, [sweeper.splits.table(link) for link in sweeper.links], room)
+    arrived = np.empty_like(sweeper.messages[0])
+    excess = collect(wiring, tables, kept, sweeper.chains, arrived)
+    forbid_pairs(wiring, tables, excess, arrived, sweeper.chains, room)
+    paid = sweeper.theta - np.concatenate(model.costs)
+    costs = np.split(np.where(excess >= room, np.inf, kept - paid), nodes[1:])
+    every = range(len(sweeper.links))
+    return Slacks(total, costs, [splits.table(k, tables) for k in every], [splits.table(k) for k in every], room)
 
 
-def _collect(
-    links: list[Link], slack: list[FloatArray], kept: list[FloatArray], chains: FloatArray
-) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Per node the excess of its states, in node order; per link the part of it that came over that link, by classes."""
-    excess = list(kept)
-    arrived = [np.zeros(0)] * len(links)
-    for index in sorted(range(len(links)), key=lambda k: links[k].ends):
-        link = links[index]
-        part = _by_class(np.floor(excess[link.i] / chains[link.i]), link, 0)
-        arrived[index] = (part[:, None] + slack[index]).min(axis=0)
-        excess[link.j] = excess[link.j] + arrived[index][link.columns]
-    return excess, arrived
-
-
-def _by_class(values: FloatArray, link: Link, end: int) -> FloatArray:
-    """The least of each class of a link's end."""
-    least = np.full(link.table.shape[end], np.inf)
-    np.minimum.at(least, link.classes(end), values)
-    return least
-
-
-def _prune_pairs(
-    link: Link, table: FloatArray, excess: list[FloatArray], arrived: FloatArray, chains: FloatArray, room: float
-) -> FloatArray:
-    """`inf` where a pair's slack with the excess of its first state, or of all else at its second, fills the room."""
-    part = _by_class(np.floor(excess[link.i] / chains[link.i]), link, 0)
-    with np.errstate(invalid="ignore"):
-        others = _by_class(excess[link.j], link, 1) - arrived
-        others = np.where(np.isnan(others), np.inf, others)
-    bad = (_by_class(excess[link.i], link, 0)[:, None] + table >= room) | (part[:, None] + table + others >= room)
-    return np.where(bad, np.inf, table)
+def _least(values: FloatArray, starts: IntArray) -> FloatArray:
+    """The least of each part; none is empty."""
+    return np.minimum.reduceat(values, starts) if len(starts) else np.zeros(0)

@@ -21,7 +21,7 @@ from .pruning import Slacks, find_slacks
 from .reductions import reduce
 from .reductions.arc_consistency import ArcConsistency
 from .reductions.memory import ConstantMemory, DominatedTimes
-from .transfers import Transfer
+from .transfers import Transfer, Transfers
 
 PATIENCE = 0.001
 """Sweeps go on while four pairs raise the bound by this part of the gap: they are cheap beside the search that follows."""
@@ -148,7 +148,7 @@ class _Writer:
             tuple(use._replace(amount=use.amount[states]) for use in uses) for uses, states in zip(self.model.uses, self.keep, strict=True)
         ]
         uses += [()] * (len(self.costs) - len(uses))
-        return replace(self.model, costs=self.costs, edges=self.edges, uses=uses, constant=self.slacks.constant, transfers=())
+        return replace(self.model, costs=self.costs, edges=self.edges, uses=uses, constant=self.slacks.constant, transfers=Transfers())
 
     def _by_layout(self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part]) -> None:
         """Nodes "the value is there in layout l": paid at the source, required by each reader of l."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from .arrays import FloatArray
 from .model import Model
+from .transfers import Transfers
 
 SPAN_BITS = 45
 """The spread of costs that matter is scaled to 2^45: 2^8 of headroom for sums of messages at one node."""
@@ -51,7 +52,7 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     margin += abs(constant / factor - model.constant)
     grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
     edges = dict(zip(model.edges, integers[count:pairs], strict=True))
-    transfers = tuple(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
+    transfers = Transfers(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
     scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant)
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 

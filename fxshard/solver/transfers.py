@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, starts
+from .compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,137 @@ class Transfer:
         """The source and the readers, each once."""
         return list(dict.fromkeys([self.source, *(node for node, _ in self.readers)]))
 
-    def local(self, node: int, choices: IntArray) -> FloatArray:
-        """T for each state of one of its nodes, all others as chosen, (k_node,)."""
-        others = {int(want[choices[n]]) for n, want in self.readers if n != node}
-        if node == self.source:
-            return np.asarray(self.prices[:, sorted(others)].sum(axis=1)[self.have])
-        row = self.prices[self.have[choices[self.source]]].copy()
-        total = float(row[sorted(others)].sum())
-        row[sorted(others)] = 0.0
-        wants = [want for n, want in self.readers if n == node]
-        cost = np.full(len(wants[0]), total)
-        for k, want in enumerate(wants):
-            repeated = np.zeros(len(want), dtype=bool)
-            for earlier in wants[:k]:
-                repeated |= earlier == want
-            cost += np.where(repeated, 0.0, row[want])
-        return cost
-
     @property
     def entries(self) -> int:
         """Numbers in its prices, once per reader."""
         return len(self.readers) * self.prices.size
+
+
+class Flat(NamedTuple):
+    """Transfers as flat arrays, T of them with R readers in all."""
+
+    source: IntArray  # (T,)
+    have: IntArray  # layouts of all sources' states, transfer by transfer
+    have_start: IntArray  # (T + 1,)
+    prices: FloatArray  # all prices, row by row
+    price_start: IntArray  # (T + 1,)
+    width: IntArray  # (T,) layouts
+    first: IntArray  # (T + 1,) where in `reader` each one's readers begin
+    reader: IntArray  # (R,) nodes
+    want: IntArray  # layouts of all readers' states, reader by reader
+    want_start: IntArray  # (R + 1,)
+    touched_first: IntArray  # (nodes + 1,) where in `touched` the transfers of each node begin
+    touched: IntArray
+
+
+class Transfers(tuple[Transfer, ...]):
+    """The transfers of a model."""
+
+    @cached_property
+    def flat(self) -> Flat:
+        """Their arrays, made once."""
+        readers = [reader for transfer in self for reader in transfer.readers]
+        touching = sorted((node, index) for index, transfer in enumerate(self) for node in transfer.nodes())
+        nodes = np.asarray([node for node, _ in touching], dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        return Flat(
+            np.asarray([t.source for t in self], dtype=np.int64),
+            np.concatenate([*(t.have for t in self), none]).astype(np.int64),
+            starts([len(t.have) for t in self]),
+            np.concatenate([*(t.prices.ravel() for t in self), np.zeros(0)]),
+            starts([t.prices.size for t in self]),
+            np.asarray([t.prices.shape[1] for t in self], dtype=np.int64),
+            starts([len(t.readers) for t in self]),
+            np.asarray([node for node, _ in readers], dtype=np.int64),
+            np.concatenate([*(want for _, want in readers), none]).astype(np.int64),
+            starts([len(want) for _, want in readers]),
+            starts(np.bincount(nodes)),
+            np.asarray([index for _, index in touching], dtype=np.int64),
+        )
+
+    def cost(self, choices: IntArray) -> float:
+        """The sum of T(x) over all."""
+        return _cost(self.flat, choices) if self else 0.0
+
+    def near(self, node: int) -> IntArray:
+        """All nodes, some of them more than once, whose costs a change of this one may change."""
+        return _near(self.flat, node) if self else np.zeros(0, dtype=np.int64)
+
+    def add(self, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
+        """local = base + T for each state of some nodes, all other nodes as chosen; arrays (states,), a node's states at its offset."""
+        if self:
+            _add(self.flat, nodes, choices, offset, base, local)
+        else:
+            for node in nodes:
+                local[offset[node] : offset[node + 1]] = base[offset[node] : offset[node + 1]]
+
+
+@compiled
+def _cost(flat: Flat, choices: IntArray) -> float:
+    total = 0.0
+    for t in range(len(flat.source)):
+        row = flat.price_start[t] + flat.have[flat.have_start[t] + choices[flat.source[t]]] * flat.width[t]
+        paid = np.zeros(flat.width[t], dtype=np.bool_)
+        for r in range(flat.first[t], flat.first[t + 1]):
+            layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
+            if not paid[layout]:
+                paid[layout] = True
+                total += flat.prices[row + layout]
+    return total
+
+
+@compiled
+def _near(flat: Flat, node: int) -> IntArray:
+    begin, end = (0, 0) if node + 1 >= len(flat.touched_first) else (flat.touched_first[node], flat.touched_first[node + 1])
+    count = 0
+    for k in range(begin, end):
+        count += 1 + flat.first[flat.touched[k] + 1] - flat.first[flat.touched[k]]
+    nodes = np.empty(count, dtype=np.int64)
+    count = 0
+    for k in range(begin, end):
+        t = flat.touched[k]
+        nodes[count] = flat.source[t]
+        count += 1
+        for r in range(flat.first[t], flat.first[t + 1]):
+            nodes[count] = flat.reader[r]
+            count += 1
+    return nodes
+
+
+@compiled
+def _add(flat: Flat, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
+    for node in nodes:
+        low, high = offset[node], offset[node + 1]
+        local[low:high] = base[low:high]
+        if node + 1 >= len(flat.touched_first):
+            continue
+        for k in range(flat.touched_first[node], flat.touched_first[node + 1]):
+            t = flat.touched[k]
+            width, prices = flat.width[t], flat.price_start[t]
+            wanted = np.zeros(width, dtype=np.bool_)  # by the others
+            for r in range(flat.first[t], flat.first[t + 1]):
+                if flat.reader[r] != node:
+                    wanted[flat.want[flat.want_start[r] + choices[flat.reader[r]]]] = True
+            if flat.source[t] == node:
+                for state in range(low, high):
+                    row = prices + flat.have[flat.have_start[t] + state - low] * width
+                    for layout in range(width):
+                        if wanted[layout]:
+                            local[state] += flat.prices[row + layout]
+                continue
+            row = prices + flat.have[flat.have_start[t] + choices[flat.source[t]]] * width
+            total = 0.0
+            for layout in range(width):
+                if wanted[layout]:
+                    total += flat.prices[row + layout]
+            for state in range(low, high):
+                local[state] += total
+                for r in range(flat.first[t], flat.first[t + 1]):
+                    if flat.reader[r] == node:
+                        layout = flat.want[flat.want_start[r] + state - low]
+                        repeated = wanted[layout]
+                        for earlier in range(flat.first[t], r):
+                            if flat.reader[earlier] == node and flat.want[flat.want_start[earlier] + state - low] == layout:
+                                repeated = True
+                        if not repeated:
+                            local[state] += flat.prices[row + layout]

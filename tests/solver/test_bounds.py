@@ -46,8 +46,11 @@ def test_any_messages_bound(problem: PlacementProblem, seed: int) -> None:
         return
     sweeper, rng = Sweeper(model), np.random.default_rng(seed)
     for direction in (0, 1):
-        noise = np.append(rng.integers(-50, 50, len(sweeper.messages[direction]) - 1).astype(float), 0.0)
-        np.add.at(sweeper.weights, sweeper._arrivals(direction), noise[:-1])
+        noise = rng.integers(-50, 50, len(sweeper.messages[direction])).astype(float)
+        start = sweeper.wiring.message[direction]
+        for k, link in enumerate(sweeper.links):
+            node = link.ends[1 - direction]
+            sweeper.weights[sweeper.offset[node] : sweeper.offset[node + 1]] += noise[start[k] + link.classes(1 - direction)]
         sweeper.messages[direction] += noise
     assert sweeper.sweep(0) <= optimum(model)
 

@@ -1,0 +1,242 @@
+"""The loops of message passing, over links as flat arrays; what they mean stands in `sweeps` and `pruning`.
+
+Costs are integers in float64 (`inf` where forbidden): sums are exact, so the order of a loop changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import FloatArray, IntArray
+from .compiled import compiled
+
+
+class Wiring(NamedTuple):
+    """Links of n nodes, L of them. *End* 0 of a link is its first node (rows of its table), end 1 its second.
+
+    Direction 0 runs in node order and sends from end 0 to end 1, direction 1 the other way.
+    """
+
+    offset: IntArray  # (n + 1,) where each node's states begin
+    ends: IntArray  # (2, L) nodes
+    sizes: IntArray  # (2, L) classes of each end
+    table: IntArray  # (L + 1,) where each table begins in the values, row by row
+    classes: IntArray  # the class of each state, link by link and end by end
+    start: IntArray  # (2, L) where in them an end begins
+    message: IntArray  # (2, L + 1) where the message of a direction begins: a number per class of its receiver
+    first: IntArray  # (2, n + 1) where in `leaving` the links that a node sends over begin
+    leaving: IntArray  # (2, L) links by sender
+    shared: IntArray  # (L,) 1 where the table is a split of shared prices
+
+
+@compiled
+def sweep(
+    wiring: Wiring,
+    direction: int,
+    values: FloatArray,
+    weights: FloatArray,
+    sent: FloatArray,
+    back: FloatArray,
+    share: FloatArray,
+    cap: float,
+    slack: FloatArray,
+) -> float:
+    """Send all messages of a direction; the bound without the constant. Fills in the slack of split tables."""
+    count = len(wiring.offset) - 1
+    total = 0.0
+    room = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
+    message, given = np.empty(room), np.empty(room)
+    for step in range(count):
+        node = step if direction == 0 else count - 1 - step
+        low, high = wiring.offset[node], wiring.offset[node + 1]
+        begin, end = wiring.first[direction, node], wiring.first[direction, node + 1]
+        least = np.inf
+        for state in range(low, high):
+            least = min(least, weights[state] - (end - begin) * np.floor(weights[state] * share[node]))
+        total += least
+        for position in range(begin, end):
+            link = wiring.leaving[direction, position]
+            rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
+            senders, receivers = (rows, columns) if direction == 0 else (columns, rows)
+            table = wiring.table[link]
+            for k in range(senders):
+                given[k] = np.inf
+            classes = wiring.start[direction, link]
+            for state in range(low, high):
+                k = wiring.classes[classes + state - low]
+                given[k] = min(given[k], np.floor(weights[state] * share[node]))
+            returned = wiring.message[1 - direction, link]
+            for k in range(senders):
+                given[k] -= back[returned + k]
+            if direction == 0:
+                for b in range(columns):
+                    message[b] = np.inf
+                for a in range(rows):
+                    for b in range(columns):
+                        message[b] = min(message[b], values[table + a * columns + b] + given[a])
+            else:
+                for a in range(rows):
+                    lowest = np.inf
+                    for b in range(columns):
+                        lowest = min(lowest, values[table + a * columns + b] + given[b])
+                    message[a] = lowest
+            if wiring.shared[link]:
+                for a in range(rows):
+                    for b in range(columns):
+                        cell = table + a * columns + b
+                        own = given[a] - message[b] if direction == 0 else given[b] - message[a]
+                        slack[cell] = values[cell] + own
+            least = np.inf
+            for k in range(receivers):
+                least = min(least, message[k])
+            if least == np.inf:
+                return np.inf
+            total += least
+            arriving = wiring.message[direction, link]
+            for k in range(receivers):
+                message[k] = min(message[k] - least, cap)
+            other = wiring.ends[1 - direction, link]
+            classes = wiring.start[1 - direction, link] - wiring.offset[other]
+            for state in range(wiring.offset[other], wiring.offset[other + 1]):
+                k = wiring.classes[classes + state]
+                weights[state] += message[k] - sent[arriving + k]
+            for k in range(receivers):
+                sent[arriving + k] = message[k]
+    return total
+
+
+@compiled
+def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArray, messages: FloatArray, choices: IntArray) -> bool:
+    """Choose node by node in a direction, given its messages; whether every node had a state that is allowed."""
+    rest = weights.copy()
+    for link in range(len(wiring.shared)):
+        receiver, arriving = wiring.ends[1 - direction, link], wiring.message[direction, link]
+        classes = wiring.start[1 - direction, link] - wiring.offset[receiver]
+        for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
+            rest[state] -= messages[arriving + wiring.classes[classes + state]]
+    count = len(wiring.offset) - 1
+    for step in range(count):
+        node = step if direction == 0 else count - 1 - step
+        low, high = wiring.offset[node], wiring.offset[node + 1]
+        best = low
+        for state in range(low + 1, high):
+            if rest[state] < rest[best]:
+                best = state
+        if rest[best] == np.inf:
+            return False
+        choices[node] = best - low
+        for position in range(wiring.first[direction, node], wiring.first[direction, node + 1]):
+            link = wiring.leaving[direction, position]
+            own = wiring.classes[wiring.start[direction, link] + best - low]
+            receiver, columns, table = wiring.ends[1 - direction, link], wiring.sizes[1, link], wiring.table[link]
+            classes = wiring.start[1 - direction, link] - wiring.offset[receiver]
+            for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
+                k = wiring.classes[classes + state]
+                rest[state] += values[table + (own * columns + k if direction == 0 else k * columns + own)]
+    return True
+
+
+@compiled
+def rebalance(values: FloatArray, slack: FloatArray, cells: IntArray, first: IntArray) -> None:
+    """Take what the cells of each slot, `cells[first[s]:first[s + 1]]`, can spare, and share it out evenly, the odd rest to the first."""
+    for slot in range(len(first) - 1):
+        begin, end = first[slot], first[slot + 1]
+        pool = 0.0
+        for k in range(begin, end):
+            cell = cells[k]
+            if values[cell] < np.inf:
+                spare = min(values[cell], slack[cell])
+                pool += spare
+                values[cell] -= spare
+        each = np.floor(pool / (end - begin))
+        for k in range(begin, end):
+            values[cells[k]] += each
+        values[cells[begin]] += pool - each * (end - begin)
+
+
+@compiled
+def slacks(
+    wiring: Wiring,
+    values: FloatArray,
+    weights: FloatArray,
+    forward: FloatArray,
+    backward: FloatArray,
+    share: FloatArray,
+    tables: FloatArray,
+) -> FloatArray:
+    """After a sweep of direction 1: fills in what each table has left, and returns what the states keep, (states,)."""
+    kept = weights[: wiring.offset[-1]].copy()
+    given = np.empty(1 if not len(wiring.ends[0]) else wiring.sizes.max())
+    for link in range(len(wiring.shared)):
+        sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]
+        classes = wiring.start[1, link] - wiring.offset[sender]
+        for b in range(columns):
+            given[b] = np.inf
+        for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
+            b = wiring.classes[classes + state]
+            given[b] = min(given[b], np.floor(weights[state] * share[sender]))
+        for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
+            kept[state] -= given[wiring.classes[classes + state]]
+        for a in range(rows):
+            for b in range(columns):
+                cell = wiring.table[link] + a * columns + b
+                tables[cell] = values[cell] - backward[wiring.message[1, link] + a] - forward[wiring.message[0, link] + b] + given[b]
+    return kept
+
+
+@compiled
+def collect(wiring: Wiring, tables: FloatArray, kept: FloatArray, chains: FloatArray, arrived: FloatArray) -> FloatArray:
+    """What each state costs at least, (states,), in node order; `arrived` (as messages of direction 0): what came over each link."""
+    excess = kept.copy()
+    given = np.empty(1 if not len(wiring.ends[0]) else wiring.sizes.max())
+    for node in range(len(wiring.offset) - 1):
+        for position in range(wiring.first[0, node], wiring.first[0, node + 1]):
+            link = wiring.leaving[0, position]
+            rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
+            least_by_class(wiring, excess, link, 0, chains[node], given)
+            arriving = wiring.message[0, link]
+            for b in range(columns):
+                arrived[arriving + b] = np.inf
+            for a in range(rows):
+                for b in range(columns):
+                    value = given[a] + tables[wiring.table[link] + a * columns + b]
+                    arrived[arriving + b] = min(arrived[arriving + b], value)
+            receiver = wiring.ends[1, link]
+            classes = wiring.start[1, link] - wiring.offset[receiver]
+            for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
+                excess[state] += arrived[arriving + wiring.classes[classes + state]]
+    return excess
+
+
+@compiled
+def least_by_class(wiring: Wiring, values: FloatArray, link: int, end: int, parts: float, least: FloatArray) -> None:
+    """The least of each class of a link's end, of values (states,) divided into parts and rounded down."""
+    node = wiring.ends[end, link]
+    for k in range(wiring.sizes[end, link]):
+        least[k] = np.inf
+    classes = wiring.start[end, link] - wiring.offset[node]
+    for state in range(wiring.offset[node], wiring.offset[node + 1]):
+        k = wiring.classes[classes + state]
+        least[k] = min(least[k], np.floor(values[state] / parts))
+
+
+@compiled
+def forbid_pairs(wiring: Wiring, tables: FloatArray, excess: FloatArray, arrived: FloatArray, chains: FloatArray, room: float) -> None:
+    """`inf` where a pair's slack with the excess of its first state, or of all else at its second, fills the room."""
+    width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
+    part, whole, others = np.empty(width), np.empty(width), np.empty(width)
+    for link in range(len(wiring.shared)):
+        rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
+        least_by_class(wiring, excess, link, 0, chains[wiring.ends[0, link]], part)
+        least_by_class(wiring, excess, link, 0, 1.0, whole)
+        least_by_class(wiring, excess, link, 1, 1.0, others)
+        for b in range(columns):
+            came = arrived[wiring.message[0, link] + b]
+            others[b] = others[b] - came if others[b] < np.inf else np.inf
+        for a in range(rows):
+            for b in range(columns):
+                cell = wiring.table[link] + a * columns + b
+                if whole[a] + tables[cell] >= room or part[a] + tables[cell] + others[b] >= room:
+                    tables[cell] = np.inf
