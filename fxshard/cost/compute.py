@@ -45,10 +45,18 @@ FUSED = {
     "fxshard.score_sum.default": (0,),
     "fxshard.sum_product.default": (1,),
     "fxshard.softmax_backward.default": (0,),
+    "fxshard.row_norm_weight.default": (0, 1),
 }
 """Arguments that another operator reads too, or of which it reads next to nothing: one kernel reads them once."""
-PARTS = {"fxshard.channel_sum.default", "fxshard.channel_spread.default", "fxshard.batch_norm_sums.default"}
-"""Sums of a batch norm in parts: counted with the operator that applies them, as in a batch norm that is one operator."""
+PARTS = {
+    "fxshard.channel_sum.default",
+    "fxshard.channel_spread.default",
+    "fxshard.batch_norm_sums.default",
+    "fxshard.row_sum.default",
+    "fxshard.row_spread.default",
+    "fxshard.row_norm_sums.default",
+}
+"""Sums of a norm in parts: counted with the operator that applies them, as in a norm that is one operator."""
 
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:

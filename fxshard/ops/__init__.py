@@ -2,12 +2,24 @@
 
 ``einsum`` stands for every matmul (its equation is its rule), ``sdpa`` for attention, ``dropout`` for its mask and
 scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out, ``to_local`` and
-``from_local`` for the ends of a ``local_map`` region; softmax, cross-entropy and batch norm in training come in pieces
-(``sum_exp``, ``target_score``, ``channel_sum``, ...), each right for a part of the classes or of the batch; ``axis_index``
+``from_local`` for the ends of a ``local_map`` region; softmax, cross-entropy and normalisations come in pieces
+(``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...), each right for a part of what is summed; ``axis_index``
 is the only node of a lowered graph that knows the rank.
 """
 
-from fxshard.ops import attention, contraction, creation, cross_entropy, fakes, local_region, mesh_ops, normalization, random, softmax
+from fxshard.ops import (
+    attention,
+    contraction,
+    creation,
+    cross_entropy,
+    fakes,
+    local_region,
+    mesh_ops,
+    normalization,
+    random,
+    row_norm,
+    softmax,
+)
 
 __all__ = [
     "attention",
@@ -19,5 +31,6 @@ __all__ = [
     "mesh_ops",
     "normalization",
     "random",
+    "row_norm",
     "softmax",
 ]

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def wide(x: torch.Tensor) -> torch.Tensor:
     """Sums of half precision are taken in float32, as torch's kernels do."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _over(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     """A vector over the channels, dim 1 of x."""
-    return _wide(vector).view(-1, *[1] * (x.dim() - 2))
+    return wide(vector).view(-1, *[1] * (x.dim() - 2))
 
 
 def _rest(x: torch.Tensor) -> list[int]:
@@ -26,11 +26,11 @@ def _rest(x: torch.Tensor) -> list[int]:
 
 
 def sum_kernel(x: torch.Tensor) -> torch.Tensor:
-    return _wide(x).sum(_rest(x))
+    return wide(x).sum(_rest(x))
 
 
 def spread_kernel(x: torch.Tensor, total: torch.Tensor, count: int) -> torch.Tensor:
-    return (_wide(x) - _over(x, total / count)).square().sum(_rest(x))
+    return (wide(x) - _over(x, total / count)).square().sum(_rest(x))
 
 
 def statistics_kernel(total: torch.Tensor, spread: torch.Tensor, count: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,22 +49,22 @@ def normalise_kernel(
     x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     scale = rstd if weight is None else rstd * weight
-    out = (_wide(x) - _over(x, mean)) * _over(x, scale)
+    out = (wide(x) - _over(x, mean)) * _over(x, scale)
     return (out if bias is None else out + _over(x, bias)).to(x.dtype).contiguous()
 
 
 def backward_sums_kernel(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    wide = _wide(grad)
-    scaled = (wide * (_wide(x) - _over(x, mean))).sum(_rest(x)) * rstd
-    return torch.stack([wide.sum(_rest(x)), scaled])
+    own = wide(grad)
+    scaled = (own * (wide(x) - _over(x, mean))).sum(_rest(x)) * rstd
+    return torch.stack([own.sum(_rest(x)), scaled])
 
 
 def backward_kernel(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
     plain, scaled = (sums / count).unbind()
-    normal = (_wide(x) - _over(x, mean)) * _over(x, rstd * scaled)
-    out = (_wide(grad) - _over(x, plain) - normal) * _over(x, rstd if weight is None else rstd * weight)
+    normal = (wide(x) - _over(x, mean)) * _over(x, rstd * scaled)
+    out = (wide(grad) - _over(x, plain) - normal) * _over(x, rstd if weight is None else rstd * weight)
     return out.to(grad.dtype).contiguous()
 
 
@@ -152,4 +152,4 @@ def _(grad: Any, x: Any, weight: Any, mean: Any, rstd: Any, sums: Any, count: in
 
 
 def _channels(x: Any) -> Any:
-    return x.new_empty([x.shape[1]], dtype=_wide(x.new_empty([])).dtype)
+    return x.new_empty([x.shape[1]], dtype=wide(x.new_empty([])).dtype)

@@ -14,6 +14,7 @@ import torch
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import core_decompositions
 from fxshard.ops.softmax import precise
+from fxshard.passes.norms import NORMS
 from fxshard.strategies import has_rule, sharding_function
 
 aten = torch.ops.aten
@@ -40,9 +41,7 @@ def planning_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._safe_softmax.default: lambda x, dim, dtype=None: _softmax(x if dtype is None else x.to(dtype), dim, "safe", dtype or x.dtype),
         aten._softmax_backward_data.default: _softmax_backward,
         aten._log_softmax_backward_data.default: _log_softmax_backward,
-        aten._native_batch_norm_legit_functional.default: _batch_norm,
-        aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
-        aten.native_batch_norm_backward.default: _batch_norm_backward,
+        **NORMS,
     }
 
 
@@ -99,30 +98,3 @@ def _log_softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: 
     dim %= y.dim()
     total = aten.sum.dim_IntList(grad, [dim], dtype=precise(grad.dtype))
     return torch.ops.fxshard.softmax_backward(grad, y, total, dim, "log", dtype)
-def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
-    """In training the statistics are those of the whole batch: sums, which shards of the batch leave pending."""
-    if not training:
-        return NotImplemented
-    own, count = torch.ops.fxshard, x.numel() // x.shape[1]
-    total = own.channel_sum(x)
-    spread = own.channel_spread(x, total, count)
-    batch_mean, rstd = own.batch_statistics(total, spread, count, eps)
-    running = () if mean is None else own.running_statistics(mean, var, total, spread, count, momentum)
-    return own.normalise(x, batch_mean, rstd, weight, bias), batch_mean, rstd, *running
-
-
-def _batch_norm_without_running(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
-    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)
-
-
-def _batch_norm_backward(
-    grad: Any, x: Any, weight: Any, mean: Any, var: Any, save_mean: Any, rstd: Any, training: bool, eps: float, mask: Sequence[bool]
-) -> Any:
-    """Gradients of weight and bias are sums over the batch, and the gradient of x needs the same sums."""
-    if not training:
-        return NotImplemented
-    own, count = torch.ops.fxshard, x.numel() // x.shape[1]
-    sums = own.batch_norm_sums(grad, x, save_mean, rstd)
-    to_x = own.batch_norm_backward(grad, x, weight, save_mean, rstd, sums, count) if mask[0] else None
-    to_bias, to_weight = (sums[i].to(x.dtype if weight is None else weight.dtype) if mask[2 - i] else None for i in (0, 1))
-    return to_x, to_weight, to_bias

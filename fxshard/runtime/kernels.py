@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard.ops import attention, contraction, cross_entropy, normalization, random, softmax
+from fxshard.ops import attention, contraction, cross_entropy, normalization, random, row_norm, softmax
 
 Kernel = Callable[..., Any]
 
@@ -36,6 +36,13 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.normalise.default: normalization.normalise_kernel,
     torch.ops.fxshard.batch_norm_sums.default: normalization.backward_sums_kernel,
     torch.ops.fxshard.batch_norm_backward.default: normalization.backward_kernel,
+    torch.ops.fxshard.row_sum.default: row_norm.sum_kernel,
+    torch.ops.fxshard.row_spread.default: row_norm.spread_kernel,
+    torch.ops.fxshard.row_rstd.default: row_norm.rstd_kernel,
+    torch.ops.fxshard.row_normalise.default: row_norm.normalise_kernel,
+    torch.ops.fxshard.row_norm_sums.default: row_norm.backward_sums_kernel,
+    torch.ops.fxshard.row_norm_backward.default: row_norm.backward_kernel,
+    torch.ops.fxshard.row_norm_weight.default: row_norm.weight_kernel,
 }
 
 

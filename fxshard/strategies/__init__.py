@@ -25,6 +25,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     pooling,
     random,
     reductions,
+    row_norm,
     slicing,
     softmax,
     views,

@@ -1,0 +1,171 @@
+"""Normalisations as they are traced: statistics are sums, which shards of the dims normalised leave pending.
+
+What normalises nothing (an empty tensor) is left to torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
+    """In training the statistics are those of the whole batch: sums, which shards of the batch leave pending."""
+    if not training:
+        return NotImplemented
+    own, count = torch.ops.fxshard, x.numel() // x.shape[1]
+    total = own.channel_sum(x)
+    spread = own.channel_spread(x, total, count)
+    batch_mean, rstd = own.batch_statistics(total, spread, count, eps)
+    running = () if mean is None else own.running_statistics(mean, var, total, spread, count, momentum)
+    return own.normalise(x, batch_mean, rstd, weight, bias), batch_mean, rstd, *running
+
+
+def _batch_norm_without_running(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)
+
+
+def _batch_norm_backward(
+    grad: Any, x: Any, weight: Any, mean: Any, var: Any, save_mean: Any, rstd: Any, training: bool, eps: float, mask: Sequence[bool]
+) -> Any:
+    """Gradients of weight and bias are sums over the batch, and the gradient of x needs the same sums."""
+    if not training:
+        return NotImplemented
+    own, count = torch.ops.fxshard, x.numel() // x.shape[1]
+    sums = own.batch_norm_sums(grad, x, save_mean, rstd)
+    to_x = own.batch_norm_backward(grad, x, weight, save_mean, rstd, sums, count) if mask[0] else None
+    to_bias, to_weight = (sums[i].to(x.dtype if weight is None else weight.dtype) if mask[2 - i] else None for i in (0, 1))
+    return to_x, to_weight, to_bias
+
+
+def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    if not x.numel():
+        return NotImplemented
+    return _normalised(x, weight, bias, _last(x, len(shape)), eps)
+
+
+def _layer_norm_backward(
+    grad: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
+) -> Any:
+    if not x.numel():
+        return NotImplemented
+    return _gradients(grad, x, mean, rstd, weight, bias, _last(x, len(shape)), mask)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """x, weight, how many of the last dims, eps -> x normalised by its root mean square. On a CPU torch has no such operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, last: int, eps: float | None) -> Any:
+        own, dims = torch.ops.fxshard, _last(x, last)
+        count = _count(x, dims)
+        spread = own.row_spread(x, None, count, dims)
+        rstd = own.row_rstd(spread, count, torch.finfo(spread.dtype).eps if eps is None else eps)
+        ctx.save_for_backward(x, rstd, weight)
+        ctx.dims = dims
+        return own.row_normalise(x, None, rstd, weight, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, rstd, weight = ctx.saved_tensors
+        mask = (*ctx.needs_input_grad[:2], False)
+        return *_gradients(grad, x, None, rstd, weight, None, ctx.dims, mask)[:2], None, None
+
+
+def rms_norm(_: Any, x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    """``torch.rms_norm``; the first argument is the mode that calls it."""
+    mixed = weight is not None and weight.dtype != x.dtype
+    if mixed or not x.is_floating_point() or not x.numel() or torch.is_autocast_enabled(x.device.type):
+        return NotImplemented
+    if tuple(normalized_shape) != tuple(x.shape[x.dim() - len(normalized_shape) :]):
+        return NotImplemented  # torch says what is wrong
+    return _RmsNorm.apply(x, weight, len(normalized_shape), eps)
+
+
+def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space: int, groups: int, eps: float) -> Any:
+    if not x.numel():
+        return NotImplemented
+    rows, vectors = _grouped(x, groups), [_over_groups(v, x, groups) for v in (weight, bias)]
+    out, mean, rstd = _normalised(rows, *vectors, list(range(2, rows.dim())), eps)
+    return out.view(x.shape), mean.view(batch, groups), rstd.view(batch, groups)
+
+
+def _group_norm_backward(
+    grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, channels: int, space: int, groups: int, mask: Sequence[bool]
+) -> Any:
+    if not x.numel():
+        return NotImplemented
+    rows = _grouped(x, groups)
+    statistics = [v.view(batch, groups, *[1] * (rows.dim() - 2)) for v in (mean, rstd)]
+    vector = _over_groups(weight, x, groups)
+    dims = list(range(2, rows.dim()))
+    to_x, *to_vectors = _gradients(_grouped(grad, groups), rows, *statistics, vector, None, dims, mask, (0, *range(3, rows.dim())))
+    dtype = x.dtype if weight is None else weight.dtype
+    return None if to_x is None else to_x.view(x.shape), *(None if v is None else v.view(channels).to(dtype) for v in to_vectors)
+
+
+def _normalised(x: Any, weight: Any, bias: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
+    """(out, mean, rstd) of x normalised over dims; weights align with its last dims."""
+    own, count = torch.ops.fxshard, _count(x, dims)
+    total = own.row_sum(x, dims)
+    rstd = own.row_rstd(own.row_spread(x, total, count, dims), count, eps)
+    mean = total / count
+    return own.row_normalise(x, mean, rstd, weight, bias), mean, rstd
+
+
+def _gradients(
+    grad: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    dims: list[int],
+    mask: Sequence[bool],
+    others: Sequence[int] | None = None,
+) -> tuple[Any, Any, Any]:
+    """Of (x, weight, bias), None where the mask says so; weights are summed over all dims but those normalised, or over ``others``."""
+    own = torch.ops.fxshard
+    over = list(others) if others is not None else [d for d in range(x.dim()) if d not in dims]
+    to_x = to_weight = to_bias = None
+    if mask[0]:
+        sums = own.row_norm_sums(grad, x, mean, rstd, weight, dims)
+        to_x = own.row_norm_backward(grad, x, mean, rstd, weight, sums, _count(x, dims))
+    if mask[1]:
+        to_weight = own.row_norm_weight(grad, x, mean, rstd, over).to(x.dtype if weight is None else weight.dtype)
+    if mask[2]:
+        to_bias = own.row_norm_weight(grad, None, None, None, over).to(x.dtype if bias is None else bias.dtype)
+    return to_x, to_weight, to_bias
+
+
+def _last(x: Any, count: int) -> list[int]:
+    return list(range(x.dim() - count, x.dim()))
+
+
+def _count(x: Any, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _grouped(x: Any, groups: int) -> Any:
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def _over_groups(vector: Any, x: Any, groups: int) -> Any:
+    return None if vector is None else vector.view(groups, -1, *[1] * (x.dim() - 2))
+
+
+NORMS: dict[Any, Callable[..., Any]] = {
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+}
+"""Operator -> its planning form."""

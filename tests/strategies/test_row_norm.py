@@ -1,0 +1,101 @@
+"""The parts of layer, group and RMS norm: every dim is free, and sums over cut dims that are normalised stay pending."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxshard.passes.norms import NORMS, rms_norm
+from tests.strategies.samples import positive, real
+from tests.strategies.shards import check, check_mesh
+
+aten, own = torch.ops.aten, torch.ops.fxshard
+X, WEIGHT, BIAS = real(5, 6, 7) * 2 + 50, positive(7), real(7)
+DIMS, COUNT = [2], 7
+TOTAL = own.row_sum(X, DIMS)
+MEAN, RSTD = TOTAL / COUNT, own.row_rstd(own.row_spread(X, TOTAL, COUNT, DIMS), COUNT, 1e-5)
+
+
+def test_sums_of_shards_are_pending() -> None:
+    assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> P", "P -> P"} <= check("fxshard.row_sum.default", X, DIMS)
+    specs = check("fxshard.row_spread.default", X, TOTAL, COUNT, DIMS)
+    assert {"S(0), S(0) -> S(0)", "S(2), R -> P"} <= specs
+    assert not any("P, " in s for s in specs), "the spread is no linear function"
+    specs = check("fxshard.row_norm_sums.default", X * 2, X, MEAN, RSTD, WEIGHT, DIMS)
+    assert {"S(1), S(1), S(1), S(1), R -> S(2)", "S(2), S(2), R, R, S(0) -> P", "P, R, R, R, R -> P"} <= specs
+
+
+@pytest.mark.parametrize("mean", [MEAN, None])
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_are_applied_to_shards(mean: Any, affine: bool) -> None:
+    weight, bias = (WEIGHT, BIAS if mean is not None else None) if affine else (None, None)
+    specs = check("fxshard.row_normalise.default", X, mean, RSTD, weight, bias)
+    assert {s.split(",")[0] for s in specs if "P" not in s} == {"R", "S(0)", "S(1)", "S(2)"}
+    sums = own.row_norm_sums(X * 2, X, mean, RSTD, weight, DIMS)
+    specs = check("fxshard.row_norm_backward.default", X * 2, X, mean, RSTD, weight, sums, COUNT)
+    assert {s.partition(",")[0] for s in specs} == {"R", "S(0)", "S(1)", "S(2)", "P", "P(avg)"}
+
+
+def test_weights_are_sums_over_rows() -> None:
+    specs = check("fxshard.row_norm_weight.default", X * 2, X, MEAN, RSTD, [0, 1])
+    assert {"S(0), S(0), S(0), S(0) -> P", "S(2), S(2), R, R -> S(0)", "P, R, R, R -> P"} <= specs
+    assert {"S(1) -> P", "S(2) -> S(0)", "P -> P"} <= check("fxshard.row_norm_weight.default", X, None, None, None, [0, 1])
+
+
+def test_rows_on_a_mesh() -> None:
+    specs = {str(s) for s in check_mesh("fxshard.row_spread.default", (X, TOTAL, COUNT, DIMS), mesh=(2, 2))}
+    assert {"S(0)S(2), S(0)R -> S(0)P", "S(2)S(2), RR -> PP"} <= specs
+
+
+@pytest.mark.parametrize("scale, offset", [(1.0, 0.0), (1e-3, 1e4)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_parts_are_torchs_norms(affine: bool, scale: float, offset: float) -> None:
+    """Forward and backward, far from zero too, where a difference of squares would lose digits."""
+    x = real(4, 6, 3, 5) * scale + offset
+    row, channel = (positive(3, 5), real(3, 5)), (positive(6), real(6))
+    layer, group = (lambda x, *wb: F.layer_norm(x, (3, 5), *wb, eps=1e-5)), (lambda x, *wb: F.group_norm(x, 2, *wb, eps=1e-5))
+    own = lambda x, w=None: rms_norm(None, x, (3, 5), w, 1e-5)  # noqa: E731
+    for vectors, call, parts in (
+        (row, layer, layer),
+        (row[:1], lambda x, *w: F.rms_norm(x, (3, 5), *w, eps=1e-5), own),
+        (channel, group, group),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (x, *(vectors if affine else ()))]
+        want = call(*leaves)
+        tangent = real(*x.shape)
+        gradients = torch.autograd.grad(want, leaves, tangent)
+        torch.testing.assert_close(_in_parts(parts, leaves, tangent), (want, *gradients), rtol=1e-9, atol=1e-9 / scale)
+
+
+def _in_parts(call: Any, leaves: list[torch.Tensor], tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same call under the planning decompositions, which are all of its norms."""
+    parts = 0
+
+    class Parts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal parts
+            parts += op.namespace == "fxshard"
+            with self if op in NORMS else contextlib.nullcontext():
+                return NORMS.get(op, op)(*args, **(kwargs or {}))
+
+    with Parts():
+        out = call(*leaves)
+        gradients = torch.autograd.grad(out, leaves, tangent)
+    assert parts >= 5
+    return (out, *gradients)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    x = (real(3, 4096) + 3).to(torch.bfloat16)
+    out, mean, _ = NORMS[aten.native_layer_norm.default](x, [4096], None, None, 1e-5)
+    assert out.dtype == torch.bfloat16 and mean.dtype == torch.float32
+    want = F.layer_norm(x.double(), (4096,), eps=1e-5)
+    torch.testing.assert_close(out.double(), want, rtol=2**-8, atol=2**-8)
+
+
+def test_what_is_empty_is_left_to_torch() -> None:
+    assert NORMS[aten.native_layer_norm.default](real(3, 0), [0], None, None, 1e-5) is NotImplemented
