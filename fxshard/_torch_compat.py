@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,9 @@ FAKE_ERRORS = (
     UnsupportedOperatorException,
 )
 """What fakes raise of themselves, where a tensor with values would do."""
+
+scaled_mm_by_recipes = torch._scaled_mm_v2
+"""What ``torch.nn.functional.scaled_mm`` calls."""
 
 TOKEN_INPUTS = (ForwardTokenAOTInput, BackwardTokenAOTInput)
 TOKEN_OUTPUTS = (ForwardTokenAOTOutput, BackwardTokenAOTOutput)
@@ -267,26 +270,58 @@ def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], reg
         inner = SourcelessBuilder.create(tx, region)
         return inner.call_function(tx, [function, *constants, *given[5:]], dict(kwargs))
 
-    original = Wrapped._call_function
-    Wrapped._call_function = call
-    try:
-        with Wrapped.enable():
-            yield
-    finally:
-        Wrapped._call_function = original
+    with _patched(Wrapped, "_call_function", call), Wrapped.enable():
+        yield
 
 
 @contextlib.contextmanager
-def flex_attention_of_any_device() -> Iterator[None]:
-    """While Dynamo captures: flex_attention is not refused for training on the CPU, where models are traced; no kernel of it runs."""
-    from torch.nn.attention import flex_attention as module
+def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """While Dynamo captures: calls of these functions of torch's become calls of Python functions that it looks into."""
+    from torch._dynamo.variables.builder import SourcelessBuilder
+    from torch._dynamo.variables.functions import SkipFunctionVariable
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-    original = module._validate_device
-    module._validate_device = lambda query, key, value: None
+    def instead(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return SourcelessBuilder.create(tx, functions[function]).call_function(tx, list(args), dict(kwargs))
+
+    def of_kind(kind: Any) -> Callable[..., Any]:
+        original = kind.call_function
+
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            known = self.value.__hash__ is not None and self.value in functions
+            return instead(self.value, tx, args, kwargs) if known else original(self, tx, args, kwargs)
+
+        return call_function
+
+    method = TensorVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        function = getattr(torch.Tensor, name, None)
+        return instead(function, tx, [self, *args], kwargs) if function in functions else method(self, tx, name, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
+            stack.enter_context(_patched(kind, "call_function", of_kind(kind)))
+        stack.enter_context(_patched(TensorVariable, "call_method", call_method))
+        yield
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        module._validate_device = original
+        setattr(owner, name, original)
+
+
+def flex_attention_of_any_device() -> contextlib.AbstractContextManager[None]:
+    """While Dynamo captures: flex_attention is not refused for training on the CPU, where models are traced; no kernel of it runs."""
+    from torch.nn.attention import flex_attention as module
+
+    return _patched(module, "_validate_device", lambda query, key, value: None)
 
 
 def is_flex_attention(target: Any) -> bool:
@@ -423,6 +458,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "c_nn",
     "capture_dynamo_graph",
+    "captured_instead",
     "captured_local_maps",
     "captured_out_spec",
     "changes_of",
@@ -451,6 +487,7 @@ __all__ = [
     "pytree",
     "quiet_fakes",
     "register_group_alias",
+    "scaled_mm_by_recipes",
     "schema_of",
     "sharding_functions",
     "sizes_from_data",

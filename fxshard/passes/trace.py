@@ -43,6 +43,7 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
+from fxshard.passes.inlined import inlined
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
@@ -95,7 +96,7 @@ def _capture(
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
     again = Spelled if spelled else contextlib.nullcontext
-    captures = (mode, again(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions())
+    captures = (mode, again(), inlined(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions())
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)

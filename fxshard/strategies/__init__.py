@@ -26,6 +26,7 @@ from fxshard.strategies import (  # noqa: F401  (each registers its operators)
     random,
     reductions,
     row_norm,
+    scaled,
     slicing,
     softmax,
     views,

@@ -12,7 +12,9 @@ import torch
 
 
 def has_reduction(op: str, dtype: torch.dtype) -> bool:
-    """Booleans have no sum and no product, whole numbers no average, complex ones no order."""
+    """Booleans have no sum and no product, whole numbers no average, complex ones no order, floats of eight bits nothing."""
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        return False
     if op in ("max", "min"):
         return not dtype.is_complex
     return is_real(dtype) or (op != "avg" and dtype != torch.bool)

@@ -21,7 +21,7 @@ REASONS = {
     "masked_scatter_backward": "elements are taken in the order of the whole mask",
     "put index_reduce": "places written more than once are written in the order of the whole",
     "_pdist_forward _pdist_backward": "pairs of rows stand in one long dim, which no shard of the rows is a shard of",
-    "resize_": "what a larger size adds is what lay in memory",
+    "resize resize_": "what a larger size adds is what lay in memory",
     "_local_scalar_dense": "a number is the same on all ranks",
     "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",
     "trace block_diag": "its diagonal runs through both dims",
@@ -35,13 +35,6 @@ def by_memory(ctx: LocalContext) -> Any:
     """On a contiguous copy: what was redistributed may lie in another order than the whole did."""
     dense = ctx.emit(torch.ops.aten.clone.default, ctx.args[0], memory_format=torch.contiguous_format)
     return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
-
-
-def by_columns(ctx: LocalContext) -> Any:
-    """The second matrix with its columns side by side in memory, as the kernel of eight-bit floats wants it."""
-    turned = ctx.emit(torch.ops.aten.transpose.int, ctx.args[1], 0, 1)
-    dense = ctx.emit(torch.ops.aten.clone.default, turned, memory_format=torch.contiguous_format)
-    return ctx.emit(ctx.target, *replaced(ctx.args, {1: ctx.emit(torch.ops.aten.transpose.int, dense, 0, 1)}), **ctx.kwargs)
 
 
 def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
@@ -62,4 +55,3 @@ for _ops, _reason in REASONS.items():
 register(names("masked_scatter"), moving(MASKED, (0, 2)))
 register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
 _register("as_strided_scatter", STRIDED, by_memory)
-_register("_scaled_mm", "its scales and what it accumulates in belong to the whole matrices", by_columns)

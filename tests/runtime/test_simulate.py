@@ -118,6 +118,16 @@ def test_replicas_that_differ_are_an_error(layout: str) -> None:
     assert layout == "R" or gather(shards, L("S(0)R"), (8,), mesh)[4:].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_replicas_of_eight_bits_are_equal_to_the_last(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([1.0, -2.5, 0.0, torch.nan]).to(dtype)
+    shards = {(0,): numbers, (1,): numbers.clone()}
+    assert torch.equal(gather(shards, L("R"), (4,), PAIR).view(torch.uint8), numbers.view(torch.uint8))
+    shards[1,] = torch.tensor([1.25, -2.5, 0.0, torch.nan]).to(dtype)
+    with pytest.raises(RunError, match="replicas differ"):
+        gather(shards, L("R"), (4,), PAIR)
+
+
 class Net(nn.Module):
     """Keyword arguments, two differentiable outputs in a dict and one that is not; the second layer is tied to the first."""
 

@@ -56,6 +56,7 @@ def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         ("max", torch.int64, torch.bool, False),
         ("max", torch.bool, torch.bool, True),
         ("sum", torch.bool, torch.bool, False),
+        ("sum", torch.float32, torch.float8_e4m3fn, False),
     ],
 )
 def test_conversions(op: str, source: torch.dtype, target: torch.dtype, kept: bool) -> None:
@@ -66,6 +67,7 @@ def test_reductions_of_dtypes() -> None:
     assert [op for op in ("sum", "avg", "max", "min", "product") if has_reduction(op, torch.bool)] == ["max", "min"]
     assert not has_reduction("avg", torch.int64)
     assert not has_reduction("max", torch.complex64)
+    assert not any(has_reduction(op, torch.float8_e5m2) for op in ("sum", "avg", "max", "min", "product"))
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=IDS)

@@ -1,0 +1,84 @@
+"""Functions that Dynamo does not capture as they are called: what is traced instead computes the same, cut by any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxshard.errors import TraceError
+from fxshard.passes.trace import trace
+from tests.passes.tracing import TWO as MESH
+from tests.passes.tracing import Function, check_eager, real, simulated, targets
+
+
+def shrinks(_: Any, x: torch.Tensor) -> Any:
+    """The view keeps all of the memory; what is written into the smaller tensor is written there too."""
+    y = x * 2
+    view = y.view(-1)
+    z = y.resize_(4, 3)
+    y += 1
+    return y, z * y.shape[0], view
+
+
+RESIZES: dict[str, Callable[..., Any]] = {
+    "smaller": shrinks,
+    "of a transpose": lambda _, x: x.transpose(0, 1).clone().resize_((2, 3)),
+    "as another": lambda _, x: (x * 2).resize_as_(x[:2, :2]),
+    "by torch's function": lambda _, x: torch.resize_as_(x * 2, x[0, 0]) + 1,
+    "of the same size": lambda _, x: x.clone().resize_(x.numel()),
+}
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_resizes(name: str) -> None:
+    check_eager(Function(RESIZES[name]), real(3, 5, 2, grad=False), train=False, plans=3)
+
+
+def test_what_a_larger_size_adds_is_not_defined_and_stays_whole() -> None:
+    model, x = Function(lambda _, x: x.clone().resize_(40)), real(3, 5, grad=False)
+    graph = trace(model, (x,), train=False)
+    assert "aten.resize.default" in targets(graph)
+    result = simulated(graph, MESH, model, (x,)).outputs
+    torch.testing.assert_close(result[:15], x.reshape(-1))
+    assert result.shape == (40,)
+
+
+def test_an_input_is_not_resized() -> None:
+    with pytest.raises(TraceError, match="resize_"):
+        trace(Function(lambda _, x: x.resize_(2)), (real(3, grad=False),), train=False)
+
+
+@pytest.mark.parametrize("places", [[1, 3], [3, 1], [-2, 9], [0, 0]])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_splits_where_a_tensor_says(places: list[int], dim: int) -> None:
+    """The example's places are no part of the graph: others are right too."""
+    model = Function(lambda _, x, at: [(part * (i + 2)).exp().sum(dim) for i, part in enumerate(x.tensor_split(at, dim))])
+    x, other = real(5, 4), torch.tensor([2, 4])
+    graph, _ = check_eager(model, x, torch.tensor(places), plans=2)
+    result = simulated(graph, MESH, model, (x, other), plan=1)
+    torch.testing.assert_close(result.outputs, model(x, other), rtol=1e-12, atol=0)
+
+
+def test_the_number_of_parts_must_be_known() -> None:
+    with pytest.raises(TraceError, match="data-dependent"):
+        trace(Function(lambda _, x, n: torch.tensor_split(x, n)), (real(5), torch.tensor(2)), train=False)
+
+
+@pytest.mark.parametrize("recipe", [F.ScalingType.TensorWise, F.ScalingType.RowWise])
+def test_members_of_enumerations_are_numbers(recipe: Any) -> None:
+    """With the second matrix by columns or by rows, as arguments of the model or in its code; bfloat16 has eight bits."""
+    rows = recipe == F.ScalingType.RowWise
+    a, b = real(5, 32, grad=False).to(torch.float8_e4m3fn), real(48, 32, grad=False).to(torch.float8_e4m3fn)
+    scales = (torch.rand(5, 1), torch.rand(1, 48)) if rows else (torch.rand(1), torch.rand(1))
+    plain = F.SwizzleType.NO_SWIZZLE
+
+    def forward(_: Any, a: Any, b: Any, s: Any, t: Any, kind: Any) -> Any:
+        given = torch._scaled_mm_v2(a, b.t(), [s], [kind], [plain], [t], [kind], [plain], None, torch.bfloat16)
+        return given, F.scaled_mm(a, b.t(), s, recipe, t, recipe, plain, plain, output_dtype=torch.float32)
+
+    graph, _ = check_eager(Function(forward), a, b, *scales, recipe, train=False, rtol=2**-7, plans=3)
+    assert "aten._scaled_mm_v2.default" in targets(graph)
