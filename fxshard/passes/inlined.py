@@ -19,26 +19,32 @@ def inlined() -> AbstractContextManager[None]:
     return captured_instead(INLINED)
 
 
-def resize_(self: Tensor, *size: Any, memory_format: Any = None) -> Tensor:
+def resize_(self: Tensor, *size: Any, memory_format: torch.memory_format | None = None) -> Tensor:
     """In place: ``self`` has another shape afterwards."""
     shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-    aten.resize_(self, shape, memory_format=memory_format)
-    return self
+    return _resized(self, shape, memory_format)
 
 
-def resize_as_(input: Tensor, the_template: Tensor, *, memory_format: Any = None) -> Tensor:
-    if memory_format is None:
-        aten.resize_(input, the_template.shape)
-    else:
-        aten.resize_as_(input, the_template, memory_format=memory_format)
-    return input
+def resize_as_(input: Tensor, the_template: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    return _resized(input, the_template.shape, memory_format)
 
 
-def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
-    """Indices in a tensor become sizes that depend on data, one after the other."""
-    if isinstance(indices_or_sections, Tensor):
-        return aten.tensor_split(input, indices_or_sections.tolist(), dim)
-    return aten.tensor_split(input, indices_or_sections, dim)
+def _resized(x: Tensor, shape: Sequence[int], memory_format: torch.memory_format | None) -> Tensor:
+    """Elements keep their places in memory, which torch reads in contiguous order when it makes an operation in place functional."""
+    if memory_format not in (None, torch.contiguous_format):
+        raise NotImplementedError(f"a tensor is resized to {memory_format}")
+    aten.resize_(x, shape)
+    return x
+
+
+def tensor_split(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Indices in a tensor become numbers, and the parts' sizes depend on data."""
+    given = [a.tolist() if isinstance(a, Tensor) else a for a in args]
+    named = {NAMES.get(k, k): v.tolist() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    return aten.tensor_split(input, *given, **named)
+
+
+NAMES = {"tensor_indices_or_sections": "indices"}
 
 
 def scaled_mm(

@@ -51,7 +51,7 @@ from fxshard.passes.regions import regions
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
-from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, source_line, with_fixed
+from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
@@ -356,6 +356,7 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
 def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[tuple[GraphOutput, ...], dict[int, Any]]:
     """Names the outputs and drops the None entries of inputs without gradient; (outputs, those that are no tensors by their place)."""
     node = joint.graph.output_node()
+    shapes = {n.meta["desc"]: n.meta["val"].shape for n in joint.graph.nodes if n.op == "placeholder" and is_tensor(n)}
     kept, outputs, fixed = [], [], {}
     for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
         if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
@@ -366,7 +367,10 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
         elif isinstance(desc, GradAOTOutput) and value is not None:
             outputs.append(GraphOutput("gradient", _input_of(desc.grad_of, names, paths)[1]))
         elif isinstance(desc, InputMutationAOTOutput):
-            outputs.append(GraphOutput("mutation", _input_of(desc.mutated_input, names, paths)[1]))
+            kind, name = _input_of(desc.mutated_input, names, paths)
+            if value.meta["val"].shape != shapes[desc.mutated_input]:
+                raise TraceError(f"{kind} {name} gets another shape", where=source_line(value), remedy="give a copy of it another shape")
+            outputs.append(GraphOutput("mutation", name))
         elif value is None:
             continue
         else:

@@ -96,8 +96,11 @@ def _forward_line(model: nn.Module) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first line, and what Dynamo has to explain."""
+    """The first line, and what Dynamo has to explain; of code that raises while it is captured, what it raises."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = next((said for line in lines for _, found, said in [line.partition("context: raised exception ")] if found), None)
+    if raised is not None:
+        return raised
     first = lines[0] if lines else type(error).__name__
     known = DATA_DEPENDENT.get(type(error).__name__)
     if known is not None:

@@ -47,9 +47,31 @@ def test_what_a_larger_size_adds_is_not_defined_and_stays_whole() -> None:
     assert result.shape == (40,)
 
 
-def test_an_input_is_not_resized() -> None:
-    with pytest.raises(TraceError, match="resize_"):
-        trace(Function(lambda _, x: x.resize_(2)), (real(3, grad=False),), train=False)
+@pytest.mark.parametrize("resize", [lambda x: x.resize_(2), lambda x: torch.Tensor.resize_(x, 2), lambda x: torch.resize_as_(x, x[:1])])
+def test_an_input_is_not_resized(resize: Callable[..., Any]) -> None:
+    with pytest.raises(TraceError, match=r"resize_|input args\[0\] gets another shape"):
+        trace(Function(lambda _, x: resize(x) + 1), (real(3, grad=False),), train=False)
+
+
+def test_a_size_in_another_order_of_memory_is_refused() -> None:
+    model = Function(lambda _, x: x.clone().resize_([1, 2, 2, 1], memory_format=torch.channels_last))
+    with pytest.raises(TraceError, match=r"resized to torch\.channels_last"):
+        trace(model, (real(4, grad=False),), train=False)
+
+
+SPLITS: list[Callable[..., Any]] = [
+    lambda _, x: x.tensor_split(3, dim=1),
+    lambda _, x: torch.tensor_split(x, indices=(1, 2)),
+    lambda _, x: torch.tensor_split(x, sections=2),
+    lambda _, x: torch.tensor_split(x, tensor_indices_or_sections=torch.tensor([1, 4])),
+]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_splits_are_called_as_before(split: Callable[..., Any]) -> None:
+    model, x = Function(split), real(5, 4, grad=False)
+    result = simulated(trace(model, (x,), train=False), MESH, model, (x,)).outputs
+    torch.testing.assert_close(result, model(x))
 
 
 @pytest.mark.parametrize("places", [[1, 3], [3, 1], [-2, 9], [0, 0]])
