@@ -12,16 +12,20 @@ import torch
 
 
 def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Residuals are for more rows than columns: never from ``gelsy`` (the CPU's default), always from ``gels``, else by the rank."""
+    """Residuals are for more rows than columns: never from ``gelsy`` (the CPU's default), always from ``gels``, else by the rank.
+
+    The solution lies by columns where the right-hand side did, which is as long as the longer of both.
+    """
     driver, (m, n) = driver or "gelsy", self.shape[-2:]
     if m > n and driver in ("gelsd", "gelss"):
         raise NotImplementedError(f"with driver {driver!r} the shapes of what lstsq gives depend on the rank of its operand; use 'gels'")
     vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
-    columns = () if vector else b.shape[-1:]
+    columns = (1,) if vector else tuple(b.shape[-1:])
     batch = torch.broadcast_shapes(self.shape[:-2], b.shape[:-1] if vector else b.shape[:-2]) if not vector else self.shape[:-2]
     residuals = (*batch, *columns) if driver == "gels" and m > n else (0,)
+    solution = self.new_empty((*batch, *columns, max(m, n))).mT[..., :n, :]
     return (
-        self.new_empty((*batch, n, *columns)),
+        solution.squeeze(-1) if vector else solution,
         self.new_empty(residuals, dtype=_real(self.dtype)),
         self.new_empty((0,) if driver == "gels" else self.shape[:-2], dtype=torch.int64),
         self.new_empty((*self.shape[:-2], min(m, n)) if driver in ("gelsd", "gelss") else (0,), dtype=_real(self.dtype)),
@@ -40,7 +44,17 @@ def ctc_loss(log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_l
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, states))
 
 
-FAKES: dict[str, Callable[..., Any]] = {"aten::linalg_lstsq": lstsq, "aten::_ctc_loss": ctc_loss, "aten::_ctc_loss.Tensor": ctc_loss}
+def ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "aten::linalg_lstsq": lstsq,
+    "aten::_ctc_loss": ctc_loss,
+    "aten::_ctc_loss.Tensor": ctc_loss,
+    "aten::_ctc_loss_backward": ctc_loss_backward,
+    "aten::_ctc_loss_backward.Tensor": ctc_loss_backward,
+}
 
 for _name, _fake in FAKES.items():
     torch.library.register_fake(_name, _fake)

@@ -155,7 +155,8 @@ def ctc_loss(
 ) -> Tensor:
     """Losses of the sequences; their mean is over each divided by its target's length."""
     overload = torch.ops.aten._ctc_loss.Tensor if isinstance(target_lengths, Tensor) else torch.ops.aten._ctc_loss.default
-    losses = overload(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    losses = overload(batched, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     if zero_infinity:
         losses = torch.where(losses == math.inf, 0, losses)
     if reduction == "mean":

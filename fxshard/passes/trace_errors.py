@@ -32,6 +32,10 @@ NO_BACKWARD = r"backward through (\S+) but no autograd formula"
 """What torch says of operators of the user's that lack a part; the operator's name is the group."""
 
 
+NO_DATA = "its data is not allocated yet"
+"""What torch says of a fake whose values its own code reads."""
+
+
 @contextlib.contextmanager
 def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
@@ -83,7 +87,7 @@ def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     except FAKE_ERRORS:
         return None
     except Exception as error:
-        return None if _of_an_operator(error) else error
+        return None if _of_an_operator(error) or NO_DATA in str(error) else error
     return None
 
 

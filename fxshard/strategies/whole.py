@@ -25,6 +25,7 @@ REASONS = {
     "_local_scalar_dense": "a number is the same on all ranks",
     "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",
     "trace block_diag": "its diagonal runs through both dims",
+    "_ctc_loss _ctc_loss_backward": "its lists of lengths are those of the whole batch",
     "_linalg_check_errors": "a check has no output",
 }
 STRIDED = "places in memory are those of the whole tensor"

@@ -44,6 +44,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (F.one_hot, (torch.tensor([[0, 2], [1, 1]]),), {}),
     (F.one_hot, (torch.tensor([0, 2]),), {"num_classes": 5}),
     *((F.ctc_loss, CTC, {"reduction": r}) for r in ("mean", "sum", "none")),
+    *((F.ctc_loss, (CTC[0][:, 0], CTC[1][0], torch.tensor(9), torch.tensor(2)), {"reduction": r}) for r in ("mean", "none")),
 ]
 
 

@@ -29,6 +29,8 @@ REPLICATED: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "masked scatter": ("masked_scatter", (X, MASK, real(24)), "order"),
     "pairs": ("_pdist_forward", (X, 2.0), "pairs"),
     "strides": ("as_strided", (X, [3, 2], [4, 1], 4), "memory"),
+    "lengths": ("_ctc_loss", (real(6, 2, 4).log_softmax(-1), whole(3, 2, 2), [6, 6], [2, 2]), "lengths"),
+    "larger": ("resize", (X, [8, 2]), "memory"),
     "unique": ("_unique2", (whole(5, 9),), "values"),
 }
 
