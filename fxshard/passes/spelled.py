@@ -165,6 +165,27 @@ def ctc_loss(
     return losses.sum() if reduction == "sum" else losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With a momentum that only running tells (one over the count of batches, where a module has None) it keeps the batch's statistics
+    and moves the running ones itself."""
+    if not isinstance(momentum, torch.SymFloat) or running_mean is None or running_var is None:
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    result = torch.batch_norm(input, weight, bias, mean, var, True, 1.0, eps, False)
+    for running, one in ((running_mean, mean), (running_var, var)):
+        running.mul_(1 - momentum).add_(one * momentum)
+    return result
+
+
 SPELLED: dict[Any, Callable[..., Any]] = {
     torch.equal: equal,
     Tensor.equal: equal,
@@ -182,6 +203,7 @@ SPELLED: dict[Any, Callable[..., Any]] = {
     F.gaussian_nll_loss: gaussian_nll_loss,
     F.one_hot: one_hot,
     F.ctc_loss: ctc_loss,
+    F.batch_norm: batch_norm,
 }
 
 

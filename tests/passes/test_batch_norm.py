@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from equality import SLOW
@@ -21,7 +23,7 @@ from tests.passes.tracing import check_eager, real, targets
 class Net(nn.Module):
     """A convolution by patches and its norm."""
 
-    def __init__(self, **options: bool) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 6, 2, stride=2, dtype=torch.float64)
         self.norm = nn.BatchNorm2d(6, dtype=torch.float64, **options)
@@ -35,6 +37,17 @@ def test_every_option_equals_eager(options: dict[str, bool]) -> None:
     graph, _ = check_eager(Net(**options), real(5, 3, 4, 4, grad=False), plans=3)
     assert "fxshard.channel_spread.default" in targets(graph)
     assert not any("batch_norm" in t for t in targets(graph) if t.startswith("aten"))
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}])
+def test_the_average_of_all_batches_goes_on_where_it_stood(options: dict[str, bool]) -> None:
+    """Without a momentum the weight of a batch is one over how many there were."""
+    model, x = Net(momentum=None, **options), real(5, 3, 4, 4, grad=False)
+    model(real(2, 3, 4, 4, grad=False)), model(real(3, 3, 4, 4, grad=False))
+    graph, result = check_eager(model, x, plans=3)
+    assert set(result.mutations) == {f"norm.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")}
+    assert int(result.mutations["norm.num_batches_tracked"]) == 3
+    assert "fxshard.channel_spread.default" in targets(graph)
 
 
 def test_instance_norm_and_the_running_mode() -> None:
