@@ -48,6 +48,7 @@ from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
+from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
@@ -206,6 +207,7 @@ def planning_graph(
     _refuse_sparse(joint, train)
     check_draws(joint)
     numbers = tensors_of_numbers(joint)
+    keep_numbers_in_tensors(joint)
     outputs, fixed = _name_outputs(joint, names, paths)
     _join_seeds(joint)
     number_draws(joint)
