@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxshard._torch_compat import forget_inner_sizes
+from fxshard.passes.checks import check
+from fxshard.passes.covariance import corrcoef, cov
 
 
 def equal(input: Tensor, other: Tensor) -> Any:
@@ -46,44 +48,23 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[torch.tensor(places, dtype=torch.int64).reshape(len(places), r)]
 
 
-def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
-    """(x - mean) w (x - mean)^H / norm, where norm is the sum of weights less the correction, and at least 0."""
-    x = input.reshape(1, -1) if input.dim() < 2 else input
-    if fweights is None and aweights is None:
-        norm: Any = max(x.shape[1] - correction, 0)
-        centred = x - x.mean(1, keepdim=True)
-        return (centred @ centred.mH / norm).squeeze()
-    w: Any = fweights if aweights is None else aweights if fweights is None else fweights * aweights
-    total = w.sum()
-    _assert(total != 0, "cov(): weights sum to zero, can't be normalized")
-    mean = (x * w).sum(1, keepdim=True) / total
-    if aweights is None:
-        norm = total - correction
-    else:
-        norm = total - correction * (w * aweights).sum() / total
-    centred = x - mean
-    return ((centred * w) @ centred.mH / norm.clamp(min=0)).squeeze()
-
-
-def corrcoef(input: Tensor) -> Tensor:
-    """Covariances over the deviations of both, between -1 and 1."""
-    c = cov(input)
-    if c.dim() == 0:
-        return c / c
-    deviation = c.diagonal().real.sqrt()
-    c = c / deviation.unsqueeze(-1) / deviation.unsqueeze(0)
-    return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
-
-
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """(log v + (x - t)^2 / v) / 2, v at least eps but with the gradient of what was given."""
+    """(log v + (x - t)^2 / v) / 2, v at least eps but with the gradient of what was given.
+
+    That v is nowhere negative is checked when the graph runs.
+    """
+    check(reduction in ("none", "mean", "sum"), f"{reduction} is not valid", ValueError)
     if not isinstance(var, Tensor):
+        check(var >= 0, "var has negative entry/entries", ValueError)
         var = var * torch.ones_like(input)
-    elif var.shape != input.shape and input.shape[:-1] == var.shape:
+    elif input.shape[:-1] == var.shape:
         var = var.unsqueeze(-1)
-    _assert((var >= 0).all(), "var has negative entry/entries")
+    elif var.shape != input.shape:
+        one = input.dim() == var.dim() and [v for x, v in zip(input.shape, var.shape, strict=True) if v != x] == [1]
+        check(one, "var is of incorrect size", ValueError)
+    check((var >= 0).all(), "var has negative entry/entries")
     var = var + (var.clamp(min=eps) - var).detach()
     loss = 0.5 * (var.log() + (input - target) ** 2 / var)
     if full:
@@ -92,8 +73,19 @@ def gaussian_nll_loss(
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
-    """As many classes as the greatest of them asks for, where no number is given."""
-    count: Any = num_classes if num_classes >= 0 else (input.max() + 1).item()
+    """As many classes as the greatest of them asks for, where no number is given.
+
+    That the classes are in range is checked when the graph runs, except with a number given and nothing else in the model that
+    is spelled out: then torch's own form for tensors without values is traced, which gives a row of zeros to a class out of range.
+    """
+    check(input.dtype == torch.int64, "one_hot is only applicable to index tensor of type LongTensor.")
+    check(input.numel() > 0 or num_classes > 0, "Can not infer total number of classes from empty tensor.")
+    check(num_classes > 0 or num_classes == -1, "Class values must be smaller than num_classes.")
+    if input.numel():
+        check((input >= 0).all(), "Class values must be non-negative.")
+        if num_classes > 0:
+            check((input < num_classes).all(), "Class values must be smaller than num_classes.")
+    count: Any = num_classes if num_classes > 0 else (input.max() + 1).item()
     return (input.unsqueeze(-1) == torch.arange(count, device=input.device)).to(torch.int64)
 
 
@@ -128,7 +120,7 @@ def istft(
     start = n_fft // 2 if center else 0
     end = start + length if length is not None else size - n_fft // 2 if center else size
     signal, weight = signal[:, start:end], weight[:, start:end]
-    _assert((weight.abs() > 1e-11).all(), "istft: the windows overlap to zero")
+    check((weight.abs() > 1e-11).all(), "istft: the windows overlap to zero")
     signal = signal / weight
     if end > size:
         signal = F.pad(signal, (0, end - size))
@@ -137,11 +129,6 @@ def istft(
 
 def _overlap(frames: Tensor, size: int, n_fft: int, hop: int) -> Tensor:
     return torch.ops.aten.unfold_backward(frames, [frames.shape[0], size], 1, n_fft, hop)
-
-
-def _assert(holds: Tensor, message: str) -> None:
-    """What torch checks in Python, checked when the graph runs."""
-    torch.ops.aten._assert_async.msg(holds, message)
 
 
 def ctc_loss(

@@ -58,6 +58,50 @@ def test_as_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
+X, V, CLASSES = real(3, 5).detach(), torch.ones(3, 5, dtype=torch.float64), torch.tensor([0, 2])
+REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (torch.cov, (real(2, 3, 4),), {}),
+    (torch.cov, (X > 0,), {}),
+    *((torch.cov, (X,), {"fweights": torch.ones(n, dtype=torch.int64)}) for n in ((1, 5), 4)),
+    *((torch.cov, (X,), {"aweights": w}) for w in (V[:1], V[0, :4], -V[0], 0 * V[0])),
+    (torch.cov, (X,), {"fweights": torch.tensor([1, 2, -1, 1, 1])}),
+    (torch.corrcoef, (real(2, 3, 4),), {}),
+    (F.one_hot, (CLASSES.int(),), {}),
+    *((F.one_hot, (CLASSES, n), {}) for n in (2, 0, -3)),
+    (F.one_hot, (CLASSES - 1,), {}),
+    (F.one_hot, (CLASSES - 1, 4), {}),
+    *((F.one_hot, (CLASSES[:0], n), {}) for n in (-1, 0)),
+    *((F.gaussian_nll_loss, (X, X, v), {}) for v in (V[:1, :1], V[:2], V[0], -V, -1.0)),
+    (F.gaussian_nll_loss, (X, X, V), {"reduction": "average"}),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "kwargs"), REFUSED, ids=[f"{f.__name__}-{i}" for i, (f, _, _) in enumerate(REFUSED)])
+def test_refused_as_by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What values decide is checked by a node of the graph, which raises a RuntimeError."""
+    with pytest.raises((RuntimeError, ValueError)) as theirs:
+        function(*args, **kwargs)
+    with pytest.raises((RuntimeError, ValueError)) as ours:
+        spelled.SPELLED[function](*args, **kwargs)
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(("name", "weights"), [("fweights", V[0]), ("aweights", torch.ones(5, dtype=torch.int64))])
+def test_kinds_of_weights(name: str, weights: Tensor) -> None:
+    """torch calls the dtypes by other names."""
+    for cov in (torch.cov, spelled.SPELLED[torch.cov]):
+        with pytest.raises(RuntimeError, match=f"expected {name} to have (integral|floating point) dtype"):
+            cov(X, **{name: weights})
+
+
+def test_shapes_that_torch_takes() -> None:
+    for v in (V[:, :1], V[:1], V[:, 0], 0.5):
+        got, want = (f(X, X + 1, v, reduction="none") for f in (spelled.gaussian_nll_loss, F.gaussian_nll_loss))
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    for classes, count in ((CLASSES[:0], 3), (CLASSES, 3), (CLASSES, -1)):
+        assert torch.equal(spelled.one_hot(classes, count), F.one_hot(classes, count))
+
+
 class Checked(nn.Module):
     def forward(self, x: Tensor, v: Tensor) -> Tensor:
         return F.gaussian_nll_loss(x, x + 1, v)
