@@ -38,13 +38,21 @@ def _resized(x: Tensor, shape: Sequence[int], memory_format: torch.memory_format
 
 
 def tensor_split(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Indices in a tensor become numbers, and the parts' sizes depend on data."""
-    given = [a.tolist() if isinstance(a, Tensor) else a for a in args]
-    named = {NAMES.get(k, k): v.tolist() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    """Indices in a tensor become numbers, and the parts' sizes depend on data; how many parts there are may not."""
+    given = [_listed(a) for a in args]
+    named = {NAMES.get(k, k): _listed(v) for k, v in kwargs.items()}
     return aten.tensor_split(input, *given, **named)
 
 
 NAMES = {"tensor_indices_or_sections": "indices"}
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() == 0:
+        raise NotImplementedError("tensor_split into as many parts as a tensor says; give it a number")
+    return value.tolist()
 
 
 def scaled_mm(
