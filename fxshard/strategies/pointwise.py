@@ -71,9 +71,14 @@ def added(rises: bool, scaled: int = 1) -> Rule:
 
 
 def bent(call: Call) -> Factors:
-    """Lines of two slopes, or a line and a curve: rising unless one of their numbers is negative."""
+    """Lines of two slopes, or a line and a curve: rising where their numbers are; a slope of zero has no number for an infinite part."""
     numbers = [a for a in call.args[1:] if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    return pointwise_rule(rising=() if any(n < 0 for n in numbers) else (0,))(call)
+    return pointwise_rule(rising=() if any(n <= 0 for n in numbers) else (0,))(call)
+
+
+def softened(call: Call) -> Factors:
+    """log(1 + exp(beta x)) / beta up to a threshold and x beyond: a step down there, which from 20 on is less than 1e-9 of x."""
+    return pointwise_rule(rising=(0,) if call.arg(2, "threshold", 20) >= 20 else ())(call)
 
 
 def offset(call: Call) -> Factors:
@@ -150,11 +155,12 @@ register(overloads("masked_fill", "Scalar", "Tensor"), masked_fill)
 register(
     names(
         "asinh atan celu erf exp exp2 expm1 hardshrink hardsigmoid hardtanh relu relu6 "
-        "selu sigmoid sgn sinh softplus softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
+        "selu sigmoid sgn sinh softshrink special_log_ndtr tanh clamp clamp_min clamp_max"
     ),
     pointwise_rule(rising=(0,)),
 )
 register(names("elu leaky_relu"), bent)
+register(names("softplus"), softened)
 register(names("ceil floor round round.decimals trunc"), rounded)
 register(names("sign"), signed)
 register(names("erfc"), pointwise_rule(falling=(0,)))

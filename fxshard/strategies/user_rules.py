@@ -47,7 +47,7 @@ def register_rule(
         RuleError: the text cannot be read or does not fit the operator's schema, or the operator has a rule.
     """
     operator = find(op)
-    schema = _schema(operator)
+    schema = functional_schema(operator, "register_rule")
     made = _rule(given, properties)
     if local is not None and not callable(local):
         raise OptionError(f"local is a {type(local).__name__}", where="register_rule", remedy="pass a function of a LocalContext")
@@ -94,12 +94,13 @@ def _tensors(items: Any) -> _Tensors:
     return _Tensors(tuple(i for i in kinds if i not in (*lists, *optional)), optional, lists)
 
 
-def _schema(operator: Any) -> Any:
+def functional_schema(operator: Any, where: str) -> Any:
+    """The operator's schema; raises RuleError, naming it, where it writes into its arguments."""
     schema: Any = schema_of(operator)
     changed = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if changed:
         what = f"{schema.name} changes its arguments ({', '.join(changed)}); a planned graph has no such calls"
-        raise RuleError(what, where="register_rule", remedy="write an operator that returns new tensors, and give that one the rule")
+        raise RuleError(what, where=where, remedy="write an operator that returns new tensors, and give that one the rule")
     return schema
 
 

@@ -18,10 +18,13 @@ from fxshard._torch_compat import pytree
 from fxshard.call import Operand
 from fxshard.errors import RuleError
 from fxshard.strategies.notation import rule
+from fxshard.strategies.oracle.case import FEWEST, RANDOM
+from fxshard.strategies.oracle.plain import variants
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
 from fxshard.strategies.oracle.search import Combination
-from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Option, check_op, judge
+from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, holding, judge
 from fxshard.strategies.registry import temporarily
+from fxshard.strategies.user_rules import functional_schema
 
 Tensors = list[list[str]]
 
@@ -45,24 +48,18 @@ class FoundRule:
 def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> FoundRule:
     """The rule that holds for all ``samples``, whose tensors must have the same number of dims.
 
-    Raises RuleError where the samples differ in dims, where the operator runs on none, or where none can tell a wrong
-    combination from a right one.
+    Raises RuleError for an operator that cannot have a rule, where the samples differ in dims, where the operator runs on
+    none or gives other numbers each time, or where none can tell a wrong combination from a right one.
     """
     name = qualified(op)
-    operator(name)
+    _check_places_tensors(operator(name))
     if not samples:
         raise RuleError(f"there are no samples of {op}", remedy="give at least one")
     shapes = {(tuple(t.ndim for t in s.tensors), _ranks_of_outputs(s)) for s in samples}
     if len(shapes) != 1:
         what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
-    judged = [judge(s, budget, ranks) for s in samples]
-    telling = [j for j in judged if not j.skipped and j.searched]
-    if not telling:
-        why = next((j.skipped for j in judged if j.skipped), "their tensors are too small, or all their numbers are alike")
-        remedy = "give samples of several sizes, with at least six random numbers in each tensor"
-        raise RuleError(f"no sample of {op} tells anything: {why}", remedy=remedy)
-    options = _common([[f.option for f in j.missing] for j in telling])
+    options = _valid_for_all(op, samples, budget, ranks)
     ((operands, outputs),) = shapes
     found = _rule(name, operands, outputs, options, _positions(samples[0]))
     with temporarily(name, rule(found.pattern, **found.properties)):
@@ -71,6 +68,37 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
         what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"
         raise RuleError(what, remedy="write a function Call -> Factors, see docs/adding-an-operator.md")
     return found
+
+
+def _check_places_tensors(overload: Any) -> None:
+    """Raises RuleError, naming the operator, where it writes into its arguments or returns other than tensors: no rule is of use."""
+    schema = functional_schema(overload, "find_rule")
+    plain = [str(r.type) for r in schema.returns if "Tensor" not in str(r.type)]
+    if plain or not schema.returns:
+        what = f"{schema.name} returns {f'a plain {plain[0]}' if plain else 'nothing'}; only tensors have placements"
+        raise RuleError(
+            what, where="find_rule", remedy="return a tensor without dims in place of each number; without a rule it is replicated"
+        )
+
+
+def _valid_for_all(op: str, samples: Sequence[Sample], budget: int, ranks: Sequence[int]) -> list[Option]:
+    """The options of every sample that tells, which hold for its other plain numbers too: a rule in text does not see those."""
+    judged = [judge(s, budget, ranks) for s in samples]
+    telling = [j for j in judged if not j.skipped and j.searched]
+    if not telling:
+        raise _untold(op, judged)
+    options = _common([[f.option for f in j.missing] for j in telling])
+    others = (holding(v, [o.inputs for o in options], ranks) for s in samples for v in variants(s))
+    return _common([options, *(o for o in others if o is not None)])
+
+
+def _untold(op: str, judged: Sequence[Judged]) -> RuleError:
+    if any(j.skipped == RANDOM for j in judged):
+        remedy = "draw the random numbers with torch outside of it, where they do not depend on the mesh, and pass them as an argument"
+        return RuleError(f"{op} gives other numbers each time that it runs, so no rule can be checked", remedy=remedy)
+    why = next(j.skipped or j.partly for j in judged)
+    remedy = f"give samples of several sizes, with at least {FEWEST} random numbers in each tensor"
+    return RuleError(f"no sample of {op} tells anything: {why}", remedy=remedy)
 
 
 def _positions(sample: Sample) -> dict[int, int]:

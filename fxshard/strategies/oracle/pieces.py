@@ -16,6 +16,9 @@ from fxshard.strategies.conversion import has_reduction, identity, is_real
 CLOSE = 1e-8
 """Relative to the greatest number of a tensor in float64; the root of that, about, in narrower floats."""
 
+ROUNDED = 16
+"""Units in the last place of its greatest part by which a sum of few parts may be off, where the parts cancel."""
+
 
 def cut(x: torch.Tensor, placement: Placement, ranks: int, seed: int) -> list[torch.Tensor]:
     """What each rank holds of ``x``; the parts of a pending reduction differ with ``seed``."""
@@ -61,8 +64,13 @@ def _real(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild
 
 
 def _power_of_two(x: torch.Tensor) -> float:
-    greatest = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
+    greatest = _greatest(x)
     return 2.0 ** min(round(math.log2(greatest)), 100) if greatest else 1.0
+
+
+def _greatest(x: torch.Tensor) -> float:
+    """The largest finite size of an element."""
+    return float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
 
 
 def _whole(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild: bool) -> list[torch.Tensor]:
@@ -131,10 +139,12 @@ def _reduces(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, op: str
     if any(p.shape != whole.shape for p in present):
         return False
     found = _reduced(present, op, len(pieces))
+    rounds = 0.0
     if is_real(whole.dtype) and op not in ("max", "min"):
         finite = whole.isfinite()
         found, whole = found.where(finite, torch.zeros_like(found)), whole.where(finite, torch.zeros_like(whole))
-    return close(found, whole, limit)
+        rounds = ROUNDED * torch.finfo(whole.dtype).eps * max(map(_greatest, present)) if op != "product" else 0.0
+    return close(found, whole, limit, rounds=rounds)
 
 
 def _reduced(pieces: Sequence[torch.Tensor], op: str, ranks: int) -> torch.Tensor:
@@ -148,8 +158,8 @@ def _reduced(pieces: Sequence[torch.Tensor], op: str, ranks: int) -> torch.Tenso
     return stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
-def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: torch.Tensor | None = None) -> bool:
-    """Equal but for rounding, which is relative to the greatest number of ``whole`` (of ``part``, if not given)."""
+def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: torch.Tensor | None = None, rounds: float = 0.0) -> bool:
+    """Equal but for rounding, which is relative to the greatest number of ``whole`` (of ``part``, if not given), or is ``rounds``."""
     if piece.shape != part.shape or piece.dtype != part.dtype:
         return False
     if not is_real(piece.dtype):
@@ -157,8 +167,8 @@ def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: 
     if piece.numel() == 0:
         return True
     limit = max(limit, tolerance([piece]))
-    sizes = (part if whole is None else whole).abs().nan_to_num(0.0, 0.0, 0.0)
-    return bool(torch.allclose(piece, part, rtol=limit, atol=limit * float(sizes.max()), equal_nan=True))
+    size = _greatest(part if whole is None else whole)
+    return bool(torch.allclose(piece, part, rtol=limit, atol=max(limit * size, rounds), equal_nan=True))
 
 
 def is_uneven(size: int, ranks: int) -> bool:

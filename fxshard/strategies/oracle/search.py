@@ -32,10 +32,11 @@ UNCHECKED = frozenset(
 
 @dataclass(frozen=True)
 class Searched:
-    """``combinations`` to try, out of ``possible`` ones."""
+    """``combinations`` to try, out of ``possible`` ones; ``why``: what keeps it to those that are offered."""
 
     combinations: tuple[Combination, ...]
     possible: int
+    why: str = ""
 
 
 def placements(x: torch.Tensor, pending: bool) -> list[Placement]:
@@ -58,7 +59,8 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
         every = offered
     whole = tuple(Replicate() for _ in tensors)
     distinct = dict.fromkeys(c for c in itertools.islice(every, 40 * budget) if c != whole)
-    return Searched(tuple(itertools.islice(distinct, budget)), possible)
+    why = "its kernel reads out of bounds where shapes do not fit" if op in UNCHECKED else ""
+    return Searched(tuple(itertools.islice(distinct, budget)), possible, why)
 
 
 def _led(choices: Sequence[Sequence[Placement]], offered: Sequence[Combination]) -> Iterator[Combination]:

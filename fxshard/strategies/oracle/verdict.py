@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.call import Call
 from fxshard.layout import placement_str
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies.engine import op_strategy
+from fxshard.strategies.oracle.case import Case, case_of
 from fxshard.strategies.oracle.execution import by_rule, leaves_empty, on_shards
-from fxshard.strategies.oracle.pieces import close, holds, tolerance, valid_placements
-from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, run, variations
+from fxshard.strategies.oracle.pieces import holds, valid_placements
+from fxshard.strategies.oracle.plain import variants
+from fxshard.strategies.oracle.samples import Sample
 from fxshard.strategies.oracle.search import Combination, search
 
 RANKS = (3, 4)
 BUDGET = 2000
-FEWEST = 6
-"""Elements of an operand below which a combination may hold by accident."""
-UNDEFINED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize", "resize_")
-"""Operators whose numbers are what lay in memory."""
 IDEMPOTENT = (Partial("avg"), Partial("max"), Partial("min"))
+ADDED = frozenset((Partial("sum"), Partial("avg"), Partial("product")))
+"""Pending in these, a number that is not finite has no parts."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judged:
-    """One sample: ``valid`` options that are offered, ``missing`` ones, ``wrong`` ones, and how many of ``possible`` were tried."""
+    """One sample: ``valid`` options that are offered, ``missing`` ones, ``wrong`` ones, and how many of ``possible`` were tried.
+
+    ``skipped``: why it is not judged; ``partly``: why it is judged for what is wrong only; ``variants``: calls with other
+    plain numbers that were judged for what is wrong; ``masked``: positions of results that are not finite, so not compared.
+    """
 
     sample: Sample
     valid: tuple[Option, ...] = ()
@@ -69,6 +71,9 @@ class Judged:
     searched: int = 0
     possible: int = 0
     skipped: str = ""
+    partly: str = ""
+    variants: int = 0
+    masked: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,54 +103,63 @@ class Verdict:
         return sum(j.possible - j.searched for j in self.judged)
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A sample in each variation in which its operator runs: operands, and outputs on the whole."""
-
-    sample: Sample
-    call: Call
-    values: tuple[tuple[list[torch.Tensor], tuple[Any, ...]], ...] = field(default=())
-
-    @property
-    def limit(self) -> float:
-        return tolerance(self.sample.tensors)
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether a wrong combination would show: in some variation, operands of some size whose elements differ, and outputs
-        whose elements do; a lone number must differ between variations."""
-        if not all(t.numel() >= FEWEST for t in self.sample.tensors):
-            return False
-        telling = [outputs for tensors, outputs in self.values if all(map(_tells, tensors))]
-        columns = zip(*([o for o in outputs if isinstance(o, torch.Tensor)] for outputs in telling), strict=True)
-        return bool(telling) and all(_tells(torch.stack(o)) if o[0].numel() == 1 else any(map(_tells, o)) for o in columns)
-
-
 def check_op(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Verdict:
     """Judges the rule of ``op`` (``"aten.mm.default"``) by ``samples``; ``budget``: combinations tried for one sample."""
     judged = tuple(judge(sample, budget, ranks) for sample in samples)
-    calls = [c.call for c in map(_case, samples) if isinstance(c, _Case)]
+    calls = [c.call for c in map(case_of, samples) if isinstance(c, Case)]
     strategies = [op_strategy(call, Mesh({"a": 2})) for call in calls[:1]]
     note = next((s.reason for s in (op_strategy(c, Mesh({"a": 2})) for c in calls) if s.reason), "")
     return Verdict(op, judged, any(s.fallback for s in strategies), note)
 
 
 def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Judged:
-    """Every offered spec on each of ``ranks``, and every other combination that the budget allows."""
-    case = _case(sample)
+    """Every offered spec on each of ``ranks``, with other plain numbers too, and every other combination that the budget allows."""
+    case = case_of(sample)
     if isinstance(case, str):
         return Judged(sample, skipped=case)
-    specs = [(spec, n) for n in ranks for spec in op_strategy(case.call, Mesh({"a": n})).specs]
-    wrong = tuple(f for f in (_wrong(case, spec, n) for spec, n in specs) if f is not None)
-    if not case.is_telling:
-        return Judged(sample, wrong=wrong, skipped="" if sample.tensors else "it has no tensor operands")
-    known = {_inputs(spec): _option(spec) for spec, _ in specs}
+    others = [c for c in map(case_of, variants(sample)) if isinstance(c, Case) and c.is_defined]
+    own = tuple(_wrongs(case, ranks))
+    judged = Judged(sample, wrong=(*own, *(f for other in others for f in _wrongs(other, ranks))), variants=len(others))
+    known = {_inputs(spec): _option(spec) for _, spec in _specs(case, ranks)}
+    if case.quiet:
+        skipped = "" if sample.tensors else "it has no tensor operands"
+        return replace(judged, skipped=skipped, partly="" if skipped else case.quiet, masked=_masked(case, known.values()))
     found = search(sample.op, sample.tensors, list(known), budget)
     offered = {c: known.get(c) or _read_as(c, known) for c in found.combinations}
-    bad = {f.option.inputs for f in wrong}
+    bad = {f.option.inputs for f in own}
     valid = tuple(Option(c, o.outputs) for c, o in offered.items() if o is not None and o.inputs not in bad)
-    missing = [Finding(sample, o) for o in _valid(case, [c for c, o in offered.items() if o is None], ranks)]
-    return Judged(sample, valid, tuple(missing), wrong, len(found.combinations), found.possible)
+    missing = tuple(_valid(case, [c for c, o in offered.items() if o is None], ranks))
+    return replace(
+        judged,
+        valid=valid,
+        missing=tuple(Finding(sample, o) for o in missing),
+        searched=len(found.combinations),
+        possible=found.possible,
+        partly=found.why,
+        masked=_masked(case, [*known.values(), *missing]),
+    )
+
+
+def holding(sample: Sample, combinations: Sequence[Combination], ranks: Sequence[int] = RANKS) -> list[Option] | None:
+    """Those of ``combinations`` that are valid for ``sample``; None where it cannot tell."""
+    case = case_of(sample)
+    return None if isinstance(case, str) or case.quiet else list(_valid(case, combinations, ranks))
+
+
+def _specs(case: Case, ranks: Sequence[int]) -> list[tuple[int, OpSpec]]:
+    return [(n, spec) for n in ranks for spec in op_strategy(case.call, Mesh({"a": n})).specs]
+
+
+def _wrongs(case: Case, ranks: Sequence[int]) -> Iterator[Finding]:
+    return (f for n, spec in _specs(case, ranks) if (f := _wrong(case, spec, n)) is not None)
+
+
+def _masked(case: Case, options: Iterable[Option]) -> int:
+    """Positions of results that are not finite and pending in a sum by some option: there its parts are not compared."""
+    tensors = [o for o, meta in enumerate(case.call.outputs) if meta is not None]
+    rows = [o.outputs if len(o.outputs) == len(tensors) else [o.outputs[i] for i in tensors] for o in options]
+    columns = zip(*rows, strict=True)
+    return sum(case.infinite(o) for o, column in zip(tensors, columns, strict=False) if any(p in ADDED for found in column for p in found))
 
 
 def _read_as(combination: Combination, known: Mapping[Combination, Option]) -> Option | None:
@@ -156,42 +170,6 @@ def _read_as(combination: Combination, known: Mapping[Combination, Option]) -> O
     return None
 
 
-def _case(sample: Sample) -> _Case | str:
-    """A sample with what its operator gives on the whole; a text: why it cannot be judged."""
-    if sample.op.split(".")[1] in UNDEFINED:
-        return "its numbers are undefined"
-    try:
-        outputs, again = (run(sample.op, *filled(sample, [t.clone() for t in sample.tensors])) for _ in range(2))
-    except Exception as error:
-        return f"the operator fails on it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if not all(_same(a, b) for a, b in zip(outputs, again, strict=True)):
-        return "two runs differ: its result is random or undefined"
-    call = call_of_sample(sample, outputs)
-    return _Case(sample, call, tuple(_values(sample, outputs)))
-
-
-def _values(sample: Sample, outputs: tuple[Any, ...]) -> Iterator[tuple[list[torch.Tensor], tuple[Any, ...]]]:
-    """Variations outside of the operator's domain, or whose outputs have other shapes, are left out."""
-    shapes = [getattr(o, "shape", None) for o in outputs]
-    for tensors in variations(sample):
-        try:
-            whole = run(sample.op, *filled(sample, [t.clone() for t in tensors]))
-        except Exception:
-            continue
-        if [getattr(o, "shape", None) for o in whole] == shapes:
-            yield tensors, whole
-
-
-def _same(a: Any, b: Any) -> bool:
-    return close(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
-
-
-def _tells(x: torch.Tensor) -> bool:
-    """Not all elements alike."""
-    known = x.flatten() if not (x.is_floating_point() or x.is_complex()) else x.flatten()[~x.flatten().isnan()]
-    return bool((known != known[:1]).any())
-
-
 def _inputs(spec: OpSpec) -> Combination:
     return tuple(layout[0] for layout in spec.inputs)
 
@@ -200,7 +178,7 @@ def _option(spec: OpSpec) -> Option:
     return Option(_inputs(spec), tuple((layout[0],) for layout in spec.outputs))
 
 
-def _wrong(case: _Case, spec: OpSpec, ranks: int) -> Finding | None:
+def _wrong(case: Case, spec: OpSpec, ranks: int) -> Finding | None:
     for seed, (tensors, whole) in enumerate(case.values):
         try:
             results = by_rule(case.sample, case.call, tensors, spec, ranks, seed)
@@ -212,14 +190,14 @@ def _wrong(case: _Case, spec: OpSpec, ranks: int) -> Finding | None:
     return None
 
 
-def _valid(case: _Case, combinations: Iterable[Combination], ranks: Sequence[int]) -> Iterator[Option]:
+def _valid(case: Case, combinations: Iterable[Combination], ranks: Sequence[int]) -> Iterator[Option]:
     for combination in combinations:
         outputs = _outputs(case, combination, ranks)
         if outputs is not None:
             yield Option(combination, outputs)
 
 
-def _outputs(case: _Case, combination: Combination, ranks: Sequence[int]) -> tuple[tuple[Placement, ...], ...] | None:
+def _outputs(case: Case, combination: Combination, ranks: Sequence[int]) -> tuple[tuple[Placement, ...], ...] | None:
     """By output, the placements that hold in every run; None when some output has none.
 
     A rank with an empty shard runs nothing, and its part of a pending operand would be lost: such runs do not count.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.strategies.conversion import identity
-from fxshard.strategies.oracle.pieces import close, cut, parts, valid_placements
+from fxshard.strategies.oracle.pieces import close, cut, holds, parts, valid_placements
 from tests.strategies.samples import real, whole
 
 REDUCE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "product": math.prod}
@@ -65,6 +65,13 @@ def test_close_is_relative_to_the_greatest_number() -> None:
     assert close(x + 1e-4, x)
     assert not close(x + 1.0, x)
     assert not close(x.float(), x)
+
+
+def test_parts_that_cancel_round_by_their_own_size() -> None:
+    pieces, nothing = [torch.tensor([n], dtype=torch.float64) for n in (0.3, -0.1, -0.2)], torch.zeros(1, dtype=torch.float64)
+    assert not torch.equal(sum(pieces), nothing)
+    assert holds(pieces, nothing, Partial("sum"))
+    assert not holds([pieces[0] + 1e-12, *pieces[1:]], nothing, Partial("sum"))
 
 
 def test_identities() -> None:

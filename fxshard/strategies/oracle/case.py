@@ -1,0 +1,107 @@
+"""A sample with what its operator gives on the whole: what a judgement compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fxshard.call import Call
+from fxshard.strategies.conversion import is_real
+from fxshard.strategies.oracle.pieces import close, scattered, tolerance
+from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, run, variations
+
+FEWEST = 6
+"""Elements of an operand below which a combination may hold by accident."""
+UNDEFINED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize", "resize_")
+"""Operators whose numbers are what lay in memory."""
+RANDOM = "two runs differ: its result is random or undefined"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sample in each variation in which its operator runs: operands, and outputs on the whole."""
+
+    sample: Sample
+    call: Call
+    values: tuple[tuple[list[torch.Tensor], tuple[Any, ...]], ...] = field(default=())
+
+    @property
+    def limit(self) -> float:
+        return tolerance(self.sample.tensors)
+
+    @property
+    def quiet(self) -> str:
+        """Why a wrong combination might not show; empty where it would: in some variation the operands have some size and
+        elements that differ, and so have the outputs; a lone number must differ between variations."""
+        if not all(t.numel() >= FEWEST for t in self.sample.tensors):
+            return f"an operand has fewer than {FEWEST} elements"
+        telling = [outputs for tensors, outputs in self.values if all(map(_tells, tensors))]
+        if not telling:
+            return "the numbers of an operand are all alike"
+        columns = zip(*([o for o in outputs if isinstance(o, torch.Tensor)] for outputs in telling), strict=True)
+        tells = all(_tells(torch.stack(o)) if o[0].numel() == 1 else any(map(_tells, o)) for o in columns)
+        return "" if tells else "the numbers of a result are all alike"
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the operator gives numbers at all, and the same ones for tensors that lie in memory in another order.
+
+        Outside of its domain a kernel may take one branch for vectors and another for what is left of a row.
+        """
+        tensors = [o for _, outputs in self.values for o in outputs if isinstance(o, torch.Tensor) and o.numel()]
+        if tensors and not any(not is_real(o.dtype) or bool(o.isfinite().any()) for o in tensors):
+            return False
+        return all(self._is_steady(operands, whole) for operands, whole in self.values)
+
+    def _is_steady(self, operands: list[torch.Tensor], whole: tuple[Any, ...]) -> bool:
+        try:
+            again = run(self.sample.op, *filled(self.sample, [scattered(t) for t in operands]))
+        except Exception:  # a kernel may refuse such tensors, and says so
+            return True
+        return all(_same(a, b) for a, b in zip(again, whole, strict=True))
+
+    def infinite(self, output: int) -> int:
+        """How many positions of an output are not finite in some variation."""
+        tensors = [outputs[output] for _, outputs in self.values]
+        if not tensors or not isinstance(tensors[0], torch.Tensor) or not is_real(tensors[0].dtype):
+            return 0
+        return int((~torch.stack([t.isfinite() for t in tensors])).any(0).sum())
+
+
+def case_of(sample: Sample) -> Case | str:
+    """The case of a sample; a text: why it cannot be judged."""
+    if sample.op.split(".")[1] in UNDEFINED:
+        return "its numbers are undefined"
+    try:
+        outputs, again = (run(sample.op, *filled(sample, [t.clone() for t in sample.tensors])) for _ in range(2))
+    except Exception as error:
+        return f"the operator fails on it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if not all(_same(a, b) for a, b in zip(outputs, again, strict=True)):
+        return RANDOM
+    call = call_of_sample(sample, outputs)
+    return Case(sample, call, tuple(_values(sample, outputs)))
+
+
+def _values(sample: Sample, outputs: tuple[Any, ...]) -> Iterator[tuple[list[torch.Tensor], tuple[Any, ...]]]:
+    """Variations outside of the operator's domain, or whose outputs have other shapes, are left out."""
+    shapes = [getattr(o, "shape", None) for o in outputs]
+    for tensors in variations(sample):
+        try:
+            whole = run(sample.op, *filled(sample, [t.clone() for t in tensors]))
+        except Exception:
+            continue
+        if [getattr(o, "shape", None) for o in whole] == shapes:
+            yield tensors, whole
+
+
+def _same(a: Any, b: Any) -> bool:
+    return close(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
+
+
+def _tells(x: torch.Tensor) -> bool:
+    """Not all elements alike."""
+    known = x.flatten() if not (x.is_floating_point() or x.is_complex()) else x.flatten()[~x.flatten().isnan()]
+    return bool((known != known[:1]).any())
