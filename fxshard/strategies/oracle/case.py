@@ -36,9 +36,10 @@ class Case:
     def quiet(self) -> str:
         """Why a wrong combination might not show; empty where it would: in some variation the operands have some size and
         elements that differ, and so have the outputs; a lone number must differ between variations."""
-        if not all(t.numel() >= FEWEST for t in self.sample.tensors):
+        read = [i for i in range(len(self.sample.tensors)) if i not in self.sample.outs]
+        if not all(self.sample.tensors[i].numel() >= FEWEST for i in read):
             return f"an operand has fewer than {FEWEST} elements"
-        telling = [outputs for tensors, outputs in self.values if all(map(_tells, tensors))]
+        telling = [outputs for tensors, outputs in self.values if all(_tells(tensors[i]) for i in read)]
         if not telling:
             return "the numbers of an operand are all alike"
         columns = zip(*([o for o in outputs if isinstance(o, torch.Tensor)] for outputs in telling), strict=True)

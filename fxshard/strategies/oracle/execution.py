@@ -23,11 +23,16 @@ Pieces = list[list[torch.Tensor | None]]
 
 
 def on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int, seed: int) -> Pieces:
-    """The plain operator on each rank's shards; raises what the operator raises."""
+    """The plain operator on each rank's shards, tensors to write into left for it to size; raises what the operator raises."""
     held = _held(tensors, placements, ranks, seed)
-    results = [None if _is_emptied(tensors, shards) else run(sample.op, *filled(sample, shards)) for shards in held]
+    results = [None if _is_emptied(tensors, shards) else run(sample.op, *filled(sample, _unsized(sample, shards))) for shards in held]
     count = max(len(r) for r in results if r is not None) if any(r is not None for r in results) else 0
     return [[None if r is None else r[o] for r in results] for o in range(count)]
+
+
+def _unsized(sample: Sample, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What is written into has no elements, so that the operator gives it the size of the result."""
+    return [s.new_empty(0) if i in sample.outs else s for i, s in enumerate(shards)]
 
 
 def by_rule(sample: Sample, call: Call, tensors: Sequence[torch.Tensor], spec: OpSpec, ranks: int, seed: int) -> Pieces:

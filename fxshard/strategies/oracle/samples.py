@@ -46,6 +46,14 @@ class Sample:
         )
         return marked
 
+    @functools.cached_property
+    def outs(self) -> dict[int, int]:
+        """Operands that are only written into (``out=``), and the output that each becomes."""
+        schema = schema_of(operator(self.op))
+        names = [a.name for a in schema.arguments if a.is_out] if schema else []
+        given = self.marked[1]
+        return {given[name].index: o for o, name in enumerate(names) if isinstance(given.get(name), Operand)}
+
     def __str__(self) -> str:
         def text(value: Any) -> str:
             return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)

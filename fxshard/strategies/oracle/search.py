@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,14 +45,17 @@ def placements(x: torch.Tensor, pending: bool) -> list[Placement]:
     return [Replicate(), *shards, *(Partial(op) for op in REDUCE_OPS if pending and x.numel() and has_reduction(op, x.dtype))]
 
 
-def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combination], budget: int) -> Searched:
+def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combination], budget: int, written: Container[int] = ()) -> Searched:
     """All combinations but the replicated one if they are at most ``budget``; else the led ones, that many at most.
+
+    Operands that are ``written`` stand as replicated: they lie as what is written.
 
     Led: one operand or two not replicated, then what is offered with one or two operands changed. Whole numbers beside
     real ones are taken for places: they are never pending.
     """
     reals = any(is_real(t.dtype) for t in tensors)
     choices = [placements(t, pending=is_real(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
+    choices = [[Replicate()] if i in written else found for i, found in enumerate(choices)]
     possible = math.prod(map(len, choices)) - 1
     every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _led(choices, offered)
     if op in UNCHECKED:

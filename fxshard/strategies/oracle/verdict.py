@@ -120,15 +120,15 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
     others = [c for c in map(case_of, variants(sample)) if isinstance(c, Case) and c.is_defined]
     own = tuple(_wrongs(case, ranks))
     judged = Judged(sample, wrong=(*own, *(f for other in others for f in _wrongs(other, ranks))), variants=len(others))
-    known = {_inputs(spec): _option(spec) for _, spec in _specs(case, ranks)}
+    known = {_read(sample, option.inputs): option for option in (_option(spec) for _, spec in _specs(case, ranks))}
     if case.quiet:
         skipped = "" if sample.tensors else "it has no tensor operands"
         return replace(judged, skipped=skipped, partly="" if skipped else case.quiet, masked=_masked(case, known.values()))
-    found = search(sample.op, sample.tensors, list(known), budget)
+    found = search(sample.op, sample.tensors, list(known), budget, sample.outs)
     offered = {c: known.get(c) or _read_as(c, known) for c in found.combinations}
     bad = {f.option.inputs for f in own}
-    valid = tuple(Option(c, o.outputs) for c, o in offered.items() if o is not None and o.inputs not in bad)
-    missing = tuple(_valid(case, [c for c, o in offered.items() if o is None], ranks))
+    valid = tuple(_written(sample, Option(c, o.outputs)) for c, o in offered.items() if o is not None and o.inputs not in bad)
+    missing = tuple(_written(sample, o) for o in _valid(case, [c for c, o in offered.items() if o is None], ranks))
     return replace(
         judged,
         valid=valid,
@@ -154,6 +154,16 @@ def _wrongs(case: Case, ranks: Sequence[int]) -> Iterator[Finding]:
     return (f for n, spec in _specs(case, ranks) if (f := _wrong(case, spec, n)) is not None)
 
 
+def _read(sample: Sample, inputs: Combination) -> Combination:
+    """A combination with replicated operands in place of those that are only written into."""
+    return tuple(Replicate() if i in sample.outs else p for i, p in enumerate(inputs))
+
+
+def _written(sample: Sample, option: Option) -> Option:
+    """An option in which what is written into lies as the output."""
+    return replace(option, inputs=tuple(option.outputs[sample.outs[i]][0] if i in sample.outs else p for i, p in enumerate(option.inputs)))
+
+
 def _masked(case: Case, options: Iterable[Option]) -> int:
     """Positions of results that are not finite and pending in a sum by some option: there its parts are not compared."""
     tensors = [o for o, meta in enumerate(case.call.outputs) if meta is not None]
@@ -170,12 +180,8 @@ def _read_as(combination: Combination, known: Mapping[Combination, Option]) -> O
     return None
 
 
-def _inputs(spec: OpSpec) -> Combination:
-    return tuple(layout[0] for layout in spec.inputs)
-
-
 def _option(spec: OpSpec) -> Option:
-    return Option(_inputs(spec), tuple((layout[0],) for layout in spec.outputs))
+    return Option(tuple(layout[0] for layout in spec.inputs), tuple((layout[0],) for layout in spec.outputs))
 
 
 def _wrong(case: Case, spec: OpSpec, ranks: int) -> Finding | None:
