@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.errors import FileError, FxshardError, OptionError
@@ -133,9 +133,10 @@ def _check_op(options: argparse.Namespace) -> int:
     samples = _samples(options)
     name = oracle.qualified(options.op)
     if not has_rule(name):
+        print(f"looking for a rule of {name}, from {len(samples)} samples ...", file=sys.stderr, flush=True)
         print(oracle.report_rule(oracle.find_rule(name, samples, options.budget)))
         return 0
-    verdict = oracle.check_op(name, samples, options.budget)
+    verdict = oracle.check_op(name, _watched(samples, f"checking {name}"), options.budget)
     print(oracle.report(verdict))
     return 1 if verdict.wrong else 0
 
@@ -150,7 +151,19 @@ def _samples(options: argparse.Namespace) -> list[Any]:
     given = run_function(options.sample, "samples") if options.sample else None
     op = oracle.qualified(options.op)
     oracle.operator(op)
-    return oracle.given_samples(op, given, options.sample) if options.sample else oracle.samples_of(op, options.samples, options.seed)
+    if options.sample:
+        return oracle.given_samples(op, given, options.sample)
+    return oracle.samples_of(op, options.samples, options.seed, _watched)
+
+
+def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
+    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(entries, desc=what, leave=False)
+    print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
+    return entries
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -192,3 +192,13 @@ def test_help_needs_nothing_heavy() -> None:
     tree = ast.parse(Path(cli.__file__).read_text())
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}
+
+
+def test_check_op_shows_that_it_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line where nobody watches, a bar where somebody may."""
+    assert cli.main(["check-op", "aten.t.default", "--samples", "2", "--budget", "5"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("aten.t.default: right") and "checking aten.t.default (2) ..." in said.err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert list(cli._watched([1, 2], "checking")) == [1, 2]
+    assert "checking:   0%|" in capsys.readouterr().err

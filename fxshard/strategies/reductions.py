@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fxshard.call import Call
 from fxshard.strategies.dims import named, normal_dims
 from fxshard.strategies.factors import SUMS, Factors, Rule, factors, linear_groups
@@ -29,6 +31,12 @@ def reduction(reduce: str | None, passes: tuple[str, ...] = (), dim: int | None 
         return factors([ins], outs, reduce=left, linear=linear_groups(call, [(0,)], passes))
 
     return rule
+
+
+def truth(op: str, dim: int | None = 1) -> Rule:
+    """A reduction to whether any or all are true: truths pending in the same extreme pass through, numbers do not."""
+    numbers, truths = reduction(op, dim=dim), reduction(op, (op,), dim=dim)
+    return lambda call: (truths if call.operands[0].dtype == torch.bool else numbers)(call)
 
 
 def along(passes: tuple[str, ...] = (), dim: int = 1, default: Any = -1) -> Rule:
@@ -60,10 +68,10 @@ register(names("amax"), reduction("max", ("max",)))
 register(names("amin"), reduction("min", ("min",)))
 register(names("max"), reduction("max", ("max",), dim=None))
 register(names("min"), reduction("min", ("min",), dim=None))
-register(names("any.dim any.dims"), reduction("max"))
-register(names("any"), reduction("max", dim=None))
-register(names("all.dim all.dims"), reduction("min"))
-register(names("all"), reduction("min", dim=None))
+register(names("any.dim any.dims"), truth("max"))
+register(names("any"), truth("max", dim=None))
+register(names("all.dim all.dims"), truth("min"))
+register(names("all"), truth("min", dim=None))
 register(names("prod.dim_int"), reduction("product", ("product",)))
 register(names("prod"), reduction("product", ("product",), dim=None))
 # The reduced dims whole: the position, the mean or the norm of all of it is needed.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import dtensor_spec, pytree, sharding_functions
@@ -47,22 +48,25 @@ def _inputs(call: Call, placements: Sequence[Placement | None]) -> tuple[Placeme
 
 
 def _outputs(call: Call, placements: Sequence[Placement | None]) -> tuple[Placement, ...]:
-    from torch.distributed.tensor import Replicate
-
     if len(placements) != len(call.outputs):
         raise _fault(call, f"places {len(placements)} results, there are {len(call.outputs)}")
     return _checked(call, tuple(Replicate() if p is None else p for p in placements), call.outputs)
 
 
 def _checked(call: Call, placements: tuple[Placement, ...], metas: Iterable[TensorMeta | None]) -> tuple[Placement, ...]:
-    for placement, meta in zip(placements, metas, strict=True):
-        ndim = 0 if meta is None else meta.ndim
-        known = placement.is_replicate() or type(placement).__name__ == "Shard" or getattr(placement, "reduce_op", None) in REDUCE_OPS
-        if not known:
-            raise _fault(call, f"offers {placement}, which is neither whole nor cut nor pending")
-        if placement.is_shard() and not 0 <= placement.dim < ndim:
-            raise _fault(call, f"offers {placement} for a tensor of {ndim} dims")
-    return placements
+    return tuple(_known(call, p, 0 if meta is None else meta.ndim) for p, meta in zip(placements, metas, strict=True))
+
+
+def _known(call: Call, placement: Placement, ndim: int) -> Placement:
+    """One of the placements that we have, of a tensor of ``ndim`` dims; those counted from the last are counted from the first."""
+    kind = type(placement)  # torch has subclasses that lie otherwise: strided shards, masked sums
+    if kind is Shard and -ndim <= placement.dim < ndim:
+        return Shard(placement.dim % ndim)
+    if kind is Shard:
+        raise _fault(call, f"offers {placement} for a tensor of {ndim} dims")
+    if kind is not Replicate and not (kind is Partial and placement.reduce_op in REDUCE_OPS):
+        raise _fault(call, f"offers {placement}, which is neither whole nor cut nor pending")
+    return placement
 
 
 def _fault(call: Call, what: str) -> RuleError:

@@ -14,6 +14,7 @@ from fxshard._torch_compat import find_operator, operator_names, schema_of
 from fxshard.errors import OptionError, RuleError, closest
 from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.factors import Factors, Rule
+from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.local import LocalForm
 from fxshard.strategies.notation import TextRule, rule
 from fxshard.strategies.registry import has_rule, register
@@ -154,9 +155,10 @@ def _said(given: Any, local: Any, size_argument: int | None, properties: dict[st
 
 
 def name_of(value: Any) -> str:
-    """A text as it is, a function by its name: its address differs from process to process."""
+    """A text as it is; a function by its name and what its code amounts to: its address differs from process to process."""
     if callable(value) and not isinstance(value, TextRule):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        return f"{name} (code {fingerprint(value)})"
     return str(value)
 
 

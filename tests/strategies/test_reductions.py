@@ -37,6 +37,8 @@ def test_any_and_all_are_extremes_of_booleans() -> None:
     assert "S(0) -> P(min)" in check("aten.all.dim", yes_no(5, 3), 0)
     assert "S(0) -> P(max)" in check("aten.any.default", yes_no(5, 3))
     assert "S(1) -> P(min)" in check("aten.all.default", yes_no(5, 3))
+    assert "P(max) -> P(max)" in check("aten.any.dim", yes_no(5, 3), 0) - check("aten.any.dim", real(5, 3), 0)
+    assert "P(min) -> P(min)" in check("aten.all.default", yes_no(5, 3)) - check("aten.all.default", real(5, 3))
 
 
 def test_prod() -> None:

@@ -125,6 +125,13 @@ def test_dims_of_different_sizes_are_cut_where_both_can_be(rows: int, ranks: int
     assert ("S(0) -> S(0), P(max)" in specs(pairs_call(rows), a=ranks)) is legal
 
 
+def test_dims_counted_from_the_last() -> None:
+    """Told apart from none by the tensor's own rank: the last dim of x is its third, that of the scale its first."""
+    register_sharding(GATE_OP)(lambda x, s: [([Shard(-1)], [Shard(-1), Shard(-1)]), ([Shard(-3)], [Shard(0), Replicate()])])
+    assert specs(gate_call(4, 6, 8), a=2) == {"R, R -> R", "S(2), S(0) -> S(2)", "S(0), R -> S(0)"}
+    assert len(specs(gate_call(4, 6, 8), a=2, b=2)) == 9
+
+
 def test_an_average_takes_equal_shards() -> None:
     register_sharding(GATE_OP)(lambda x, s: [([Partial("avg")], [Shard(0), Replicate()])])
     assert "S(0), R -> P(avg)" in specs(gate_call(4, 3, 2), a=2) and "S(0), R -> P(avg)" not in specs(gate_call(5, 3, 2), a=2)
@@ -132,6 +139,7 @@ def test_an_average_takes_equal_shards() -> None:
 
 WRONG = {
     "offers S\\(3\\) for a tensor of 3 dims": lambda x, s: [([Shard(0)], [Shard(3), Replicate()])],
+    "offers S\\(-4\\) for a tensor of 3 dims": lambda x, s: [([Shard(-4)], [Shard(0), Replicate()])],
     "places 1 arguments where 2 are tensors": lambda x, s: [([Shard(0)], [Shard(0)])],
     "places 2 results, there are 1": lambda x, s: [([Shard(0), Shard(0)], [Shard(0), Replicate()])],
     "raises ZeroDivisionError": lambda x, s: [([Shard(0)], [Shard(0), 1 // 0])],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ PER_ENTRY = 24
 """Samples of an entry that are run, spread over its list."""
 LARGEST = 4096
 """Elements of the largest tensor of a call that is kept: rules do not depend on sizes, judging takes time with them."""
+Watched = Callable[[Sequence[Any], str], Iterable[Any]]
 UNUSUAL = (torch.complex32,)
 """Dtypes that most kernels lack."""
 DTYPES = (torch.float64, torch.complex128, torch.int64, torch.bool)
@@ -126,14 +127,18 @@ def direct(op: str, seed: int = 0) -> list[Sample]:
     return found
 
 
-def samples_of(op: str, count: int = 8, seed: int = 0) -> list[Sample]:
-    """Up to ``count`` samples of an aten operator of different kinds; raises RuleError where torch has none."""
+def samples_of(op: str, count: int = 8, seed: int = 0, watched: Watched = lambda entries, _: entries) -> list[Sample]:
+    """Up to ``count`` samples of an aten operator of different kinds; raises RuleError where torch has none.
+
+    ``watched``: goes through the entries that are run, and shows how far it has come; it is given the entries and what is done.
+    """
     name = qualified(op)
     operator(name)
     every = operator_database()
     found = record([name], [e for e in every if _is_named(e, name)], seed=seed).get(name, [])
     if len(found) < count:
-        found += record([name], [e for e in every if not _is_named(e, name)], 10 * count, seed).get(name, [])
+        others = watched([e for e in every if not _is_named(e, name)], f"looking for {name} in torch's samples")
+        found += record([name], others, 10 * count, seed).get(name, [])
     found = found or direct(name, seed)
     if not found:
         remedy = "give your own: --sample FILE.py:samples, a function that returns a list of argument tuples"

@@ -17,10 +17,13 @@ import torch
 from fxshard._torch_compat import pytree, schema_of
 from fxshard.call import Call, Operand, TensorMeta
 from fxshard.errors import OptionError
+from fxshard.strategies.conversion import is_real
 from fxshard.strategies.user_rules import find
 
-FACTORS = (1.0, 1.0, -23.0)
+FACTORS = (1.0, 1.0, -23.0, 0.5)
 """What the numbers of the variations are multiplied with; from the second on they are shuffled too."""
+DENSE, SPARSE = 2, 3
+"""Variations with a slab across each dim that holds no zero, or only zeros: of booleans, and of all."""
 ORDERED = ("offsets", "offs", "lengths", "cum_seq_q", "cum_seq_k", "crow_indices", "ccol_indices", "batch_sizes")
 
 
@@ -124,13 +127,13 @@ def filled(sample: Sample, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, 
 
 
 def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
-    """The operands in several values: as they are, shuffled, and shuffled, larger and negated.
+    """The operands in several values: as they are, shuffled, larger and negated, and half of them zero.
 
-    Whole numbers may be places: instead of larger, half of them are zero. Real numbers that are all alike become random ones.
+    Whole numbers may be places: instead of larger, half of them are zero too. Real numbers that are all alike become random ones.
     """
     ordered = _ordered(sample)
-    for number, factor in enumerate(FACTORS):
-        yield [t if number == 0 or i in ordered else _varied(t, factor, (number, i)) for i, t in enumerate(sample.tensors)]
+    for number in range(len(FACTORS)):
+        yield [t if number == 0 or i in ordered else _varied(t, number, i) for i, t in enumerate(sample.tensors)]
 
 
 def _ordered(sample: Sample) -> set[int]:
@@ -142,18 +145,32 @@ def _ordered(sample: Sample) -> set[int]:
     return {v.index for name, v in given.items() if name in ORDERED and isinstance(v, Operand)}
 
 
-def _varied(x: torch.Tensor, factor: float, seed: tuple[int, int]) -> torch.Tensor:
+def _varied(x: torch.Tensor, number: int, operand: int) -> torch.Tensor:
+    real, factor = is_real(x.dtype), FACTORS[number]
     if x.numel() < 2:
-        return x * factor if x.dtype.is_floating_point or x.dtype.is_complex else x
-    generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), seed)).encode()))
-    if (x.dtype.is_floating_point or x.dtype.is_complex) and bool((x == x.flatten()[0]).all()):
+        return x * factor if real else x
+    generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), (number, operand))).encode()))
+    if bool((x == x.flatten()[0]).all()):
+        if not real:
+            return x
         x = torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator, dtype=torch.float64))
     shuffled = x.flatten()[torch.randperm(x.numel(), generator=generator)].reshape(x.shape)
     shuffled = torch.empty_like(x).copy_(shuffled)
-    if x.dtype.is_floating_point or x.dtype.is_complex:
-        return shuffled * factor
-    zeroed = shuffled.where(torch.rand(x.shape, generator=generator) < 0.5, torch.zeros_like(x))
-    return shuffled if x.dtype == torch.bool or factor == 1 else zeroed
+    kept = torch.rand(x.shape, generator=generator) < 0.5
+    if number == SPARSE:
+        shuffled = shuffled.where(kept & ~_slabs(x.shape, generator), torch.zeros_like(x))
+    if x.dtype == torch.bool:
+        return shuffled | _slabs(x.shape, generator) if number == DENSE else shuffled
+    return shuffled * factor if real else shuffled.where(kept, torch.zeros_like(x)) if number == DENSE else shuffled
+
+
+def _slabs(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """True for one index of each dim that has several: what is reduced along a dim then sees only True somewhere."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for dim, size in enumerate(shape):
+        if size > 1:
+            mask.select(dim, int(torch.randint(size, (), generator=generator))).fill_(True)
+    return mask
 
 
 def signature(sample: Sample) -> tuple[Any, ...]:

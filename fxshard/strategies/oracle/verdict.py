@@ -103,10 +103,10 @@ class Verdict:
         return sum(j.possible - j.searched for j in self.judged)
 
 
-def check_op(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Verdict:
+def check_op(op: str, samples: Iterable[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Verdict:
     """Judges the rule of ``op`` (``"aten.mm.default"``) by ``samples``; ``budget``: combinations tried for one sample."""
     judged = tuple(judge(sample, budget, ranks) for sample in samples)
-    calls = [c.call for c in map(case_of, samples) if isinstance(c, Case)]
+    calls = [c.call for c in (case_of(j.sample) for j in judged) if isinstance(c, Case)]
     strategies = [op_strategy(call, Mesh({"a": 2})) for call in calls[:1]]
     note = next((s.reason for s in (op_strategy(c, Mesh({"a": 2})) for c in calls) if s.reason), "")
     return Verdict(op, judged, any(s.fallback for s in strategies), note)

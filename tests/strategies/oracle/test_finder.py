@@ -20,6 +20,9 @@ OPERATORS = {
     "norm": ("(Tensor x, float eps) -> Tensor", lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()),
     "extremes": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(1), x.sum(0))),
     "mixed": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(0), x.sum(0))),
+    "noisy": ("(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x)),
+    "count": ("(Tensor x) -> int", lambda x: int(x.sum())),
+    "add_one": ("(Tensor(a!) x) -> ()", lambda x: None),
     "scaled_by": ("(Tensor x, float factor, Tensor y) -> Tensor", lambda x, factor, y: factor * x * y.cos()),
 }
 for _name, (_schema, _function) in OPERATORS.items():
@@ -70,3 +73,17 @@ def test_samples_that_will_not_do() -> None:
         with pytest.raises(OptionError, match="argument tuples"):
             given_samples(op, wrong, "file.py:samples")
     assert given_samples("aten.sum.dim_IntList", [((real(3),), {"dim": [0]})], "")[0].kwargs == {"dim": [0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        ("noisy", "fxshard_found::noisy gives other numbers each time that it runs, so no rule can be checked", "pass them as an argument"),
+        ("count", "fxshard_found::count returns a plain int; only tensors have placements", "a tensor without dims"),
+        ("add_one", r"fxshard_found::add_one changes its arguments \(x\)", "returns new tensors"),
+    ],
+)
+def test_operators_that_cannot_have_a_rule(name: str, what: str, remedy: str) -> None:
+    with pytest.raises(RuleError, match=what) as error:
+        find_rule(f"fxshard_found::{name}", [Sample(f"fxshard_found.{name}.default", (real(4, 6),))])
+    assert remedy in str(error.value.remedy)

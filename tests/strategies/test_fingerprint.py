@@ -1,0 +1,111 @@
+"""What ranks compare of rules that are functions: the same in every process, another for other code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fxshard.strategies.fingerprint import fingerprint
+from fxshard.strategies.notation import pointwise_rule
+from fxshard.strategies.user_rules import name_of
+
+RULES = """
+import functools
+from fxshard.strategies.fingerprint import fingerprint
+from fxshard.strategies.notation import pointwise_rule
+
+NAMES = {"max", "min", "sum", "avg", "product"}
+
+def scaled(factor, kept=frozenset(("max", "min", "sum"))):
+    def rule(call, op="max"):
+        inner = [f for f in (lambda x: x * factor, abs) if f]
+        return op in {"max", "min", "sum", "avg", "product"} and rule(call) and [f(call) for f in inner], kept
+    return rule
+
+class Rule:
+    def __init__(self, factor):
+        self.factor, self.lock = factor, object()
+    def __call__(self, call):
+        return self.factor
+    def other(self, call):
+        return -self.factor
+
+GIVEN = [scaled(2.0), scaled, Rule(3), Rule(3).other, functools.partial(scaled, kept={1, 2, "a"}), pointwise_rule((0, 1), ops=("max",))]
+for function in GIVEN:
+    print(fingerprint(function))
+"""
+
+
+def test_processes_agree(tmp_path: Path) -> None:
+    """Each has its own addresses and its own order of sets, and reads the rules from a file of its own."""
+    said = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        (folder / "rules.py").write_text("\n" * int(seed) + RULES)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        said.append(
+            subprocess.run([sys.executable, str(folder / "rules.py")], env=environment, check=True, capture_output=True, text=True).stdout
+        )
+    assert said[0] == said[1]
+    assert len(set(said[0].split())) == 6
+
+
+def _made(body: str) -> Callable[..., Any]:
+    """A function called ``rule``; ``body`` is what it returns."""
+    space: dict[str, Any] = {"__name__": "own"}
+    exec(f"def rule(call):\n    return {body}", space)  # functions of one name whose code differs are the point
+    return space["rule"]  # type: ignore[no-any-return]  # made above
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    bodies = [
+        "call.args[0]",
+        "call.args[1]",
+        "call.op",
+        "[call, 0]",
+        "[call, 0.0]",
+        "[call, False]",
+        "(lambda x: x)(call)",
+        "(lambda y: 1)(call)",
+    ]
+    said = [name_of(_made(body)) for body in bodies]
+    assert len(set(said)) == len(bodies)
+    assert all(s.startswith("own.rule (code ") for s in said)
+    assert said == [name_of(_made(body)) for body in bodies]
+
+
+def _over(value: Any) -> Callable[..., Any]:
+    return lambda call: value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_over(1), _over(2)),
+        (_over({"max": [1]}), _over({"max": [2]})),
+        (_over(torch.float32), _over(torch.float64)),
+        (_over(_over(1)), _over(_over(2))),
+        (_over(torch.ops.aten.mm.default), _over(torch.ops.aten.bmm.default)),
+        (_over(abs), _over(len)),
+        (functools.partial(_over, 1), functools.partial(_over, 2)),
+        (pointwise_rule((0,)), pointwise_rule((0,), ops=("max",))),
+        (lambda call, k=1: k, lambda call, k=2: k),
+        (lambda call, *, k=1: k, lambda call, *, k=2: k),
+    ],
+)
+def test_what_a_function_closes_over_counts(one: Any, other: Any) -> None:
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_objects_count_by_their_kind() -> None:
+    assert fingerprint(_over(object())) == fingerprint(_over(object()))
+    assert fingerprint(_over(torch.ones(3))) == fingerprint(_over(torch.zeros(3)))
