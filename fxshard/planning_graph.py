@@ -162,15 +162,28 @@ def _by_places(node: fx.Node, read: Sequence[Any]) -> bool:
 
 def at_run_time(node: fx.Node) -> bool:
     """Whether ``node`` reads or gives a size or a number that only running tells, or a sparse tensor: it is replicated then."""
+    return bool(run_time_cause(node))
+
+
+def run_time_cause(node: fx.Node) -> str:
+    """What about ``node`` only running tells, in words; empty where nothing is."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
-    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read):
-        return True
-    return any(map(_from_data, pytree.tree_leaves([read, node.meta.get("val")])))
+    given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
+    if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
+        return "it reads or gives a sparse tensor"
+    if any(map(_has_unknown_size, taken)):
+        return "it reads a tensor whose size only running tells"
+    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
+    if by_values or any(map(_has_unknown_size, given)):
+        return "it gives a tensor whose size only running tells"
+    return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
 
 
-def _from_data(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.layout != torch.strided or UNKNOWN in plain_shape(value.shape)
+def _has_unknown_size(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and UNKNOWN in plain_shape(value.shape)
+
+
+def _is_unknown_number(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(value))
 
 

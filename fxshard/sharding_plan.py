@@ -108,12 +108,25 @@ class PlanEnd:
     node: str
 
 
+NO_RULE = "no rule for"
+"""How the reason begins where a rule would help."""
+Fallbacks = tuple[tuple[str, str], ...]
+"""(node, reason) of nodes that are replicated whatever is chosen."""
+
+
+def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
+    """Those that a rule would help, and those that it would not, each under its heading; none of a kind, no heading."""
+    lacking = tuple(f for f in fallbacks if f[1].startswith(NO_RULE))
+    others = tuple(f for f in fallbacks if f not in lacking)
+    return {heading: found for heading, found in (("replicated for want of a rule", lacking), ("replicated, rule or not", others)) if found}
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """A plan for one graph on one mesh.
 
-    ``memory``: bytes per device of what was counted, by kind; ``fallbacks``: (node, reason) of nodes replicated for want
-    of a rule; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
+    ``memory``: bytes per device of what was counted, by kind; ``fallbacks``: (node, reason) of nodes that are
+    replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
     """
 
     mesh: Mesh
@@ -126,7 +139,7 @@ class ShardingPlan:
     outputs: tuple[PlanEnd, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     memory_limit: int | None = None
-    fallbacks: tuple[tuple[str, str], ...] = ()
+    fallbacks: Fallbacks = ()
     partial: bool = False
 
     @property
@@ -201,8 +214,7 @@ class ShardingPlan:
             headers=("collective", "axis", "bytes", "layouts", "edge"),
         )
         parts = [head, nodes, moves if self.collectives else "no collectives"]
-        if self.fallbacks:
-            parts.append(tabulate(self.fallbacks, headers=("replicated for want of a rule", "reason")))
+        parts += [tabulate(found, headers=(heading, "reason")) for heading, found in by_cause(self.fallbacks).items()]
         return "\n\n".join(parts)
 
 

@@ -21,6 +21,7 @@ from fxshard.passes.verify import verify_graph, verify_plan
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.simulate import Simulation, simulate_program
 from fxshard.runtime.values import program_values
+from fxshard.sharding_plan import NO_RULE
 from fxshard.strategies import op_strategy
 from fxshard.testing.random_plan import random_graph_plan
 from fxshard.verify_program import verify_program
@@ -51,7 +52,7 @@ class Ours:
 
     def fallbacks(self) -> list[str]:
         """Operators without a rule that the graph has."""
-        return sorted({str(self.graph.by_name[name].target) for name, _ in self.annotated.fallbacks})
+        return sorted({str(self.graph.by_name[name].target) for name, why in self.annotated.fallbacks if why.startswith(NO_RULE)})
 
     def notes(self) -> list[str]:
         """What rules say about why they offer no more."""

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.program import ProgramCollective, ShardedProgram
-from fxshard.sharding_plan import PlannedCollective, ShardingPlan
+from fxshard.sharding_plan import PlannedCollective, ShardingPlan, by_cause
 
 
 def summary(subject: Subject) -> str:
@@ -124,7 +124,7 @@ def _ends(program: ShardedProgram) -> str:
 
 
 def _fallbacks(plan: ShardingPlan) -> str:
-    return _table(plan.fallbacks, ("replicated for want of a rule", "reason")) if plan.fallbacks else ""
+    return "\n\n".join(_table(found, (heading, "reason")) for heading, found in by_cause(plan.fallbacks).items())
 
 
 def size_text(size: int) -> str:

@@ -11,27 +11,27 @@ from fxshard.call import Call
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
 from fxshard.passes.regions import region_specs
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, at_run_time, operands, plain_shape, planned_nodes, producer
-from fxshard.sharding_plan import OpSpec
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
+from fxshard.sharding_plan import Fallbacks, OpSpec
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """A planning graph with the legal specs of each node but the output's; calls by node name; nodes without a rule listed."""
+    """A planning graph, the legal specs and the calls of its nodes by name, and those that are always replicated, with reasons."""
 
     graph: PlanningGraph
     mesh: Mesh
     specs: Mapping[str, tuple[OpSpec, ...]]
     calls: Mapping[str, Call]
-    fallbacks: tuple[tuple[str, str], ...]
+    fallbacks: Fallbacks
 
 
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
     calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    late = {n.name for n in planned_nodes(graph) if n.op == "call_function" and at_run_time(n)}
+    late = {n.name: cause for n in planned_nodes(graph) if n.op == "call_function" and (cause := run_time_cause(n))}
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
@@ -43,7 +43,7 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
             specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
         elif node.op == "call_function":
             call = calls[node.name]
-            strategy = _replicated(call, mesh) if node.name in late else op_strategy(call, mesh, reductions[node.name])
+            strategy = _replicated(call, mesh, late[node.name]) if node.name in late else op_strategy(call, mesh, reductions[node.name])
             specs[node.name] = strategy.specs
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
@@ -68,10 +68,10 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
     return arriving
 
 
-def _replicated(call: Call, mesh: Mesh) -> OpStrategy:
+def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
     whole = Layout.replicated(mesh.ndim)
     spec = OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs))
-    return OpStrategy((spec,), True, "it reads or gives a size or a number that only running tells, or a sparse tensor")
+    return OpStrategy((spec,), True, reason)
 
 
 def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:

@@ -21,7 +21,7 @@ from fxshard.passes.formulate import OBJECTIVES, Formulation
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.sharding_plan import ShardingPlan, by_cause
 from fxshard.verify_program import verify_program
 
 log = logging.getLogger("fxshard")
@@ -68,9 +68,9 @@ def _trace(c: Compilation) -> tuple[Compilation, str]:
 def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     made = annotate.annotate(c.graph, c.mesh)
-    if made.fallbacks:
-        some = ", ".join(node for node, _ in made.fallbacks[:5])
-        log.warning("%d nodes are replicated for want of a rule: %s; plan.fallbacks has all, with reasons", len(made.fallbacks), some)
+    for heading, found in by_cause(made.fallbacks).items():
+        some = ", ".join(node for node, _ in found[:5])
+        log.warning("%d nodes are %s: %s; plan.fallbacks has all, with reasons", len(found), heading, some)
     count, most = sum(map(len, made.specs.values())), max((len(s) for s in made.specs.values()), default=0)
     return replace(c, annotated=made), f"{count} specs, at most {most} a node, {len(made.fallbacks)} fallbacks"
 

@@ -11,7 +11,7 @@ from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import is_legal, walk
-from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import NO_RULE, OpSpec, PlannedNode, Redistribution, ShardingPlan
 
 
 def verify_graph(graph: PlanningGraph) -> None:
@@ -38,13 +38,16 @@ def verify_graph(graph: PlanningGraph) -> None:
 def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
     """Raises PlanError naming the first node or edge that is not legal."""
     verify_edges(annotated.graph, plan)
-    without_rule = dict(annotated.fallbacks)
+    fallbacks = dict(annotated.fallbacks)
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]
         if node.op != "output" and spec not in annotated.specs[node.name]:
             remedy = "choose one of its OpSpecs; fxshard.plan(pins=...) fills in the rest"
-            if node.name in without_rule:
+            reason = fallbacks.get(node.name, "")
+            if reason.startswith(NO_RULE):
                 remedy = "it has no rule here: register the one that the plan was made with (fxshard.register_rule), or plan again"
+            elif reason:
+                remedy = f"leave it replicated: {reason}"
             raise PlanError(f"{node.name} ({node.target}) cannot run as {spec}", where=_where(node), remedy=remedy)
 
 

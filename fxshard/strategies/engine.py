@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
-from fxshard.sharding_plan import OpSpec
+from fxshard.sharding_plan import NO_RULE, OpSpec
 from fxshard.strategies.conversion import has_reduction, is_real, keeps
 from fxshard.strategies.factors import SUMS, Factors, Linear, is_one, replicate_all, resolve, same
 from fxshard.strategies.registry import has_rule, lookup, on_change
@@ -121,7 +121,7 @@ def _options(call: Call) -> _Options:
     function = None if entry else sharding_function(call.op)
     if function is not None:
         return _listed(call, offered(call, function))
-    given = entry.rule(call) if entry else replicate_all(call, f"no rule for {call.op}")
+    given = entry.rule(call) if entry else replicate_all(call, f"{NO_RULE} {call.op}")
     rule, sizes = resolve(given, call)
     found = [_whole(call)]
     cuts: dict[str, _Cut] = {}

@@ -69,10 +69,25 @@ def test_gradients_flow_through_unknown_sizes() -> None:
 def test_they_are_listed_and_unknown_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)
-    assert [(name, "only running tells" in why) for name, why in annotated.fallbacks] == [("nonzero", True)]
+    assert annotated.fallbacks == (("nonzero", "it gives a tensor whose size only running tells"),)
     plan = random_graph_plan(annotated, 0)
     assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
     assert plan_json.loads(plan_json.dumps(plan)) == plan
+
+
+def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    """What a rule would help and what it would not are told apart, and each node has its own reason."""
+    model = Calls(lambda x: torch.special.airy_ai(x).sum() + x[x > 0].exp().sum())
+    plan = fxshard.plan(model, (X,), MESH, train=False)
+    reasons = dict(plan.fallbacks)
+    assert reasons["special_airy_ai"] == "no rule for aten.special_airy_ai.default"
+    assert reasons["exp"] == "it reads a tensor whose size only running tells"
+    assert "1 nodes are replicated for want of a rule: special_airy_ai;" in caplog.text
+    assert "nodes are replicated, rule or not: " in caplog.text
+    for said in (str(plan), fxshard.inspect.summary(plan)):
+        lacking, others = said.split("replicated for want of a rule")[1].split("replicated, rule or not")
+        assert "special_airy_ai" in lacking and "exp" not in lacking.replace("special_airy_ai", "")
+        assert "exp" in others and "airy" not in others
 
 
 def test_sparse_tensors_are_refused_where_a_gradient_would_be_lost() -> None:

@@ -53,14 +53,20 @@ def _real(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild
     size = [torch.randint(2048, 6145, x.shape, generator=generator) * (unit / 4096) for _ in range(ranks - 1)]
     if op in ("max", "min"):
         size = [s.where(s < 1.25 * unit, math.inf) for s in size] if wild else size
-        away = [s.to(x.dtype) for s in size]
-        # What is infinite has no number beside it: all parts are it.
-        return [x, *((x - s if op == "max" else x + s).where(x.isfinite(), x) for s in away)]
+        return [x, *(_beside(x, s, op, unit) for s in size)]
     signs = [torch.rand(x.shape, generator=generator) < 0.5 for _ in size]
     noise = [s.where(sign, -s).to(x.dtype) for s, sign in zip(size, signs, strict=True)]
     if op == "product":
         return [*noise, x / math.prod(noise)]
     return [*noise, (x if op == "sum" else x * ranks) - sum(noise)]
+
+
+def _beside(x: torch.Tensor, size: torch.Tensor, op: str, unit: float) -> torch.Tensor:
+    """A part that an extreme hides: zero here and there, where it may be. What is infinite has no number beside it: all parts are it."""
+    away = size.to(x.dtype)
+    part = x - away if op == "max" else x + away
+    hidden = x > 0 if op == "max" else x < 0
+    return part.where(~(hidden & (size < 0.75 * unit)), torch.zeros_like(x)).where(x.isfinite(), x)
 
 
 def _power_of_two(x: torch.Tensor) -> float:

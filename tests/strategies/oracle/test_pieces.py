@@ -32,6 +32,13 @@ def test_parts_of_an_extreme(op: str, seed: int) -> None:
         assert torch.equal(stacked.amax(0) if op == "max" else stacked.amin(0), x)
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_an_extreme_may_hide_a_zero(op: str) -> None:
+    x = real(20, 3)
+    hides = (torch.stack(parts(x, op, 3, 0)) == 0).any(0)
+    assert hides.any() and (x[hides] > 0 if op == "max" else x[hides] < 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
 @pytest.mark.parametrize("op", ["sum", "product"])
 def test_parts_of_whole_numbers_wrap_around(op: str, dtype: torch.dtype) -> None:

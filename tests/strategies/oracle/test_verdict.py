@@ -87,7 +87,8 @@ def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
         ("index_select.default", (real(6, 5), 0, whole(6, 7)), "S(0), R -> P"),
         ("any.dim", (1 + whole(3, 5, 6), 1), "P(max) -> P(min)"),  # no row of this sample is false
         ("any.dim", (1 + whole(3, 5, 6), 1), "P(min) -> P(min)"),
-        ("all.dim", (yes_no(5, 6), 1), "P(max) -> P(max)"),  # nor true here
+        ("logical_or.default", (real(5, 6), real(5, 6)), "P(max), R -> P(min)"),  # nor is any number of this one zero
+        ("logical_not.default", (real(5, 6),), "P(max) -> P(max)"),
     ],
 )
 def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
