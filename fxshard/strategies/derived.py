@@ -76,24 +76,26 @@ def _in_place(rule: Rule, functional: str, call: Call) -> Factors:
 
 def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
     """The tensors written into are the last operands: only written, so pending where their result is."""
-    count = sum(isinstance(value, Operand) for _, value in call.kwargs if _ in _out_names(call.op))
-    first = len(call.operands) - count
+    given = dict(call.kwargs)
+    becomes = {given[name].index: o for o, name in enumerate(_out_names(call.op)) if isinstance(given.get(name), Operand)}
+    written = tuple(sorted(becomes))
+    read = len(call.operands) - len(written)
     kwargs = tuple((name, value) for name, value in call.kwargs if name not in _out_names(call.op))
-    found = rule(replace(call, op=functional, kwargs=kwargs, operands=call.operands[:first]))
-    given = tuple(range(first, first + count))
-    dims: list[Dims] = [outs for outs in found.outputs if outs is not None]
+    found = rule(replace(call, op=functional, kwargs=kwargs, operands=call.operands[:read]))
+    dims: list[Dims] = [found.outputs[becomes[i]] or () for i in written]
     return replace(
         found,
         operands=(*found.operands, *dims),
-        linear=tuple(replace(group, operands=(*group.operands, *given)) for group in found.linear if group.operands),
-        additive=(*found.additive, *given),
-        depends=found.depends or tuple(tuple(range(first)) for _ in found.outputs),
-        enforce=(*found.enforce, *((first + i, i) for i in range(count))),
+        linear=tuple(replace(group, operands=(*group.operands, *written)) for group in found.linear if group.operands),
+        additive=(*found.additive, *written),
+        depends=found.depends or tuple(tuple(range(read)) for _ in found.outputs),
+        enforce=(*found.enforce, *((i, becomes[i]) for i in written)),
     )
 
 
-def _out_names(op: str) -> set[str]:
-    return {a.name for a in schema_of(_overload(op)).arguments if a.is_out}  # type: ignore[union-attr]  # an operator that was registered has a schema
+def _out_names(op: str) -> list[str]:
+    """Arguments that are written into, in the order of the results."""
+    return [a.name for a in schema_of(_overload(op)).arguments if a.is_out]  # type: ignore[union-attr]  # an operator that was registered has a schema
 
 
 def _foreach(op: str, find: Find) -> Rule | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch import nn
 
 import fxshard
 from fxshard import plan_json
-from fxshard.errors import TraceError
+from fxshard.errors import PlanError, TraceError
+from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.trace import trace
+from fxshard.passes.verify import verify_plan
 from fxshard.planning_graph import UNKNOWN
+from fxshard.sharding_plan import OpSpec
 from fxshard.testing.random_plan import random_graph_plan
 
 MESH = Mesh({"x": 2})
@@ -73,6 +77,17 @@ def test_they_are_listed_and_unknown_in_the_plan() -> None:
     plan = random_graph_plan(annotated, 0)
     assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
     assert plan_json.loads(plan_json.dumps(plan)) == plan
+
+
+def test_a_plan_that_shards_it_is_refused() -> None:
+    annotated = annotate(trace(Calls(lambda x: x.nonzero()), (X,), train=False), MESH)
+    plan = random_graph_plan(annotated, 0)
+    cut = Layout.parse("S(0)")
+    readers = {n.name: OpSpec((cut,), n.spec.outputs) for n in plan.nodes if n.name == "output" or n.name.startswith("sym_size")}
+    specs = {"nonzero": OpSpec(plan.specs["nonzero"].inputs, (cut,)), **readers}
+    nodes = tuple(dataclasses.replace(n, spec=specs.get(n.name, n.spec)) for n in plan.nodes)
+    with pytest.raises(PlanError, match=r"nonzero .*cannot run as(.|\n)*leave it replicated: it gives a tensor whose size"):
+        verify_plan(annotated, dataclasses.replace(plan, nodes=nodes))
 
 
 def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:

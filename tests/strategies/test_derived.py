@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxshard.strategies import has_rule
+from fxshard.strategies.oracle import Sample, check_op
 from tests.passes.tracing import Function, check_eager, targets
 from tests.passes.tracing import real as leaf
-from tests.strategies.samples import positive, real
+from tests.strategies.samples import positive, real, whole
 from tests.strategies.shards import KERNELS, check, check_mesh, find
 
 X, Y = real(5, 3), positive(5, 3)
@@ -100,3 +101,11 @@ def test_what_has_no_functional_form_has_no_rule() -> None:
     assert not has_rule("aten.no_such_operator_.default")
     assert not has_rule("aten._foreach_norm.Scalar"), "its overloads are not those of norm"
     assert not has_rule("aten.squeeze_.dim"), "the local form of squeeze makes a new tensor"
+
+
+def test_results_that_are_written_into_are_told_apart_by_name() -> None:
+    """The one that comes first in a call need not be the first result: here it has no dims, the other one has."""
+    outs = {"total_weight": torch.zeros((), dtype=torch.float64), "output": torch.zeros(7, dtype=torch.float64)}
+    sample = Sample("aten.nll_loss_forward.output", (real(7, 6), whole(6, 7), None, 0, -100), outs)
+    verdict = check_op(sample.op, [sample], budget=1)
+    assert (verdict.fallback, verdict.wrong) == (False, ())
