@@ -49,7 +49,7 @@ def parts(x: torch.Tensor, op: str, ranks: int, seed: int) -> list[torch.Tensor]
 
 def _real(x: torch.Tensor, op: str, ranks: int, generator: torch.Generator, wild: bool) -> list[torch.Tensor]:
     """Noise of both signs, away from zero, as large as ``x``; in 4096ths of a power of two, so that zeros are made up exactly."""
-    unit = 1.0 if op == "product" else _power_of_two(x)
+    unit = 1.0 if op == "product" else power_of_two(x)
     size = [torch.randint(2048, 6145, x.shape, generator=generator) * (unit / 4096) for _ in range(ranks - 1)]
     if op in ("max", "min"):
         size = [s.where(s < 1.25 * unit, math.inf) for s in size] if wild else size
@@ -69,7 +69,8 @@ def _beside(x: torch.Tensor, size: torch.Tensor, op: str, unit: float) -> torch.
     return part.where(~(hidden & (size < 0.75 * unit)), torch.zeros_like(x)).where(x.isfinite(), x)
 
 
-def _power_of_two(x: torch.Tensor) -> float:
+def power_of_two(x: torch.Tensor) -> float:
+    """About as large as the greatest number of ``x``."""
     greatest = _greatest(x)
     return 2.0 ** min(round(math.log2(greatest)), 100) if greatest else 1.0
 

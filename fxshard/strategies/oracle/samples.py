@@ -18,6 +18,7 @@ from fxshard._torch_compat import pytree, schema_of
 from fxshard.call import Call, Operand, TensorMeta
 from fxshard.errors import OptionError
 from fxshard.strategies.conversion import is_real
+from fxshard.strategies.oracle.pieces import power_of_two
 from fxshard.strategies.user_rules import find
 
 FACTORS = (1.0, 1.0, -23.0, 0.5)
@@ -127,7 +128,7 @@ def filled(sample: Sample, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, 
 
 
 def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
-    """The operands in several values: as they are, shuffled, larger and negated, and half of them zero.
+    """The operands in several values: as they are, shuffled, larger and negated, and half of them zero, of one size in all operands.
 
     Whole numbers may be places: instead of larger, half of them are zero too. Real numbers that are all alike become random ones.
     """
@@ -158,6 +159,7 @@ def _varied(x: torch.Tensor, number: int, operand: int) -> torch.Tensor:
     shuffled = torch.empty_like(x).copy_(shuffled)
     kept = torch.rand(x.shape, generator=generator) < 0.5
     if number == SPARSE:
+        factor = 1 / power_of_two(x) if real else factor
         shuffled = shuffled.where(kept & ~_slabs(x.shape, generator), torch.zeros_like(x))
     if x.dtype == torch.bool:
         return shuffled | _slabs(x.shape, generator) if number == DENSE else shuffled

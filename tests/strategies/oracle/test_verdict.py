@@ -89,6 +89,7 @@ def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
         ("any.dim", (1 + whole(3, 5, 6), 1), "P(min) -> P(min)"),
         ("logical_or.default", (real(5, 6), real(5, 6)), "P(max), R -> P(min)"),  # nor is any number of this one zero
         ("logical_not.default", (real(5, 6),), "P(max) -> P(max)"),
+        ("le.Tensor", (positive(5, 6), 1e-4 * positive(6, 5).mT), "R, P -> P(max)"),  # nor is one less than the other's parts
     ],
 )
 def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
