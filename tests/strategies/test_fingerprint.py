@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+import fxshard
+import tests.custom_operators  # noqa: F401  # defines tests::gate
+from fxshard.runtime.fields import rule_fields
 from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.notation import pointwise_rule
 from fxshard.strategies.user_rules import name_of
@@ -81,6 +84,17 @@ def test_functions_of_one_name_are_told_apart() -> None:
     assert len(set(said)) == len(bodies)
     assert all(s.startswith("own.rule (code ") for s in said)
     assert said == [name_of(_made(body)) for body in bodies]
+
+
+@pytest.mark.usefixtures("own_rules")
+def test_ranks_compare_it() -> None:
+    """A rule and a local form; functions of one name, of which one differs."""
+    given = [(_made("call.op"), _made("call")), (_made("call.args"), _made("call")), (_made("call.op"), _made("[call]"))]
+    said = []
+    for rule, local in given:
+        fxshard.register_rule("tests::gate", rule, local=local, override=True)
+        said.append(rule_fields()["rule: tests.gate.default"])
+    assert len(set(said)) == 3
 
 
 def _over(value: Any) -> Callable[..., Any]:
