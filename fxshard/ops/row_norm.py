@@ -1,61 +1,60 @@
-"""Layer, group and RMS norm in parts: each sum over the normalised dims is a node, so that shards of them leave it pending.
+"""Layer and group norm in parts: each sum over the normalised dims is a node, so that shards of them leave it pending.
 
-With N elements normalised together: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b;
-RMS norm has no mean (Zhang and Sennrich 2019). Sums keep their dims, with size 1; weights align with the last dims of x.
-Half precision is summed in float32, as torch's kernels do.
+With N elements normalised together: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b.
+Sums keep their dims, with size 1; weights align with the last dims of x. Half precision is summed in float32, as torch's
+kernels do. (RMS norm is traced as the operators that torch makes of it.)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from fxshard.ops.normalization import wide
 
-Vector = torch.Tensor | None
+Vector: TypeAlias = torch.Tensor | None
 
 
 def sum_kernel(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return wide(x).sum(dims, keepdim=True)
 
 
-def spread_kernel(x: torch.Tensor, total: Vector, count: int, dims: list[int]) -> torch.Tensor:
-    return _centred(x, None if total is None else total / count).square().sum(dims, keepdim=True)
+def mean_kernel(total: torch.Tensor, count: int) -> torch.Tensor:
+    return total / count
+
+
+def spread_kernel(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
+    return (wide(x) - total / count).square().sum(dims, keepdim=True)
 
 
 def rstd_kernel(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
     return (spread / count + eps).rsqrt()
 
 
-def normalise_kernel(x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    out = _scaled(_centred(x, mean) * rstd, weight)
+def normalise_kernel(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+    out = _scaled((wide(x) - mean) * rstd, weight)
     return (out if bias is None else out + wide(bias)).to(x.dtype).contiguous()
 
 
 def backward_sums_kernel(
-    grad: torch.Tensor, x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, dims: list[int]
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
 ) -> torch.Tensor:
     inner = _scaled(wide(grad), weight)
-    scaled = (inner * _centred(x, mean) * rstd).sum(dims, keepdim=True)
-    return torch.stack([scaled] if mean is None else [scaled, inner.sum(dims, keepdim=True)])
+    scaled = inner * (wide(x) - mean) * rstd
+    return torch.stack([inner.sum(dims, keepdim=True), scaled.sum(dims, keepdim=True)])
 
 
 def backward_kernel(
-    grad: torch.Tensor, x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
-    scaled, *plain = (sums / count).unbind()
-    out = _scaled(wide(grad), weight) - _centred(x, mean) * rstd * scaled
-    return ((out - plain[0] if plain else out) * rstd).to(x.dtype).contiguous()
+    plain, scaled = (sums / count).unbind()
+    return ((_scaled(wide(grad), weight) - plain - (wide(x) - mean) * rstd * scaled) * rstd).to(x.dtype).contiguous()
 
 
 def weight_kernel(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int]) -> torch.Tensor:
-    own = wide(grad) if x is None or rstd is None else wide(grad) * _centred(x, mean) * rstd
+    own = wide(grad) if x is None else wide(grad) * (wide(x) - mean) * rstd
     return own.sum(dims) if dims else own.clone()
-
-
-def _centred(x: torch.Tensor, mean: Vector) -> torch.Tensor:
-    return wide(x) if mean is None else wide(x) - mean
 
 
 def _scaled(x: torch.Tensor, weight: Vector) -> torch.Tensor:
@@ -73,9 +72,20 @@ def _(x: Any, dims: list[int]) -> torch.Tensor:
     return _rows(x, dims)
 
 
+@torch.library.custom_op("fxshard::row_mean", mutates_args=())
+def row_mean(total: torch.Tensor, count: int) -> torch.Tensor:
+    """total / count."""
+    return mean_kernel(total, count)
+
+
+@row_mean.register_fake
+def _(total: Any, count: int) -> torch.Tensor:
+    return torch.empty_like(total)
+
+
 @torch.library.custom_op("fxshard::row_spread", mutates_args=())
-def row_spread(x: torch.Tensor, total: Vector, count: int, dims: list[int]) -> torch.Tensor:
-    """sum of (x - total / count)^2 over dims, kept with size 1; total is shaped as the result, none stands for 0."""
+def row_spread(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
+    """sum of (x - total / count)^2 over dims, kept with size 1; total is shaped as the result."""
     return spread_kernel(x, total, count, dims)
 
 
@@ -96,7 +106,7 @@ def _(spread: Any, count: int, eps: float) -> torch.Tensor:
 
 
 @torch.library.custom_op("fxshard::row_normalise", mutates_args=())
-def row_normalise(x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+def row_normalise(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
     """(x - mean) rstd weight + bias."""
     return normalise_kernel(x, mean, rstd, weight, bias)
 
@@ -107,19 +117,21 @@ def _(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> torch.Tensor:
 
 
 @torch.library.custom_op("fxshard::row_norm_sums", mutates_args=())
-def row_norm_sums(grad: torch.Tensor, x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, dims: list[int]) -> torch.Tensor:
-    """Over dims, kept with size 1, the sum of grad weight (x - mean) rstd and, with a mean, that of grad weight, stacked in front."""
+def row_norm_sums(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
+) -> torch.Tensor:
+    """Over dims, kept with size 1, the sums of grad weight and of grad weight (x - mean) rstd, stacked in front."""
     return backward_sums_kernel(grad, x, mean, rstd, weight, dims)
 
 
 @row_norm_sums.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, dims: list[int]) -> torch.Tensor:
-    return rstd.new_empty([1 if mean is None else 2, *rstd.shape])
+    return rstd.new_empty([2, *rstd.shape])
 
 
 @torch.library.custom_op("fxshard::row_norm_backward", mutates_args=())
 def row_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, mean: Vector, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
     """Gradient of x, with the sums of ``row_norm_sums``."""
     return backward_kernel(grad, x, mean, rstd, weight, sums, count)

@@ -21,7 +21,6 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, dropout
-from fxshard.passes.norms import rms_norm
 from fxshard.passes.resample import interpolate
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -32,7 +31,7 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention, cross-entropy, RMS norm and random operators to ``torch.ops.fxshard``; everything else passes.
+    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; everything else passes.
 
     ``spelled``: further functions and what to call in their place, where this mode is on as well.
     """
@@ -235,7 +234,6 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.baddbmm: _baddbmm,
     torch.Tensor.baddbmm: _baddbmm,
     torch.einsum: _einsum,
-    torch.rms_norm: rms_norm,
     F.interpolate: interpolate,
     F.scaled_dot_product_attention: _sdpa,
     c_nn.scaled_dot_product_attention: _sdpa,

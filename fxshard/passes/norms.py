@@ -57,41 +57,12 @@ def _layer_norm_backward(
     return _gradients(grad, x, mean, rstd, weight, bias, _last(x, len(shape)), mask)
 
 
-class _RmsNorm(torch.autograd.Function):
-    """x, weight, how many of the last dims, eps -> x normalised by its root mean square. On a CPU torch has no such operator."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, last: int, eps: float | None) -> Any:
-        own, dims = torch.ops.fxshard, _last(x, last)
-        count = _count(x, dims)
-        spread = own.row_spread(x, None, count, dims)
-        rstd = own.row_rstd(spread, count, torch.finfo(spread.dtype).eps if eps is None else eps)
-        ctx.save_for_backward(x, rstd, weight)
-        ctx.dims = dims
-        return own.row_normalise(x, None, rstd, weight, None)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        x, rstd, weight = ctx.saved_tensors
-        mask = (*ctx.needs_input_grad[:2], False)
-        return *_gradients(grad, x, None, rstd, weight, None, ctx.dims, mask)[:2], None, None
-
-
-def rms_norm(_: Any, x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
-    """``torch.rms_norm``; the first argument is the mode that calls it."""
-    mixed = weight is not None and weight.dtype != x.dtype
-    if mixed or not x.is_floating_point() or not x.numel() or torch.is_autocast_enabled(x.device.type):
-        return NotImplemented
-    if tuple(normalized_shape) != tuple(x.shape[x.dim() - len(normalized_shape) :]):
-        return NotImplemented  # torch says what is wrong
-    return _RmsNorm.apply(x, weight, len(normalized_shape), eps)
-
-
 def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space: int, groups: int, eps: float) -> Any:
     if not x.numel():
         return NotImplemented
-    rows, vectors = _grouped(x, groups), [_over_groups(v, x, groups) for v in (weight, bias)]
-    out, mean, rstd = _normalised(rows, *vectors, list(range(2, rows.dim())), eps)
+    rows = _grouped(x, groups)
+    dims = list(range(2, rows.dim()))
+    out, mean, rstd = _normalised(rows, _over_groups(weight, x, groups), _over_groups(bias, x, groups), dims, eps)
     return out.view(x.shape), mean.view(batch, groups), rstd.view(batch, groups)
 
 
@@ -101,10 +72,10 @@ def _group_norm_backward(
     if not x.numel():
         return NotImplemented
     rows = _grouped(x, groups)
-    statistics = [v.view(batch, groups, *[1] * (rows.dim() - 2)) for v in (mean, rstd)]
+    mean, rstd = (v.view(batch, groups, *[1] * (rows.dim() - 2)) for v in (mean, rstd))
+    dims, others = list(range(2, rows.dim())), (0, *range(3, rows.dim()))
     vector = _over_groups(weight, x, groups)
-    dims = list(range(2, rows.dim()))
-    to_x, *to_vectors = _gradients(_grouped(grad, groups), rows, *statistics, vector, None, dims, mask, (0, *range(3, rows.dim())))
+    to_x, *to_vectors = _gradients(_grouped(grad, groups), rows, mean, rstd, vector, None, dims, mask, others)
     dtype = x.dtype if weight is None else weight.dtype
     return None if to_x is None else to_x.view(x.shape), *(None if v is None else v.view(channels).to(dtype) for v in to_vectors)
 
@@ -114,7 +85,7 @@ def _normalised(x: Any, weight: Any, bias: Any, dims: list[int], eps: float) -> 
     own, count = torch.ops.fxshard, _count(x, dims)
     total = own.row_sum(x, dims)
     rstd = own.row_rstd(own.row_spread(x, total, count, dims), count, eps)
-    mean = total / count
+    mean = own.row_mean(total, count)
     return own.row_normalise(x, mean, rstd, weight, bias), mean, rstd
 
 

@@ -37,6 +37,7 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.batch_norm_sums.default: normalization.backward_sums_kernel,
     torch.ops.fxshard.batch_norm_backward.default: normalization.backward_kernel,
     torch.ops.fxshard.row_sum.default: row_norm.sum_kernel,
+    torch.ops.fxshard.row_mean.default: row_norm.mean_kernel,
     torch.ops.fxshard.row_spread.default: row_norm.spread_kernel,
     torch.ops.fxshard.row_rstd.default: row_norm.rstd_kernel,
     torch.ops.fxshard.row_normalise.default: row_norm.normalise_kernel,

@@ -1,4 +1,4 @@
-"""Layer, group and RMS norm in parts (``ops.row_norm``): every dim is free, a cut one that is normalised leaves sums pending."""
+"""Layer and group norm in parts (``ops.row_norm``): every dim is free, a cut one that is normalised leaves sums pending."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def weight_sum(call: Call) -> Factors:
 def local_spread(ctx: LocalContext) -> Any:
     """Where the dims are whole, torch's own variance: it reads x once, and alongside the sum."""
     x, meta, dims = ctx.inputs[0], ctx.call.operands[0], ctx.args[3]
-    if ctx.args[1] is None or any(x.axes_on(d) for d in dims) or meta.dtype.itemsize < 4:
+    if any(x.axes_on(d) for d in dims) or meta.dtype.itemsize < 4:
         return unchanged(ctx)
     variance = ctx.emit(torch.ops.aten.var.correction, ctx.args[0], dims, correction=0, keepdim=True)
     return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
 
 
 register("fxshard.row_sum.default", aligned((0,)))
+register("fxshard.row_mean.default", aligned((0,)))
 register("fxshard.row_spread.default", aligned(), local=local_spread)
 register("fxshard.row_rstd.default", aligned())
 register("fxshard.row_normalise.default", aligned((3, 4), (0, 1, 4)))
