@@ -4,6 +4,7 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
 - node cost: compute time of the spec (``cost.compute_time``)
 - transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
   for each layout that they read.
+- parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - memory: a parameter's shard, and its gradient's, over one interval.
 """
@@ -27,8 +28,9 @@ from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.constrain import Constraints, Pin
-from fxshard.planning_graph import PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
-from fxshard.redistribution import Price, Table, bytes_price, table
+from fxshard.passes.groups import Group, groups, handed_over, joint_specs
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
+from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import PlacementProblem, Transfer
 
@@ -96,8 +98,11 @@ class _Builder:
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
         graded = {o.name for o in self.graph.outputs if o.kind == "gradient"}
         parameters = {i.node: i.name in graded for i in self.graph.inputs if i.kind == "parameter"}
+        together = {node: group for group in groups(self.graph, self._free) for node in group.nodes}
         for node in planned_nodes(self.graph):
-            if node.op != "output":
+            if node in together and node.name not in self.node_vars:
+                self._group(together[node])
+            elif node.op != "output" and node.name not in self.node_vars:
                 self._node(node, parameters)
         self._results()
         self._start_tangents()
@@ -133,15 +138,38 @@ class _Builder:
 
     def _node(self, node: fx.Node, parameters: Mapping[str, bool]) -> None:
         specs = self._admitted(node)
-        call = self.annotated.calls.get(node.name)
-        if call is None or self.objective == "communication":
-            costs = np.zeros(len(specs))
-        else:
-            costs = np.array(_compute_times(call, specs, self.mesh))
+        costs = self._computing(node, specs)
         usage = None
         if node.name in parameters:
             usage = np.array([parameter_bytes(node, s.outputs[0], self.mesh, parameters[node.name]) for s in specs], dtype=np.float64)
         self.node_vars[node.name] = (self._variable(node.name, costs, usage), specs)
+
+    def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
+        call = self.annotated.calls.get(node.name)
+        if call is None or self.objective == "communication":
+            return np.zeros(len(specs))
+        return np.array(_compute_times(call, specs, self.mesh))
+
+    def _free(self, node: fx.Node) -> bool:
+        """Whether nobody said anything about a node."""
+        return not _pins(node, self.constraints) and node.name not in self.constraints.specs
+
+    def _group(self, group: Group) -> None:
+        """One variable for all nodes of a group: what they compute, and what is reduced between them."""
+        specs = self.annotated.specs
+        states = np.array(joint_specs(group, specs))
+        costs = np.zeros(len(states))
+        for column, node in zip(states.T, group.nodes, strict=True):
+            costs += self._computing(node, specs[node.name])[column]
+        for state, row in enumerate(states):
+            chosen = [specs[node.name][k] for node, k in zip(group.nodes, row, strict=True)]
+            for member, output, want in handed_over(group, chosen):
+                value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
+                assert value is not None and have is not None
+                costs[state] += path_price(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
+        var = self._variable(group.nodes[-1].name, costs)
+        for column, node in zip(states.T, group.nodes, strict=True):
+            self.node_vars[node.name] = (var, tuple(specs[node.name][k] for k in column))
 
     def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
         """The node's specs that its pins and the plan admit."""
@@ -219,7 +247,8 @@ class _Builder:
         layouts = tuple(dict.fromkeys([*have, *(layout for r in others for layout in r.layouts)]))
         number = {layout: k for k, layout in enumerate(layouts)}
         prices = _prices(self._table(node, layouts), layouts)
-        wants = tuple((r.var, np.array([number[x] for x in r.layouts])) for r in others)
+        alike = {(r.var, r.layouts): (r.var, np.array([number[x] for x in r.layouts])) for r in others}
+        wants = tuple(alike.values())
         if wants:
             self.transfers.append(Transfer(var, np.array([number[h] for h in have]), wants, prices))
 

@@ -1,0 +1,153 @@
+"""Parts that are decided together: an operator traced in pieces is one variable of the problem, as if it were one node.
+
+Its pieces read what comes from outside in one layout each, and hand values to each other as they are, or reduced where
+they are pending. The solver then sees no short cycles (x is read by a norm's sum, its spread and what applies them), on
+which its bounds would be loose; the plan still lists every piece with its own spec and every collective between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import fx
+from torch.distributed.tensor import Partial, Replicate
+
+from fxshard.layout import Layout
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
+from fxshard.sharding_plan import OpSpec
+
+
+@dataclass(frozen=True)
+class Family:
+    """Operators whose nodes are one group where they feed each other; ``feeders`` take part where nobody else reads them.
+
+    ``siblings``: also where they read the same value first.
+    """
+
+    members: frozenset[str]
+    feeders: frozenset[str] = frozenset()
+    siblings: bool = False
+
+
+def _family(members: str, feeders: str = "", siblings: bool = False) -> Family:
+    return Family(frozenset(f"fxshard.{m}.default" for m in members.split()), frozenset(feeders.split()), siblings)
+
+
+FAMILIES = (
+    _family("row_sum row_mean row_spread row_rstd row_normalise"),
+    _family("row_norm_sums row_norm_backward row_norm_weight", siblings=True),
+    _family("channel_sum channel_spread batch_statistics running_statistics normalise"),
+    _family("sum_exp softmax", "aten.amax.default"),
+    _family("sum_product softmax_backward"),
+)
+
+Source = tuple[int, int, bool]
+"""(member, output, whether only members read it), or (-1, which value from outside, False)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes in graph order; ``sources`` says of each what its operands are."""
+
+    nodes: tuple[fx.Node, ...]
+    sources: tuple[tuple[Source, ...], ...]
+
+
+def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group, ...]:
+    """The groups of a graph whose nodes are all ``free`` to be decided together, in graph order."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    nodes = planned_nodes(graph)
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        for operand in operands(node):
+            readers.setdefault(producer(operand)[0], []).append(node)
+    for family in FAMILIES:
+        inside = {n for n in nodes if _op(n) in family.members}
+        inside |= {n for n in nodes if _op(n) in family.feeders and n in readers and all(r in inside for r in readers[n])}
+        first: dict[fx.Node, fx.Node] = {}
+        for node in nodes:
+            if node in inside:
+                _join(found, node, [s for s, _ in map(producer, operands(node)) if s in inside])
+                if family.siblings:
+                    _join(found, node, [first.setdefault(operands(node)[0], node)])
+    parts = {id(part): part for part in found.values() if len(part) > 1 and all(map(free, part))}
+    order = {node: k for k, node in enumerate(nodes)}
+    return tuple(_group(sorted(part, key=order.__getitem__), readers) for part in parts.values())
+
+
+def joint_specs(group: Group, specs: Mapping[str, tuple[OpSpec, ...]]) -> tuple[tuple[int, ...], ...]:
+    """What the nodes of a group may do together, each as (index of its spec) per node; all first specs come first."""
+    return _joint(group.sources, tuple(specs[n.name] for n in group.nodes))
+
+
+def handed_over(group: Group, chosen: Sequence[OpSpec]) -> set[tuple[int, int, Layout]]:
+    """(member, output, layout) of every value that changes its layout on the way to another member."""
+    moves = set()
+    for spec, sources in zip(chosen, group.sources, strict=True):
+        for want, (member, output, _) in zip(spec.inputs, sources, strict=True):
+            if member >= 0 and chosen[member].outputs[output] != want:
+                moves.add((member, output, want))
+    return moves
+
+
+@lru_cache(maxsize=256)
+def _joint(sources: tuple[tuple[Source, ...], ...], specs: tuple[tuple[OpSpec, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    states: list[tuple[tuple[int, ...], dict[int, Layout]]] = [((), {})]
+    for member, options in enumerate(specs):
+        states = [
+            ((*chosen, k), seen)
+            for chosen, before in states
+            for k, spec in enumerate(options)
+            if (seen := _agreed(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
+        ]
+    return tuple(chosen for chosen, _ in states)
+
+
+def _agreed(spec: OpSpec, sources: Sequence[Source], chosen: Sequence[OpSpec], seen: dict[int, Layout]) -> dict[int, Layout] | None:
+    """Layouts of the values from outside once this node reads them too, None where it does not go with those before."""
+    seen = dict(seen)
+    for want, (member, output, inner) in zip(spec.inputs, sources, strict=True):
+        if member < 0:
+            if seen.setdefault(output, want) != want:
+                return None
+        elif not _passes(chosen[member].outputs[output], want, inner):
+            return None
+    return seen
+
+
+def _passes(have: Layout | None, want: Layout, inner: bool) -> bool:
+    """As it is, or reduced: that only where no reader outside might reduce it too, which would be paid twice."""
+    if have is None or have == want:
+        return have == want
+    return inner and all(a == b or (isinstance(a, Partial) and isinstance(b, Replicate)) for a, b in zip(have, want, strict=True))
+
+
+def _join(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:
+    """Put a node into the part of those that feed it, which become one."""
+    part = found.setdefault(node, [node])
+    for other in others:
+        theirs = found[other]
+        if theirs is not part:
+            part += theirs
+            found |= dict.fromkeys(theirs, part)
+
+
+def _group(nodes: list[fx.Node], readers: Mapping[fx.Node, list[fx.Node]]) -> Group:
+    outside: dict[str, int] = {}
+    sources = []
+    for node in nodes:
+        row: list[Source] = []
+        for operand in operands(node):
+            source, output = producer(operand)
+            if source in nodes:
+                row.append((nodes.index(source), output, all(r in nodes for r in readers[source])))
+            else:
+                row.append((-1, outside.setdefault(operand.name, len(outside)), False))
+        sources.append(tuple(row))
+    return Group(tuple(nodes), tuple(sources))
+
+
+def _op(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else node.op
