@@ -23,8 +23,11 @@ Offer = Callable[[IntArray, float], float]
 MAX_PAIRS = 120
 SECANT_STEPS = 12
 SUBGRADIENT_STEPS = 150
-DECODE_EVERY = 4
-"""Pairs of sweeps between two attempts to read off a plan."""
+DIVES = 24
+"""Nodes that are held, one after the other, in the search for a better plan."""
+
+DIVE_PAIRS = 2
+"""Pairs of sweeps after each."""
 
 STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
@@ -69,16 +72,42 @@ class Ascent:
         for _ in range(pairs):
             for direction in (0, 1):
                 bound = self._sweep(direction)
-            history.append(bound)
-            last = self.done or len(history) == pairs or self._stalled(history, cost)
-            if last or len(history) % DECODE_EVERY == 1:
-                plan = self.sweeper.decode(0)
+                plan = self.sweeper.decode(1 - direction)
                 if plan is not None and (priced := self._priced(plan)) < cost:
                     best, cost = plan, priced
                     self._try(plan)
-            if last or self.done:
+            history.append(bound)
+            if self.done or self._stalled(history, cost):
                 break
         return best
+
+    def dive(self) -> None:
+        """Look for better plans where plans of equal cost are mixed (mirror images on a mesh of equal axes, say).
+
+        The nodes with most links are held at what is decoded for them, one after the other, and messages passed on from
+        there; afterwards all is as it was before.
+        """
+        sweeper = self.sweeper
+        saved = [array.copy() for array in (*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta)]
+        theta = sweeper.theta.copy()
+        plan = sweeper.decode(0)
+        for node in np.argsort(-sweeper.chains, kind="stable")[:DIVES]:
+            if plan is None or self.budget.spent:
+                break
+            states = slice(sweeper.offset[node], sweeper.offset[node + 1])
+            held = theta[states][plan[node]]
+            theta[states] += max(1.0, np.ceil(self.cutoff - self.bound))
+            theta[states][plan[node]] = held
+            sweeper.set_costs(theta)
+            for _ in range(DIVE_PAIRS):
+                for direction in (0, 1):
+                    sweeper.sweep(direction)
+                    self.budget.charge(sweeper.entries)
+            plan = sweeper.decode(0)
+            if plan is not None:
+                self._try(plan)
+        for array, before in zip((*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta), saved, strict=True):
+            array[:] = before
 
     def _sweep(self, direction: int) -> float:
         bound = self.sweeper.sweep(direction) - self._allowance

@@ -52,6 +52,8 @@ class Relaxation:
         """Raise the bound, and find plans on the way."""
         self._ascent.run()
         self.prove(self._ascent.bound)
+        if self.bound < self.cutoff and np.isfinite(self.value):
+            self._ascent.dive()
 
     def below(self, target: float) -> tuple[Model, Undo]:
         """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
