@@ -1,0 +1,81 @@
+"""Parts of one operator are decided together: which nodes, that nothing is lost by it, and that their plans are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard
+from fxshard.mesh import Mesh
+from fxshard.passes import groups as groups_module
+from fxshard.passes.annotate import annotate
+from fxshard.passes.groups import groups, joint_specs
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import planned_nodes
+
+
+class Normed(nn.Module):
+    """Two norms around a matmul, and a softmax."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.before, self.after, self.linear = nn.LayerNorm(dim), nn.LayerNorm(dim), nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.linear(self.before(x))).softmax(-1)
+
+
+def example(*shape: int) -> tuple[Any, ...]:
+    return (torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),)
+
+
+def test_groups_of_a_norm_and_a_softmax() -> None:
+    graph = trace(Normed().double(), example(4, 8), train=True)
+    found = [[str(n.target).split(".")[1] for n in group.nodes] for group in groups(graph, lambda node: True)]
+    norm = ["row_sum", "row_spread", "row_rstd", "row_mean", "row_normalise"]
+    weights = ["row_norm_weight", "row_norm_weight"]
+    backward = [weights, ["row_norm_sums", "row_norm_backward", *weights], ["sum_product", "softmax_backward"]]
+    assert sorted(found) == sorted([norm, norm, ["amax", "sum_exp", "softmax"], *backward]), "x itself has no gradient"
+
+
+def test_what_the_user_speaks_of_stays_apart() -> None:
+    graph = trace(Normed().double(), example(4, 8), train=False)
+    spoken = next(n for n in planned_nodes(graph) if "row_rstd" in str(n.target))
+    assert all(spoken not in group.nodes for group in groups(graph, lambda node: node is not spoken))
+
+
+def test_joint_specs_agree_and_begin_with_whole_ones() -> None:
+    graph = trace(Normed().double(), example(4, 8), train=True)
+    annotated = annotate(graph, Mesh({"tp": 2}))
+    for group in groups(graph, lambda node: True):
+        states = joint_specs(group, annotated.specs)
+        assert states[0] == (0,) * len(group.nodes) and len(set(states)) == len(states)
+        cut = [annotated.specs[n.name][k].outputs[0] for n, k in zip(group.nodes, states[-1], strict=True)]
+        assert not all(layout is None or layout.is_replicated for layout in cut)
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 2}])
+@pytest.mark.parametrize("objective", ["time", "communication"])
+def test_nothing_is_lost(mesh: dict[str, int], objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimum is that of the same problem with a variable per node."""
+
+    def objective_of() -> float:
+        plan = fxshard.plan(Normed().double(), example(4, 8), Mesh(mesh, hardware="cpu"), input_layouts="S(1)" + "R" * (len(mesh) - 1))
+        assert plan.certificate.gap == 0
+        return plan.objective
+
+    together = objective_of()
+    monkeypatch.setattr(groups_module, "FAMILIES", ())
+    assert together == pytest.approx(objective_of(), rel=1e-9)
+
+
+def test_a_norm_over_a_cut_dim_reduces_statistics_only() -> None:
+    """Forward and backward: a sum, a spread, two sums in the backward; x itself is never moved."""
+    model, (x,) = nn.LayerNorm(6).double(), example(4, 6)
+    ends = {"input_layouts": "S(1)", "output_layouts": "S(1)", "pins": {"weight": "S(0)", "bias": "S(0)"}}
+    plan = fxshard.plan(model, (x.requires_grad_(),), Mesh({"tp": 3}), objective="communication", **ends)
+    assert [c.kind for c in plan.collectives] == ["all_reduce"] * 3
+    assert sorted(c.buffer for c in plan.collectives) == [(2, 4, 1), (4, 1), (4, 1)]
