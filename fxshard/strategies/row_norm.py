@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fxshard.call import Call
+from fxshard.call import Call, Operand
 from fxshard.strategies.dims import named
-from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.factors import SUMS, Factors, Rule, factors, linear_groups
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register, unchanged
 
@@ -35,6 +36,13 @@ def aligned(*groups: Sequence[int]) -> Rule:
     return rule
 
 
+def normalise(call: Call) -> Factors:
+    """(x - mean) rstd weight + bias: affine in weight and bias, of which a mean of the bias alone is one of the result."""
+    given = isinstance(call.arg(3), Operand)
+    affine = linear_groups(call, [(3, 4)], SUMS if given else ("avg",))
+    return replace(aligned((0, 1, 4))(call), linear=(*affine, *linear_groups(call, [(0, 1, 4)])))
+
+
 def weight_sum(call: Call) -> Factors:
     """(grad, x, mean, rstd, dims) -> the sum over dims, without them."""
     names = named(call.operands[0].ndim)
@@ -56,7 +64,7 @@ register("fxshard.row_sum.default", aligned((0,)))
 register("fxshard.row_mean.default", aligned((0,)))
 register("fxshard.row_spread.default", aligned(), local=local_spread)
 register("fxshard.row_rstd.default", aligned())
-register("fxshard.row_normalise.default", aligned((3, 4), (0, 1, 4)))
+register("fxshard.row_normalise.default", normalise)
 register("fxshard.row_norm_sums.default", aligned((0,), (4,)))
 register("fxshard.row_norm_backward.default", aligned((0, 5)))
 register("fxshard.row_norm_weight.default", weight_sum)

@@ -29,9 +29,8 @@ def test_sums_of_shards_are_pending() -> None:
     assert {"S(1), S(1), S(1), S(1), R -> S(2)", "S(2), S(2), R, R, S(0) -> P", "P, R, R, R, R -> P"} <= specs
 
 
-@pytest.mark.parametrize("affine", [True, False])
-def test_statistics_are_applied_to_shards(affine: bool) -> None:
-    weight, bias = (WEIGHT, BIAS) if affine else (None, None)
+@pytest.mark.parametrize("weight, bias", [(WEIGHT, BIAS), (WEIGHT, None), (None, BIAS), (None, None)])
+def test_statistics_are_applied_to_shards(weight: Any, bias: Any) -> None:
     specs = check("fxshard.row_normalise.default", X, MEAN, RSTD, weight, bias)
     assert {s.split(",")[0] for s in specs if "P" not in s} == {"R", "S(0)", "S(1)", "S(2)"}
     sums = own.row_norm_sums(X * 2, X, MEAN, RSTD, weight, DIMS)
