@@ -98,7 +98,7 @@ class _Builder:
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
         graded = {o.name for o in self.graph.outputs if o.kind == "gradient"}
         parameters = {i.node: i.name in graded for i in self.graph.inputs if i.kind == "parameter"}
-        together = {node: group for group in groups(self.graph, self._free) for node in group.nodes}
+        together = {n: g for g in groups(self.graph, self._free) if joint_specs(g, self.annotated.specs) for n in g.nodes}
         for node in planned_nodes(self.graph):
             if node in together and node.name not in self.node_vars:
                 self._group(together[node])

@@ -21,27 +21,33 @@ from fxshard.sharding_plan import OpSpec
 
 @dataclass(frozen=True)
 class Family:
-    """Operators whose nodes are one group where they feed each other; ``feeders`` take part where nobody else reads them.
+    """Operators whose nodes are one group where they feed each other, up to a ``final`` one.
 
-    ``siblings``: also where they read the same value first.
+    ``feeders`` take part where nobody else reads them. ``siblings``: nodes that read the same values first are a group too.
     """
 
     members: frozenset[str]
+    final: str
     feeders: frozenset[str] = frozenset()
     siblings: bool = False
 
 
 def _family(members: str, feeders: str = "", siblings: bool = False) -> Family:
-    return Family(frozenset(f"fxshard.{m}.default" for m in members.split()), frozenset(feeders.split()), siblings)
+    """The last member is final."""
+    names = [f"fxshard.{m}.default" for m in members.split()]
+    return Family(frozenset(names), names[-1], frozenset(feeders.split()), siblings)
 
 
 FAMILIES = (
     _family("row_sum row_mean row_spread row_rstd row_normalise"),
-    _family("row_norm_sums row_norm_backward row_norm_weight", siblings=True),
+    _family("row_norm_sums row_norm_weight row_norm_backward", siblings=True),
     _family("channel_sum channel_spread batch_statistics running_statistics normalise"),
     _family("sum_exp softmax", "aten.amax.default"),
     _family("sum_product softmax_backward"),
 )
+
+MAX_STATES = 2_000
+"""What the nodes of a group may do together at most; where it would be more they stay apart."""
 
 Source = tuple[int, int, bool]
 """(member, output, whether only members read it), or (-1, which value from outside, False)."""
@@ -66,30 +72,30 @@ def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group
     for family in FAMILIES:
         inside = {n for n in nodes if _op(n) in family.members}
         inside |= {n for n in nodes if _op(n) in family.feeders and n in readers and all(r in inside for r in readers[n])}
-        first: dict[fx.Node, fx.Node] = {}
+        first: dict[tuple[fx.Node, ...], fx.Node] = {}
         for node in nodes:
             if node in inside:
-                _join(found, node, [s for s, _ in map(producer, operands(node)) if s in inside])
+                _join(found, node, [s for s, _ in map(producer, operands(node)) if s in inside and _op(s) != family.final])
                 if family.siblings:
-                    _join(found, node, [first.setdefault(operands(node)[0], node)])
+                    _join(found, node, [_sibling(node, first)])
     parts = {id(part): part for part in found.values() if len(part) > 1 and all(map(free, part))}
     order = {node: k for k, node in enumerate(nodes)}
     return tuple(_group(sorted(part, key=order.__getitem__), readers) for part in parts.values())
 
 
 def joint_specs(group: Group, specs: Mapping[str, tuple[OpSpec, ...]]) -> tuple[tuple[int, ...], ...]:
-    """What the nodes of a group may do together, each as (index of its spec) per node; all first specs come first."""
+    """What the nodes of a group may do together, each as (index of its spec) per node; all first specs come first, none where too many."""
     return _joint(group.sources, tuple(specs[n.name] for n in group.nodes))
 
 
-def handed_over(group: Group, chosen: Sequence[OpSpec]) -> set[tuple[int, int, Layout]]:
-    """(member, output, layout) of every value that changes its layout on the way to another member."""
-    moves = set()
+def handed_over(group: Group, chosen: Sequence[OpSpec]) -> list[tuple[int, int, Layout]]:
+    """(member, output, layout) of every value that changes its layout on the way to another member, each once, in order."""
+    moves: dict[tuple[int, int, Layout], None] = {}
     for spec, sources in zip(chosen, group.sources, strict=True):
         for want, (member, output, _) in zip(spec.inputs, sources, strict=True):
             if member >= 0 and chosen[member].outputs[output] != want:
-                moves.add((member, output, want))
-    return moves
+                moves[member, output, want] = None
+    return list(moves)
 
 
 @lru_cache(maxsize=256)
@@ -102,6 +108,8 @@ def _joint(sources: tuple[tuple[Source, ...], ...], specs: tuple[tuple[OpSpec, .
             for k, spec in enumerate(options)
             if (seen := _agreed(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
         ]
+        if len(states) > MAX_STATES:
+            return ()
     return tuple(chosen for chosen, _ in states)
 
 
@@ -122,6 +130,14 @@ def _passes(have: Layout | None, want: Layout, inner: bool) -> bool:
     if have is None or have == want:
         return have == want
     return inner and all(a == b or (isinstance(a, Partial) and isinstance(b, Replicate)) for a, b in zip(have, want, strict=True))
+
+
+def _sibling(node: fx.Node, first: dict[tuple[fx.Node, ...], fx.Node]) -> fx.Node:
+    """The first node that reads the same gradient and value; a sum of the gradient alone (a bias) goes with the first that reads it."""
+    values = tuple(operands(node)[:2])
+    other = first.setdefault(values, first.get(values, node))
+    first.setdefault(values[:1], node)
+    return other
 
 
 def _join(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fxshard._torch_compat import free_unbacked_symbols
+
 aten = torch.ops.aten
 
 
@@ -44,7 +46,7 @@ def _batch_norm_backward(
 
 
 def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    if not x.numel():
+    if _empty(x):
         return NotImplemented
     return _normalised(x, weight, bias, _last(x, len(shape)), eps)
 
@@ -52,13 +54,13 @@ def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
 def _layer_norm_backward(
     grad: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> Any:
-    if not x.numel():
+    if _empty(x):
         return NotImplemented
     return _gradients(grad, x, mean, rstd, weight, bias, _last(x, len(shape)), mask)
 
 
 def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space: int, groups: int, eps: float) -> Any:
-    if not x.numel():
+    if _empty(x):
         return NotImplemented
     rows = _grouped(x, groups)
     dims = list(range(2, rows.dim()))
@@ -69,13 +71,13 @@ def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space
 def _group_norm_backward(
     grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, channels: int, space: int, groups: int, mask: Sequence[bool]
 ) -> Any:
-    if not x.numel():
+    if _empty(x):
         return NotImplemented
     rows = _grouped(x, groups)
     mean, rstd = (v.view(batch, groups, *[1] * (rows.dim() - 2)) for v in (mean, rstd))
     dims, others = list(range(2, rows.dim())), (0, *range(3, rows.dim()))
     vector = _over_groups(weight, x, groups)
-    to_x, *to_vectors = _gradients(_grouped(grad, groups), rows, mean, rstd, vector, None, dims, mask, others)
+    to_x, *to_vectors = _gradients(_grouped(grad, groups), rows, mean, rstd, vector, vector, dims, mask, others)
     dtype = x.dtype if weight is None else weight.dtype
     return None if to_x is None else to_x.view(x.shape), *(None if v is None else v.view(channels).to(dtype) for v in to_vectors)
 
@@ -112,6 +114,11 @@ def _gradients(
     if mask[2]:
         to_bias = own.row_norm_weight(grad, None, None, None, over).to(x.dtype if bias is None else bias.dtype)
     return to_x, to_weight, to_bias
+
+
+def _empty(x: Any) -> bool:
+    """Whether there is nothing to normalise, or it takes running to tell (such sizes stay with torch's own operator)."""
+    return bool(free_unbacked_symbols(tuple(x.shape))) or not x.numel()
 
 
 def _last(x: Any, count: int) -> list[int]:

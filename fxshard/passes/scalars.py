@@ -1,7 +1,8 @@
 """Numbers that a model takes out of tensors and computes with (``x / count.item()``) stay tensors of no dims, which ranks can run.
 
 Done for sums, products and quotients of numbers, and of a tensor with one; a number read otherwise (as a size) stays a number.
-A quotient of numbers by zero is infinite then, where Python raises ZeroDivisionError.
+A quotient of numbers by zero is infinite then, where Python raises ZeroDivisionError, and sums of whole numbers and their
+products with a literal wrap around at 2^63, where Python's have no end (a product of two that are read stays a number).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Numbers:
             self.known[node] = self._cast(self._call(node, aten.reshape.default, node.args[0], []), dtype)
         elif node.target is torch.sym_float and node.args[0] in self.known:
             self.known[node] = self._cast(self.known[node.args[0]], torch.float64)
-        elif node.target in OF_NUMBERS and dtype is not None and self._all_known(node.args):
+        elif node.target in OF_NUMBERS and dtype is not None and self._all_known(node.args) and not _may_wrap(node, dtype):
             operands = [self._operand(node, a, dtype) for a in node.args]
             self.known[node] = self._call(node, OF_NUMBERS[node.target], *operands)
         elif node.target is aten.scalar_tensor.default and node.args[0] in self.known:
@@ -86,3 +87,8 @@ class _Numbers:
             value = target(*given, **kwargs)
         call.meta = {**{k: v for k, v in origin.meta.items() if k != "unbacked_bindings"}, "val": value}
         return call
+
+
+def _may_wrap(node: fx.Node, dtype: torch.dtype) -> bool:
+    """A product of whole numbers that are both read stays a number: it has no end, and that of tensors wraps around at 2^63."""
+    return node.target is operator.mul and dtype == torch.int64 and all(isinstance(a, fx.Node) for a in node.args)

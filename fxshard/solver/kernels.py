@@ -87,7 +87,7 @@ def sweep(
                     for b in range(columns):
                         cell = table + a * columns + b
                         own = given[a] - message[b] if direction == 0 else given[b] - message[a]
-                        slack[cell] = values[cell] + own
+                        slack[cell] = values[cell] + own if values[cell] < np.inf else np.inf
             least = np.inf
             for k in range(receivers):
                 least = min(least, message[k])

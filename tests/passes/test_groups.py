@@ -62,8 +62,10 @@ def test_joint_specs_agree_and_begin_with_whole_ones() -> None:
 def test_nothing_is_lost(mesh: dict[str, int], objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimum is that of the same problem with a variable per node."""
 
+    settings: dict[str, Any] = {"input_layouts": "S(1)" + "R" * (len(mesh) - 1), "objective": objective}
+
     def objective_of() -> float:
-        plan = fxshard.plan(Normed().double(), example(4, 8), Mesh(mesh, hardware="cpu"), input_layouts="S(1)" + "R" * (len(mesh) - 1))
+        plan = fxshard.plan(Normed().double(), example(4, 8), Mesh(mesh, hardware="cpu"), **settings)
         assert plan.certificate.gap == 0
         return plan.objective
 
@@ -79,3 +81,32 @@ def test_a_norm_over_a_cut_dim_reduces_statistics_only() -> None:
     plan = fxshard.plan(model, (x.requires_grad_(),), Mesh({"tp": 3}), objective="communication", **ends)
     assert [c.kind for c in plan.collectives] == ["all_reduce"] * 3
     assert sorted(c.buffer for c in plan.collectives) == [(2, 4, 1), (4, 1), (4, 1)]
+
+
+def test_norms_that_feed_each_other_are_decided_apart() -> None:
+    """Forward and backward: together, what two of them may do is multiplied."""
+    graph = trace(nn.Sequential(*(nn.LayerNorm(8) for _ in range(4))).double(), example(4, 8), train=True)
+    assert sorted(len(g.nodes) for g in groups(graph, lambda node: True)) == [2, 4, 4, 4, 5, 5, 5, 5]
+
+
+def test_norms_with_one_gradient_are_decided_apart() -> None:
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(self.c(x)) + self.b(x.sin() * self.c.weight.sum())
+
+    graph = trace(Parallel().double(), example(4, 8), train=True)
+    for group in groups(graph, lambda node: True):
+        assert sum("row_norm_backward" in str(n.target) for n in group.nodes) <= 1
+
+
+def test_too_many_states_leave_a_group_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    annotated = annotate(trace(Normed().double(), example(4, 8), train=False), Mesh({"tp": 2}))
+    group = groups(annotated.graph, lambda node: True)[0]
+    groups_module._joint.cache_clear()
+    monkeypatch.setattr(groups_module, "MAX_STATES", 2)
+    assert joint_specs(group, annotated.specs) == ()
+    groups_module._joint.cache_clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fxshard
@@ -43,6 +44,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "masked_select": lambda x: x[x > 0] * 2,
     "larger mask": lambda x: torch.masked_select(x[0], x > 0),
     "unique": lambda x: torch.unique(x.round()),
+    "norm of some rows": lambda x: F.layer_norm(x[x.sum(-1) > 0], (6,)),
+    "group norm of some rows": lambda x: F.group_norm(x[x.sum(-1) > 0], 3),
     "sum of some": lambda x: x[x > 0].sum() + x.sum(),
     "number": lambda x: (x + 1, x.sum().item()),
     "whole number": lambda x: int(x.argmax().item()),

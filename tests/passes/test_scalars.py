@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import fxshard
+from fxshard.mesh import Mesh
 from fxshard.planning_graph import at_run_time
 from tests.passes.tracing import Function, check_eager, real, targets
 
@@ -49,3 +52,14 @@ def test_other_numbers_stay(name: str) -> None:
     graph, result = check_eager(Function(NUMBERS[name]), real(3, 5), plans=2)
     assert NUMBER in targets(graph)
     assert result.outputs[1].dtype == NUMBERS[name](None, real(3, 5))[1].dtype
+
+
+def test_a_product_of_whole_numbers_has_no_end() -> None:
+    class Square(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n = x.sum().item()
+            return x.double() * ((n * n) / 1)
+
+    x = torch.tensor([2**31, 2**30])
+    got = fxshard.simulate(Square(), (x,), mesh=Mesh({"tp": 2})).outputs
+    torch.testing.assert_close(got, Square()(x), rtol=1e-12, atol=0)

@@ -64,7 +64,7 @@ def test_the_parts_are_torchs_norms(affine: bool, scale: float, offset: float) -
         torch.testing.assert_close(_in_parts(call, leaves, tangent), (want, *gradients), rtol=1e-9, atol=1e-9 / scale)
 
 
-def _in_parts(call: Any, leaves: list[torch.Tensor], tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _in_parts(call: Any, leaves: list[Any], tangent: torch.Tensor, wanted: list[Any] | None = None) -> tuple[torch.Tensor, ...]:
     """The same call under the planning decompositions, which are all of its norms."""
     parts = 0
 
@@ -77,7 +77,7 @@ def _in_parts(call: Any, leaves: list[torch.Tensor], tangent: torch.Tensor) -> t
 
     with Parts():
         out = call(*leaves)
-        gradients = torch.autograd.grad(out, leaves, tangent)
+        gradients = torch.autograd.grad(out, wanted or leaves, tangent)
     assert parts >= 7
     return (out, *gradients)
 
@@ -92,3 +92,17 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 def test_what_is_empty_is_left_to_torch() -> None:
     assert NORMS[aten.native_layer_norm.default](real(3, 0), [0], None, None, 1e-5) is NotImplemented
+
+
+@pytest.mark.parametrize("call", [lambda x, w, b: F.layer_norm(x, (6,), w, b), lambda x, w, b: F.group_norm(x.transpose(1, 2), 2, w, b)])
+def test_half_precision_with_wide_weights(call: Any) -> None:
+    """Gradients of float32 weights are not rounded to bfloat16 on the way."""
+    x = real(8, 33, 6).to(torch.bfloat16)
+    weight, bias = positive(6).float().requires_grad_(), real(6).float().requires_grad_()
+    tangent = real(*call(x, weight, bias).shape).to(torch.bfloat16)
+    exact = [t.double().detach().requires_grad_() for t in (weight, bias)]
+    want = torch.autograd.grad(call(x.double(), *exact), exact, tangent.double())
+    _, *have = _in_parts(call, [x, weight, bias], tangent, [weight, bias])
+    for gradient, truth in zip(have, want, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.double(), truth, rtol=1e-5, atol=1e-4)
