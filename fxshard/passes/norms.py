@@ -1,6 +1,6 @@
 """Normalisations as they are traced: statistics are sums, which shards of the dims normalised leave pending.
 
-What normalises nothing (an empty tensor) is left to torch.
+What has nothing to cut over the dims normalised (they hold one element, or the tensor none) is left to torch.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ def _batch_norm_backward(
 
 
 def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    if _empty(x):
+    dims = _last(x, len(shape))
+    if _nothing_to_cut(x, _count(x, dims)):
         return NotImplemented
-    return _normalised(x, weight, bias, _last(x, len(shape)), eps)
+    return _normalised(x, weight, bias, dims, eps)
 
 
 def _layer_norm_backward(
     grad: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> Any:
-    if _empty(x):
+    dims = _last(x, len(shape))
+    if _nothing_to_cut(x, _count(x, dims)):
         return NotImplemented
-    return _gradients(grad, x, mean, rstd, weight, bias, _last(x, len(shape)), mask)
+    return _gradients(grad, x, mean, rstd, weight, bias, dims, mask)
 
 
 def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space: int, groups: int, eps: float) -> Any:
-    if _empty(x):
+    if _nothing_to_cut(x, channels * space // groups):
         return NotImplemented
     rows = _grouped(x, groups)
     dims = list(range(2, rows.dim()))
@@ -71,7 +73,7 @@ def _group_norm(x: Any, weight: Any, bias: Any, batch: int, channels: int, space
 def _group_norm_backward(
     grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, channels: int, space: int, groups: int, mask: Sequence[bool]
 ) -> Any:
-    if _empty(x):
+    if _nothing_to_cut(x, channels * space // groups):
         return NotImplemented
     rows = _grouped(x, groups)
     mean, rstd = (v.view(batch, groups, *[1] * (rows.dim() - 2)) for v in (mean, rstd))
@@ -116,9 +118,9 @@ def _gradients(
     return to_x, to_weight, to_bias
 
 
-def _empty(x: Any) -> bool:
-    """Whether there is nothing to normalise, or it takes running to tell (such sizes stay with torch's own operator)."""
-    return bool(free_unbacked_symbols(tuple(x.shape))) or not x.numel()
+def _nothing_to_cut(x: Any, count: Any) -> bool:
+    """Whether no row (``count`` elements) can be cut, or it takes running to tell (such sizes stay with torch's own operator)."""
+    return bool(free_unbacked_symbols(tuple(x.shape))) or count <= 1 or not x.numel()
 
 
 def _last(x: Any, count: int) -> list[int]:
