@@ -2,7 +2,8 @@
 
 With N elements normalised together: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b.
 Sums keep their dims, with size 1; weights align with the last dims of x. Half precision is summed in float32, as torch's
-kernels do. (RMS norm is traced as the operators that torch makes of it.)
+kernels do, and mean and rstd stay in it; those that are given may be narrower. (RMS norm is traced as the operators that
+torch makes of it.)
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def row_norm_sums(
 
 @row_norm_sums.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, dims: list[int]) -> torch.Tensor:
-    return rstd.new_empty([2, *rstd.shape])
+    return rstd.new_empty([2, *rstd.shape], dtype=_dtype(rstd))
 
 
 @torch.library.custom_op("fxshard::row_norm_backward", mutates_args=())

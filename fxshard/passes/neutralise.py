@@ -21,6 +21,7 @@ import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, dropout
+from fxshard.passes.norms import STATISTICS
 from fxshard.passes.resample import interpolate
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -220,6 +221,7 @@ def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **DRAWS,
     **LOSSES,
+    **STATISTICS,
     F.linear: _linear,
     c_nn.linear: _linear,
     torch.matmul: _matmul,

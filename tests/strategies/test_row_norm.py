@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fxshard._torch_compat import FakeTensorMode
 from fxshard.passes.norms import NORMS
+from fxshard.passes.trace import trace
+from tests.passes.tracing import SQUARE, Function, simulated
 from tests.strategies.samples import positive, real
 from tests.strategies.shards import check, check_mesh
 
@@ -106,3 +109,42 @@ def test_half_precision_with_wide_weights(call: Any) -> None:
     for gradient, truth in zip(have, want, strict=True):
         assert gradient.dtype == torch.float32
         torch.testing.assert_close(gradient.double(), truth, rtol=1e-5, atol=1e-4)
+
+
+HALF, TANGENT = real(4, 6, 5).to(torch.bfloat16) * 2 + 3, real(5)
+STATISTICS: dict[str, Any] = {
+    "layer": lambda x, w: torch.native_layer_norm(x, (5,), None if w is None else w[:5], None, 1e-5),
+    "layer, by the operator": lambda x, w: aten.native_layer_norm.default(x, (5,), None if w is None else w[:5], None, 1e-5),
+    "group": lambda x, w: torch.native_group_norm(x, w, None, 4, 6, 5, 2, 1e-5),
+    "group, by the operator": lambda x, w: aten.native_group_norm(x, w, None, 4, 6, 5, 2, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("weight", [None, positive(6).to(torch.bfloat16), positive(6).float()])
+def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, weight: Any) -> None:
+    """On a CPU; what is computed from them too. The gradients read them in float32."""
+
+    def forward(_: Any, x: Any, w: Any) -> Any:
+        out, mean, rstd = STATISTICS[name](x, w)
+        return out * TANGENT.to(x.dtype), mean.detach(), rstd.detach(), mean.detach() * 3
+
+    model, args = Function(forward), (HALF.clone().requires_grad_(), weight)
+    graph = trace(model, args)
+    result = simulated(graph, SQUARE, model, args, plan=1)
+    for have, want in zip(result.outputs, model(*args), strict=True):
+        torch.testing.assert_close(have, want, rtol=2**-6, atol=2**-6)
+    exact = HALF.double().requires_grad_()
+    (want,) = torch.autograd.grad(forward(None, exact, weight if weight is None else weight.double())[0].sum(), exact)
+    torch.testing.assert_close(result.grads["args[0]"].double(), want, rtol=2**-7, atol=2**-7)
+    assert [n.args[3].meta["val"].dtype for n in graph.nodes if "row_norm_sums" in str(n.target)] == [torch.float32]
+
+
+def test_sums_with_narrow_statistics_are_wide() -> None:
+    """As a model's own backward gets them from torch."""
+    _, mean, rstd = aten.native_layer_norm(HALF, [5], None, None, 1e-5)
+    args = (HALF, HALF, mean, rstd, None, [2])
+    mode = FakeTensorMode()
+    with mode:
+        fake = own.row_norm_sums(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+    assert mean.dtype == torch.bfloat16 and own.row_norm_sums(*args).dtype == fake.dtype == torch.float32
