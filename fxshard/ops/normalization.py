@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from fxshard.ops.softmax import precise
+
 
 def wide(x: torch.Tensor) -> torch.Tensor:
     """Sums of half precision are taken in float32, as torch's kernels do."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.to(precise(x.dtype))
 
 
 def _over(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -152,4 +154,4 @@ def _(grad: Any, x: Any, weight: Any, mean: Any, rstd: Any, sums: Any, count: in
 
 
 def _channels(x: Any) -> Any:
-    return x.new_empty([x.shape[1]], dtype=wide(x.new_empty([])).dtype)
+    return x.new_empty([x.shape[1]], dtype=precise(x.dtype))

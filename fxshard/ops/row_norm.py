@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fxshard.ops.normalization import wide
+from fxshard.ops.softmax import precise
 
 Vector: TypeAlias = torch.Tensor | None
 
@@ -127,7 +128,7 @@ def row_norm_sums(
 
 @row_norm_sums.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, dims: list[int]) -> torch.Tensor:
-    return rstd.new_empty([2, *rstd.shape], dtype=_dtype(rstd))
+    return rstd.new_empty([2, *rstd.shape], dtype=precise(rstd.dtype))
 
 
 @torch.library.custom_op("fxshard::row_norm_backward", mutates_args=())
@@ -151,12 +152,8 @@ def row_norm_weight(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, d
 
 @row_norm_weight.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int]) -> torch.Tensor:
-    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=_dtype(grad))
+    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=precise(grad.dtype))
 
 
 def _rows(x: Any, dims: list[int]) -> Any:
-    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=_dtype(x))
-
-
-def _dtype(x: Any) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=precise(x.dtype))
