@@ -18,7 +18,7 @@ from fxshard.strategies.registry import register, unchanged
 def aligned(*groups: Sequence[int]) -> Rule:
     """All tensors align with the last dims of the largest, and what is of size 1 there has no factor.
 
-    A result of one dim more than that has its parts in front; one of fewer lacks the dims in the argument ``dims``.
+    A tensor of one dim more than that has its parts in front, which are not cut.
     ``groups``: positions of arguments that it is linear in together.
     """
 
