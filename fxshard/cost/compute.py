@@ -48,6 +48,8 @@ FUSED = {
     "fxshard.row_norm_weight.default": (0, 1),
 }
 """Arguments that another operator reads too, or of which it reads next to nothing: one kernel reads them once."""
+ALONE = {"fxshard.row_norm_weight.default": 5}
+"""Argument that says that no other operator reads them."""
 PARTS = {
     "fxshard.channel_sum.default",
     "fxshard.channel_spread.default",
@@ -67,7 +69,9 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
     metas = [*call.operands, *(m for m in call.outputs if m is not None)]
     shapes = [*inputs, *(s for s, m in zip(outputs, call.outputs, strict=True) if m is not None)]
-    read = {value.index for i in FUSED.get(call.op, ()) if isinstance(value := call.arg(i), Operand)}
+    alone = call.op in ALONE and call.arg(ALONE[call.op]) is True
+    fused = () if alone else FUSED.get(call.op, ())
+    read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
     moved = sum(math.prod(s) * m.dtype.itemsize for i, (s, m) in enumerate(zip(shapes, metas, strict=True)) if i not in read)
     itemsize = next((m.dtype.itemsize for m in metas if m.dtype.is_floating_point), 4)
     rate = mesh.hardware.flops.get(itemsize) or mesh.hardware.flops[4]

@@ -54,7 +54,7 @@ def backward_kernel(
     return ((_scaled(wide(grad), weight) - plain - (wide(x) - mean) * rstd * scaled) * rstd).to(x.dtype).contiguous()
 
 
-def weight_kernel(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int]) -> torch.Tensor:
+def weight_kernel(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
     own = wide(grad) if x is None else wide(grad) * (wide(x) - mean) * rstd
     return own.sum(dims) if dims else own.clone()
 
@@ -145,13 +145,16 @@ def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, sums: Any, count: in
 
 
 @torch.library.custom_op("fxshard::row_norm_weight", mutates_args=())
-def row_norm_weight(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int]) -> torch.Tensor:
-    """sum of grad (x - mean) rstd over dims, which are left out: the gradient of the weight; without x that of the bias."""
+def row_norm_weight(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
+    """sum of grad (x - mean) rstd over dims, which are left out: the gradient of the weight; without x that of the bias.
+
+    ``alone``: no other gradient of the norm reads these tensors, which its cost asks.
+    """
     return weight_kernel(grad, x, mean, rstd, dims)
 
 
 @row_norm_weight.register_fake
-def _(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int]) -> torch.Tensor:
+def _(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int], alone: bool = False) -> torch.Tensor:
     return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=precise(grad.dtype))
 
 

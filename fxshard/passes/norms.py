@@ -115,9 +115,9 @@ def _gradients(
         sums = own.row_norm_sums(grad, x, mean, rstd, weight, dims)
         to_x = own.row_norm_backward(grad, x, mean, rstd, weight, sums, _count(x, dims))
     if mask[1]:
-        to_weight = own.row_norm_weight(grad, x, mean, rstd, over).to(x.dtype if weight is None else weight.dtype)
+        to_weight = own.row_norm_weight(grad, x, mean, rstd, over, not mask[0]).to(x.dtype if weight is None else weight.dtype)
     if mask[2]:
-        to_bias = own.row_norm_weight(grad, None, None, None, over).to(x.dtype if bias is None else bias.dtype)
+        to_bias = own.row_norm_weight(grad, None, None, None, over, not any(mask[:2])).to(x.dtype if bias is None else bias.dtype)
     return to_x, to_weight, to_bias
 
 

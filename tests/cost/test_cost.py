@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxshard.call import Call, Operand, TensorMeta
+from fxshard.call import Call, Operand, TensorMeta, call_of
 from fxshard.cost import collective_time, compute_time, time_price
 from fxshard.layout import Layout
 from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
+from fxshard.passes.trace import trace
 from fxshard.redistribution import single_step, step_price
 from fxshard.sharding_plan import OpSpec
 
@@ -92,6 +93,21 @@ def test_batch_norm_in_parts_costs_what_it_reads_and_writes_once() -> None:
     spread = time_of(call("fxshard.channel_spread.default", [x, (128,)], (128,), 65536), mesh, "R R", "R")
     applied = time_of(call("fxshard.normalise.default", [x, *[(128,)] * 4], x), mesh, "R R R R R", "R")
     assert total + spread + applied == pytest.approx(4 * (2 * 64 * 128 * 32 * 32 + 4 * 128) / 1e11 * 1e6)
+
+
+WANTED = [((True, True, True), 3), ((False, True, True), 2), ((False, False, True), 1), ((True, False, False), 3)]
+
+
+@pytest.mark.parametrize(("wanted", "tensors"), WANTED)
+def test_gradients_of_a_norm_read_its_tensors_once(wanted: tuple[bool, bool, bool], tensors: int) -> None:
+    """Whichever of (x, weight, bias) are asked for: the gradient and x, as far as they are needed, and the result."""
+    mesh, norm = Mesh({"a": 2}, H), torch.nn.LayerNorm(64)
+    norm.weight.requires_grad_(wanted[1])
+    norm.bias.requires_grad_(wanted[2])
+    graph = trace(norm, (torch.randn(1000, 64, requires_grad=wanted[0]),))
+    calls = [call_of(n) for n in graph.nodes if "row_norm_" in str(n.target)]
+    total = sum(compute_time(c, OpSpec((L("R"),) * len(c.operands), (L("R"),)), mesh) for c in calls)
+    assert total == pytest.approx(4 * tensors * 1000 * 64 / 1e11 * 1e6, rel=0.1), "vectors are next to nothing"
 
 
 def test_backwards_count_the_products_of_the_forward_and_more() -> None:
