@@ -151,7 +151,7 @@ def _join(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.No
 
 
 def _group(nodes: list[fx.Node], readers: Mapping[fx.Node, list[fx.Node]]) -> Group:
-    outside: dict[str, int] = {}
+    outside: dict[tuple[fx.Node, int], int] = {}
     sources = []
     for node in nodes:
         row: list[Source] = []
@@ -160,7 +160,7 @@ def _group(nodes: list[fx.Node], readers: Mapping[fx.Node, list[fx.Node]]) -> Gr
             if source in nodes:
                 row.append((nodes.index(source), output, all(r in nodes for r in readers[source])))
             else:
-                row.append((-1, outside.setdefault(operand.name, len(outside)), False))
+                row.append((-1, outside.setdefault((source, output), len(outside)), False))
         sources.append(tuple(row))
     return Group(tuple(nodes), tuple(sources))
 

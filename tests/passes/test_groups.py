@@ -14,7 +14,7 @@ from fxshard.passes import groups as groups_module
 from fxshard.passes.annotate import annotate
 from fxshard.passes.groups import groups, joint_specs
 from fxshard.passes.trace import trace
-from fxshard.planning_graph import planned_nodes
+from fxshard.planning_graph import is_getitem, planned_nodes
 
 
 class Normed(nn.Module):
@@ -110,3 +110,24 @@ def test_too_many_states_leave_a_group_apart(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(groups_module, "MAX_STATES", 2)
     assert joint_specs(group, annotated.specs) == ()
     groups_module._joint.cache_clear()
+
+
+def test_a_value_with_two_names_is_one() -> None:
+    """Tracing picks each output of an operator once; who picks it twice reads the same value."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.split(2)[1])
+
+    graph = trace(Part().double(), example(4, 8), train=False)
+    picked = next(n for n in graph.nodes if is_getitem(n))
+    assert len([n for n in graph.nodes if is_getitem(n)]) == 1
+    before = groups(graph, lambda node: True)[0].sources
+    last = next(n for n in graph.nodes if "row_normalise" in str(n.target))
+    with graph.module.graph.inserting_before(last):
+        last.replace_input_with(picked, graph.module.graph.node_copy(picked))
+    assert groups(graph, lambda node: True)[0].sources == before
