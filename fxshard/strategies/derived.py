@@ -95,7 +95,9 @@ def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
 
 def _out_names(op: str) -> list[str]:
     """Arguments that are written into, in the order of the results."""
-    return [a.name for a in schema_of(_overload(op)).arguments if a.is_out]  # type: ignore[union-attr]  # an operator that was registered has a schema
+    schema = schema_of(_overload(op))
+    assert schema is not None, f"{op} got its rule by its schema"
+    return [a.name for a in schema.arguments if a.is_out]
 
 
 def _foreach(op: str, find: Find) -> Rule | None:
