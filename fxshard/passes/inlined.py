@@ -1,4 +1,8 @@
-"""torch functions that Dynamo does not capture as they are called, written as Python functions that it looks into."""
+"""torch functions that Dynamo does not capture as they are called, written as Python functions that it looks into.
+
+What they refuse is a NotImplementedError, not an FxshardError: Dynamo interprets the raise as a part of the model, and
+``trace_errors`` makes it a TraceError that names the user's line.
+"""
 
 from __future__ import annotations
 
