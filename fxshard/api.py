@@ -40,6 +40,7 @@ def plan(
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
+    The pieces of one norm or softmax are decided together: the certificate speaks of plans in which they read a value in one layout.
     Needs no process group, no GPU and no weights in memory (a model on meta will do).
 
     Args:
