@@ -72,7 +72,7 @@ class Ascent:
         for _ in range(pairs):
             for direction in (0, 1):
                 bound = self._sweep(direction)
-                plan = self.sweeper.decode(1 - direction)
+                plan = self._decode(1 - direction)
                 if plan is not None and (priced := self._priced(plan)) < cost:
                     best, cost = plan, priced
                     self._try(plan)
@@ -90,7 +90,7 @@ class Ascent:
         sweeper = self.sweeper
         saved = [array.copy() for array in (*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta)]
         theta = sweeper.theta.copy()
-        plan = sweeper.decode(0)
+        plan = self._decode(0)
         for node in np.argsort(-sweeper.chains, kind="stable")[:DIVES]:
             if plan is None or self.budget.spent:
                 break
@@ -103,7 +103,7 @@ class Ascent:
                 for direction in (0, 1):
                     sweeper.sweep(direction)
                     self.budget.charge(sweeper.entries)
-            plan = sweeper.decode(0)
+            plan = self._decode(0)
             if plan is not None:
                 self._try(plan)
         for array, before in zip((*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta), saved, strict=True):
@@ -115,6 +115,11 @@ class Ascent:
         if bound > self.bound:
             self.bound, self._best_multipliers = bound, self.multipliers
         return bound
+
+    def _decode(self, direction: int) -> IntArray | None:
+        """What the sweeper decodes, counted as work."""
+        self.budget.charge(self.sweeper.decoded_entries)
+        return self.sweeper.decode(direction)
 
     def _stalled(self, history: list[float], cost: float) -> bool:
         """`cost`: of the best choices at these prices, which the bound cannot pass."""
@@ -176,7 +181,7 @@ class Ascent:
             before = self.bound
             for sweep in (0, 1):
                 bound = self._sweep(sweep)
-            plan = self.sweeper.decode(0)
+            plan = self._decode(0)
             if plan is None:
                 continue
             direction = 0.5 * direction + self._excess(plan)

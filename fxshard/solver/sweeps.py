@@ -41,6 +41,9 @@ class Sweeper:
         self._share = 1.0 / self.chains
         self._slack = np.zeros(len(self.splits.values))
         self.entries = 2 * (len(self.theta) + len(self.splits.values))
+        """What a sweep touches."""
+        self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
+        """What decoding touches: of each table one row, by the classes of all states."""
 
     def set_costs(self, theta: FloatArray) -> None:
         """Replace the node costs (states,), for example by another price of memory; messages stay."""
@@ -90,4 +93,3 @@ def _wire(sizes: IntArray, links: list[Link], splits: Splits) -> Wiring:
         np.stack([np.argsort(side, kind="stable") for side in ends]),
         splits.shared,
     )
-

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
+from fxshard.solver.arrays import IntArray
 from fxshard.solver.bounds import Ascent
 from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
@@ -17,7 +18,7 @@ from fxshard.solver.multipliers import MemoryPrices
 from fxshard.solver.pruning import prune
 from fxshard.solver.reductions import reduce
 from fxshard.solver.sweeps import Sweeper
-from tests.solver.problems import integer_model, optimum, plans, problems, swept
+from tests.solver.problems import grid, integer_model, optimum, plans, problems, swept
 
 
 def reduced(problem: PlacementProblem) -> Model | None:
@@ -109,3 +110,18 @@ def test_a_dive_offers_plans_and_leaves_no_trace(problem: PlacementProblem) -> N
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert min(offered, default=optimum(model)) >= optimum(model)
     assert ascent.sweeper.sweep(0) <= optimum(model)
+
+
+class Unpolished(Ascent):
+    """Nothing is counted but sweeps and what is decoded."""
+
+    def _try(self, plan: IntArray) -> IntArray | None:
+        return plan
+
+
+def test_decoding_is_work() -> None:
+    """It reads the classes of all states, of 9 nodes and at both ends of 12 links, besides the states themselves."""
+    budget = Budget(work_limit=1e9)
+    ascent = Unpolished(integer_model(grid(3, 3, 3, 0)), budget, lambda choices, cost: np.inf)
+    ascent.settle(1)
+    assert budget.work_left == 1e9 - 2 * (ascent.sweeper.entries + 2 * (9 * 3 + 12 * 2 * 3))
