@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
+import sys
+from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import schema_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, range, slice)
+SHIPPED = {"torch", "fxshard", *sys.stdlib_module_names}
+"""Packages that come in versions: what their functions name is not looked into."""
+
+Named = dict[tuple[str, int], Any]
+"""Functions and plain values that are named in code, by name and address."""
 
 
 def fingerprint(function: Any) -> str:
-    """12 hex digits over what the function does: its code, its defaults, and what it closes over as far as that is plain.
+    """12 hex digits over what the function does: its code, its defaults, what it closes over as far as that is plain, and
+    the functions and plain values of its own module that it names, and what those name.
 
     No address, file or line goes in. Another version of Python compiles to other code, which is told apart too.
     """
-    return hashlib.sha256(repr(_described(function, ())).encode()).hexdigest()[:12]
+    named: Named = {}
+    said = repr(_described(function, named, ()))
+    helpers: list[str] = []
+    while len(helpers) < len(named):
+        (name, _), value = list(named.items())[len(helpers)]
+        helpers.append(repr((name, _described(value, named, ()))))
+    return hashlib.sha256(repr((said, sorted(set(helpers)))).encode()).hexdigest()[:12]
 
 
-def _described(value: Any, above: tuple[int, ...]) -> Any:
-    """``value`` as nested tuples of texts; ``above``: what is being described, which a recursive function closes over."""
+def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
+    """``value`` as nested tuples of texts; ``named`` gets what functions in it name.
+
+    ``above``: what is being described, which a recursive function closes over.
+    """
     if id(value) in above:
         return "itself"
-    inner = functools.partial(_described, above=(*above, id(value)))
+    inner = functools.partial(_described, named=named, above=(*above, id(value)))
     if isinstance(value, PLAIN):
         return type(value).__name__, repr(value)
+    if isinstance(value, Placement):
+        return "placement", repr(value)
     if isinstance(value, (tuple, list)):
         return type(value).__name__, tuple(map(inner, value))
     if isinstance(value, (set, frozenset)):
@@ -40,13 +61,32 @@ def _described(value: Any, above: tuple[int, ...]) -> Any:
         names = value.co_names, value.co_varnames, value.co_freevars, value.co_argcount, value.co_kwonlyargcount, value.co_flags
         return "code", value.co_code.hex(), value.co_exceptiontable.hex(), names, inner(value.co_consts)
     if isinstance(value, FunctionType):
+        named |= {(name, id(found)): found for name, found in _globals_of(value)}
         cells = tuple(_content(cell, inner) for cell in value.__closure__ or ())
         return "function", inner(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__), cells
     if isinstance(value, MethodType):
         return "method", inner(value.__func__), inner(value.__self__)
     if isinstance(value, functools.partial):
         return "partial", inner(value.func), inner(value.args), inner(value.keywords)
-    return _named(value, inner)
+    return _by_kind(value, inner)
+
+
+def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The functions of its module, and the plain values, that the code of a function of the user's names."""
+    if str(function.__globals__.get("__name__")).partition(".")[0] in SHIPPED:
+        return
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        own = isinstance(value, FunctionType) and value.__module__ == function.__module__
+        if own or (isinstance(value, PLAIN) and value is not None and not name.startswith("__")):
+            yield name, value
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _content(cell: Any, inner: Any) -> Any:
@@ -56,13 +96,19 @@ def _content(cell: Any, inner: Any) -> Any:
         return "empty"
 
 
-def _named(value: Any, inner: Any) -> Any:
-    """Modules, classes, operators and what is built in by name; an object that can be called by its class's code and its own fields."""
-    if isinstance(value, (type, ModuleType)) or not hasattr(type(value), "__dict__"):
+def _by_kind(value: Any, inner: Any) -> Any:
+    """Modules, classes, operators and what is built in by name; of a dataclass its fields too; what can be called by its class's
+    code and its own fields."""
+    if isinstance(value, (type, ModuleType)):
         return getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", ""))
     if schema_of(value) is not None:
         return "operator", str(value)
     kind, name = type(value), getattr(value, "__qualname__", "")
     call = inspect.getattr_static(kind, "__call__", None)
-    own = (inner(call), inner(vars(value))) if isinstance(call, FunctionType) and hasattr(value, "__dict__") else ()
-    return kind.__module__, kind.__qualname__, name, own
+    called = isinstance(call, FunctionType)
+    own: Any = ()
+    if dataclasses.is_dataclass(value):
+        own = tuple((f.name, inner(getattr(value, f.name, None))) for f in dataclasses.fields(value))
+    elif called and hasattr(value, "__dict__"):
+        own = inner(vars(value))
+    return kind.__module__, kind.__qualname__, name, inner(call) if called else (), own

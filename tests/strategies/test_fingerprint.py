@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Partial, Shard
 
 import fxshard
 import tests.custom_operators  # noqa: F401  # defines tests::gate
+from fxshard.layout import Layout
 from fxshard.runtime.fields import rule_fields
 from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.notation import pointwise_rule
@@ -22,6 +25,8 @@ from fxshard.strategies.user_rules import name_of
 
 RULES = """
 import functools
+from dataclasses import dataclass
+from torch.distributed.tensor import Partial, Shard
 from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.notation import pointwise_rule
 
@@ -41,7 +46,27 @@ class Rule:
     def other(self, call):
         return -self.factor
 
+LIMIT, SAME = 3, 3
+
+@dataclass(frozen=True)
+class Options:
+    factor: float
+    layout: object
+
+def helper(call):
+    return LIMIT * SAME * len(str(call)) + (other(call) if call else 0)
+
+def other(call):
+    return helper(None)
+
+def by_helpers(call):
+    return [helper(c) for c in call.args]
+
+def over(value):
+    return lambda call: value
+
 GIVEN = [scaled(2.0), scaled, Rule(3), Rule(3).other, functools.partial(scaled, kept={1, 2, "a"}), pointwise_rule((0, 1), ops=("max",))]
+GIVEN += [by_helpers, over(Options(1.0, [Shard(1), Partial("max")])), over(frozenset((helper, by_helpers)))]
 for function in GIVEN:
     print(fingerprint(function))
 """
@@ -59,7 +84,7 @@ def test_processes_agree(tmp_path: Path) -> None:
             subprocess.run([sys.executable, str(folder / "rules.py")], env=environment, check=True, capture_output=True, text=True).stdout
         )
     assert said[0] == said[1]
-    assert len(set(said[0].split())) == 6
+    assert len(set(said[0].split())) == 9
 
 
 def _made(body: str) -> Callable[..., Any]:
@@ -98,6 +123,25 @@ def test_ranks_compare_it() -> None:
     assert len(set(said)) == 3
 
 
+@dataclass
+class Options:
+    wanted: Any
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Not what it holds besides its fields counts."""
+
+    factor: int
+
+    def __call__(self, call: Any) -> int:
+        return self.factor
+
+    @functools.cached_property
+    def twice(self) -> int:
+        return 2 * self.factor
+
+
 def _over(value: Any) -> Callable[..., Any]:
     return lambda call: value
 
@@ -111,6 +155,12 @@ def _over(value: Any) -> Callable[..., Any]:
         (_over(_over(1)), _over(_over(2))),
         (_over(torch.ops.aten.mm.default), _over(torch.ops.aten.bmm.default)),
         (_over(abs), _over(len)),
+        (_over(Shard(0)), _over(Shard(1))),
+        (_over([Partial()]), _over([Partial("max")])),
+        (_over(Layout.parse("RP")), _over(Layout.parse("RS(0)"))),
+        (_over(Options(Shard(0))), _over(Options(Shard(1)))),
+        (_over(Scale(1)), _over(Scale(2))),
+        (Scale(1), Scale(2)),
         (functools.partial(_over, 1), functools.partial(_over, 2)),
         (pointwise_rule((0,)), pointwise_rule((0,), ops=("max",))),
         (lambda call, k=1: k, lambda call, k=2: k),
@@ -124,3 +174,45 @@ def test_what_a_function_closes_over_counts(one: Any, other: Any) -> None:
 def test_objects_count_by_their_kind() -> None:
     assert fingerprint(_over(object())) == fingerprint(_over(object()))
     assert fingerprint(_over(torch.ones(3))) == fingerprint(_over(torch.zeros(3)))
+
+
+def test_of_a_dataclass_its_fields_count_and_no_more() -> None:
+    used = Scale(1)
+    assert used.twice == 2 and fingerprint(used) == fingerprint(Scale(1))
+
+
+MODULE = """
+LIMIT = 3
+UNUSED = {unused}
+FACTOR = {factor}
+
+def rule(call):
+    return [helper(c) for c in call.args]
+
+def helper(call):
+    return inner(call) if call else rule(call)
+
+def inner(call):
+    return {inner}
+
+def aside(call):
+    return {aside}
+"""
+
+
+def _module(**given: Any) -> str:
+    space: dict[str, Any] = {"__name__": "own", "__file__": str(given)}
+    exec(MODULE.format(**{"unused": 1, "factor": 2, "inner": "FACTOR * LIMIT", "aside": 0, **given}), space)
+    return fingerprint(space["rule"])
+
+
+def test_what_the_code_of_a_module_names_counts() -> None:
+    assert len({_module(), _module(factor=3), _module(factor=2.0), _module(inner="FACTOR + LIMIT"), _module(inner="FACTOR")}) == 5
+    assert _module() == _module(unused=2) == _module(aside=1)
+
+
+def test_many_functions_that_name_each_other_are_described_once() -> None:
+    names = [f"f{i}" for i in range(60)]
+    space: dict[str, Any] = {"__name__": "own"}
+    exec("\n".join(f"def {name}(call):\n    return [{', '.join(names)}]" for name in names), space)
+    assert fingerprint(space["f0"]) == fingerprint(space["f0"])
