@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import BoolArray, FloatArray, IntArray
 from .budget import Budget
 from .local_search import Polish
 from .model import Model
@@ -23,12 +23,6 @@ Offer = Callable[[IntArray, float], float]
 MAX_PAIRS = 120
 SECANT_STEPS = 12
 SUBGRADIENT_STEPS = 150
-DIVES = 24
-"""Nodes that are held, one after the other, in the search for a better plan."""
-
-DIVE_PAIRS = 2
-"""Pairs of sweeps after each."""
-
 STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
 
@@ -81,33 +75,24 @@ class Ascent:
                 break
         return best
 
-    def dive(self) -> None:
-        """Look for better plans where plans of equal cost are mixed (mirror images on a mesh of equal axes, say).
+    def allow(self, allowed: BoolArray) -> None:
+        """Price the states that are not allowed (states,) beyond the cutoff; the sweeper's bounds are then of what is allowed."""
+        costs = self._base + self.memory.prices(self.multipliers)
+        costs[~allowed] += max(1.0, np.ceil(self.cutoff - self.bound))
+        self.sweeper.set_costs(costs)
 
-        The nodes with most links are held at what is decoded for them, one after the other, and messages passed on from
-        there; afterwards all is as it was before.
-        """
-        sweeper = self.sweeper
-        saved = [array.copy() for array in (*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta)]
-        theta = sweeper.theta.copy()
+    def pair(self) -> float:
+        """A sweep in each direction; the bound on what is allowed, which is none on the model."""
+        for direction in (0, 1):
+            bound = self.sweeper.sweep(direction) - self._allowance
+            self.budget.charge(self.sweeper.entries)
+        return bound
+
+    def decoded(self) -> None:
+        """Hand in the plan that the messages suggest."""
         plan = self._decode(0)
-        for node in np.argsort(-sweeper.chains, kind="stable")[:DIVES]:
-            if plan is None or self.budget.spent:
-                break
-            states = slice(sweeper.offset[node], sweeper.offset[node + 1])
-            held = theta[states][plan[node]]
-            theta[states] += max(1.0, np.ceil(self.cutoff - self.bound))
-            theta[states][plan[node]] = held
-            sweeper.set_costs(theta)
-            for _ in range(DIVE_PAIRS):
-                for direction in (0, 1):
-                    sweeper.sweep(direction)
-                    self.budget.charge(sweeper.entries)
-            plan = self._decode(0)
-            if plan is not None:
-                self._try(plan)
-        for array, before in zip((*sweeper.messages, sweeper.weights, sweeper.splits.values, sweeper.theta), saved, strict=True):
-            array[:] = before
+        if plan is not None:
+            self._try(plan)
 
     def _sweep(self, direction: int) -> float:
         bound = self.sweeper.sweep(direction) - self._allowance

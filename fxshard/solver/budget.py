@@ -12,10 +12,19 @@ class Budget:
         self._deadline = None if time_limit is None else time.monotonic() + time_limit
         self._work_limit = work_limit
         self._work = 0.0
+        self._whole: Budget | None = None
 
     def charge(self, entries: float) -> None:
         """Count work as done."""
         self._work += entries
+        if self._whole is not None:
+            self._whole.charge(entries)
+
+    def part(self, work: float) -> Budget:
+        """A budget of at most this work, which is counted here too."""
+        part = Budget(None, work if self.work_left is None else min(work, self.work_left))
+        part._deadline, part._whole = self._deadline, self
+        return part
 
     @property
     def spent(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import BoolArray, FloatArray, IntArray
 from .bounds import Ascent
 from .infeasible import Exhausted
 from .kernels import collect, forbid_pairs
@@ -23,6 +23,7 @@ class Slacks:
 
     costs: per node (k,), with the memory prices taken out again. tables: per link of the sweeper, by classes. splits: the
     part of each table that is a price split; transfers cost what their prices exceed the splits by on top of all links.
+    excess: (states,) what each state costs at least above the bound, `inf` where that fills the room.
     room: what a better plan may cost above the bound.
     """
 
@@ -30,6 +31,7 @@ class Slacks:
     costs: list[FloatArray]
     tables: list[FloatArray]
     splits: list[FloatArray]
+    excess: FloatArray
     room: float
 
 
@@ -40,8 +42,8 @@ def prune(ascent: Ascent) -> Model:
     return replace(ascent.model, costs=slacks.costs, edges=edges, constant=slacks.constant, prices=ascent.multipliers)
 
 
-def find_slacks(ascent: Ascent) -> Slacks:
-    """One more sweep against node order, and what it proves."""
+def find_slacks(ascent: Ascent, allowed: BoolArray | None = None) -> Slacks:
+    """One more sweep against node order, and what it proves. allowed: (states,), all by default."""
     model, sweeper = ascent.model, ascent.sweeper
     wiring, splits, nodes = sweeper.wiring, sweeper.splits, sweeper.offset[:-1]
     sweeper.sweep(1)
@@ -55,11 +57,12 @@ def find_slacks(ascent: Ascent) -> Slacks:
     room = model.cutoff - (total - ascent.memory.allowance(ascent.multipliers))
     arrived = np.empty_like(sweeper.messages[0])
     excess = collect(wiring, tables, kept, sweeper.chains, arrived)
+    excess = np.where((excess < room) & (allowed is None or allowed), excess, np.inf)
     forbid_pairs(wiring, tables, excess, arrived, sweeper.chains, room)
     paid = sweeper.theta - np.concatenate(model.costs)
-    costs = np.split(np.where(excess >= room, np.inf, kept - paid), nodes[1:])
+    costs = np.split(np.where(np.isinf(excess), np.inf, kept - paid), nodes[1:])
     every = range(len(sweeper.links))
-    return Slacks(total, costs, [splits.table(k, tables) for k in every], [splits.table(k) for k in every], room)
+    return Slacks(total, costs, [splits.table(k, tables) for k in every], [splits.table(k) for k in every], excess, room)
 
 
 def _least(values: FloatArray, starts: IntArray) -> FloatArray:

@@ -41,7 +41,7 @@ class Relaxation:
         self.value = np.inf if choices is None else model.evaluate(choices)
         self.bound = -np.inf
         smaller, self._undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
-        self._ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.offer(self._undo(choices)), PATIENCE)
+        self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
 
     @property
     def cutoff(self) -> float:
@@ -50,16 +50,18 @@ class Relaxation:
 
     def run(self) -> None:
         """Raise the bound, and find plans on the way."""
-        self._ascent.run()
-        self.prove(self._ascent.bound)
-        if self.bound < self.cutoff and np.isfinite(self.value):
-            self._ascent.dive()
+        self.ascent.run()
+        self.prove(self.ascent.bound)
 
     def below(self, target: float) -> tuple[Model, Undo]:
         """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
-        self._ascent.model = replace(self._ascent.model, cutoff=target)
-        left, undo = write_out(self._ascent.model, find_slacks(self._ascent), self._ascent.sweeper.links)
-        return replace(left, prices=self._ascent.multipliers), lambda choices: self._undo(undo(choices))
+        self.ascent.model = replace(self.ascent.model, cutoff=target)
+        left, undo = write_out(self.ascent.model, find_slacks(self.ascent), self.ascent.sweeper.links)
+        return replace(left, prices=self.ascent.multipliers), lambda choices: self._undo(undo(choices))
+
+    def take(self, choices: IntArray) -> float:
+        """Offer a plan of the model that message passing works on."""
+        return self.offer(self._undo(choices))
 
     def offer(self, choices: IntArray) -> float:
         """Keep a plan if it fits and is better; the cutoff that now holds."""

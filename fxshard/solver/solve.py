@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .arrays import IntArray
+from .branching import Branching
 from .budget import Budget
 from .conflicts import explain
 from .infeasible import Exhausted, NoPlanError
@@ -16,7 +17,7 @@ from .problem import PlacementProblem
 from .reductions import reduce
 from .relax import Relaxation
 from .scaling import quantise
-from .search import TARGETS, PartSearch
+from .search import PartSearch
 from .solution import Solution, certify
 
 
@@ -39,7 +40,7 @@ def solve(
     first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
     model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
-    best, bound = (_through_targets if model.transfers else _at_once)(model, first, budget, steps)
+    best, bound = (_by_cases if model.transfers else _at_once)(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound == np.inf:
         raise explain(problem, solve)
@@ -56,36 +57,38 @@ def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps)
     return _search(model, np.inf if first is None else model.evaluate(first), budget, steps)
 
 
-def _through_targets(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
-    """The search of a model with transfers: what message passing leaves below one target after the other.
-
-    The lower the target, the fewer states are left, and what there is to know about them fits in fewer tables.
-    """
+def _by_cases(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
+    """The search of a model with transfers: message passing, and cases where it leaves a gap."""
     try:
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    for part in TARGETS if np.isfinite(relaxation.value) else (1.0,):
-        if relaxation.bound >= relaxation.cutoff or budget.spent:
-            break
-        target = relaxation.cutoff
-        if part < 1.0:
-            target = min(target, float(np.ceil(relaxation.bound + part * (relaxation.value - relaxation.bound))))
-        try:
-            left, undo = relaxation.below(target)
-            steps.append(("prune to a target and write transfers as tables", left.describe()))
-            found, proven = _search(left, target, budget, steps)
-        except Exhausted:
-            found, proven = None, target
-        if found is not None:
-            relaxation.offer(undo(found))
-        relaxation.prove(min(proven, target))
+    if np.isinf(relaxation.value):
+        _first_plan(relaxation, budget, steps)
+    if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
+        cases = Branching(relaxation, _search, budget)
+        cases.run()
+        relaxation.prove(cases.bound)
+        steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     return relaxation.choices, relaxation.bound
 
 
-def _search(model: Model, known: float, budget: Budget, steps: list[tuple[str, str]]) -> tuple[IntArray | None, float]:
+def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
+    """Where message passing met no plan that fits: write all of the model as tables, and search that."""
+    try:
+        left, undo = relaxation.below(relaxation.cutoff)
+        steps.append(("write transfers as tables", left.describe()))
+        found, proven = _search(left, np.inf, budget, steps)
+    except Exhausted:
+        found, proven = None, np.inf
+    if found is not None:
+        relaxation.offer(undo(found))
+    relaxation.prove(proven)
+
+
+def _search(model: Model, known: float, budget: Budget, steps: Steps | None = None) -> tuple[IntArray | None, float]:
     """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
 
     The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known.
@@ -94,6 +97,7 @@ def _search(model: Model, known: float, budget: Budget, steps: list[tuple[str, s
         model, undo, history = reduce(model)
     except Exhausted:
         return None, known
+    steps = [] if steps is None else steps
     steps += history
     choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)

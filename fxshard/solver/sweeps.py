@@ -50,6 +50,18 @@ class Sweeper:
         self.weights += theta - self.theta
         self.theta[:] = theta
 
+    def state(self) -> tuple[FloatArray, ...]:
+        """Costs, messages and splits as they are, to come back to."""
+        return tuple(array.copy() for array in self._arrays())
+
+    def restore(self, state: tuple[FloatArray, ...]) -> None:
+        """Come back to a state."""
+        for array, before in zip(self._arrays(), state, strict=True):
+            array[:] = before
+
+    def _arrays(self) -> tuple[FloatArray, ...]:
+        return self.theta, self.weights, *self.messages, self.splits.values
+
     def sweep(self, direction: int) -> float:
         """Update all messages in one direction, then the splits; the bound on min E that they prove, `inf` if nothing is allowed."""
         sent, back, values = self.messages[direction], self.messages[1 - direction], self.splits.values

@@ -1,0 +1,180 @@
+"""Branch and bound on a relaxation whose bound does not meet its plan.
+
+A *case* allows some states of every node. Message passing bounds it, pruning narrows it, and what is small enough is
+searched exactly; else it becomes two, in which a state of a node is chosen, or not allowed. Where plans of equal cost are
+mixed (mirror images on a mesh of equal axes, layer by layer), each half chosen, no message raises the bound, and one such
+choice settles much of the rest. Cases are taken depth first: the way to the first small one is a dive for a good plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .arrays import BoolArray, FloatArray
+from .budget import Budget
+from .infeasible import Exhausted
+from .model import Model
+from .pruning import Slacks, find_slacks
+from .relax import Relaxation, write_out
+
+Search = Callable[[Model, float, Budget], "tuple[np.ndarray | None, float]"]
+"""(a model without transfers, the cost of the plan at hand, work) -> (a cheaper plan if found, a bound on all that are)."""
+
+SMALL = 60_000
+"""Table entries up to which a case is searched exactly."""
+
+SEARCH_WORK = 300_000_000
+"""Entries that such a search may touch; a case that takes more is divided."""
+
+PAIRS = 24
+"""Pairs of sweeps at most that bound a case; they end when four pairs rise by less than STALL of the gap."""
+
+STALL = 0.02
+NARROWS = 0.9
+"""Pruning is repeated while it leaves less than this part of the states."""
+
+PROBES = 12
+PROBE_PAIRS = 3
+"""Nodes that are tried before a case is divided, and the sweeps that each half gets."""
+
+NEAR = 0.05
+"""A state whose excess is below this part of the room is as good as chosen."""
+
+SAVED_BYTES = 2**28
+"""Messages that are kept for cases to come; beyond, a case starts from those at hand."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """allowed: (states,). bound: proven for it. messages: a state of the sweeper to start from."""
+
+    allowed: BoolArray
+    bound: float
+    messages: tuple[FloatArray, ...] | None
+
+
+class Branching:
+    """The cases of one relaxation, which gets the plans that are found; `bound` is proven for all that are better."""
+
+    def __init__(self, relaxation: Relaxation, search: Search, budget: Budget) -> None:
+        self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
+        self.sweeper = self.ascent.sweeper
+        self.count = 0
+        self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, None)]
+        self._saved = SAVED_BYTES // sum(array.nbytes for array in self.sweeper.state())
+
+    @property
+    def bound(self) -> float:
+        """The least bound of a case that is open, `inf` where none is."""
+        return min((case.bound for case in self._open), default=np.inf)
+
+    def run(self) -> None:
+        """Close cases until none is left or the budget ends."""
+        while self._open and not self.budget.spent:
+            case = self._open[-1]
+            halves = () if case.bound >= self.relaxation.cutoff else self._halves(case)
+            if not self.budget.spent:
+                self._open.pop()
+                self._open += halves
+
+    def _halves(self, case: _Case) -> tuple[_Case, ...]:
+        """What is left to look at of a case, the more promising half last."""
+        self.count += 1
+        if case.messages is not None:
+            self.sweeper.restore(case.messages)
+        self.ascent.allow(case.allowed)
+        try:
+            bound = max(case.bound, self._sweep(PAIRS))
+            self.ascent.decoded()
+            slacks, allowed = self._narrow(case.allowed)
+            if self._closed(slacks):
+                return ()
+        except Exhausted:
+            return ()
+        return self._divided(allowed, slacks, bound)
+
+    def _sweep(self, pairs: int) -> float:
+        """Pairs of sweeps; raises `Exhausted` when no better plan is left."""
+        history: list[float] = []
+        for _ in range(pairs):
+            history.append(self.ascent.pair())
+            gap = self.relaxation.cutoff - history[-1]
+            if gap <= 0:
+                raise Exhausted
+            if self.budget.spent or (len(history) > 4 and history[-1] - history[-5] <= STALL * gap):
+                break
+        return max(history)
+
+    def _narrow(self, allowed: BoolArray) -> tuple[Slacks, BoolArray]:
+        """Forbid what is in no better plan, as long as much goes."""
+        while True:
+            self.ascent.model = replace(self.ascent.model, cutoff=self.relaxation.cutoff)
+            slacks = find_slacks(self.ascent, allowed)
+            left = allowed & np.isfinite(slacks.excess)
+            many = int(allowed.sum())
+            allowed = left
+            self.ascent.allow(allowed)
+            if self.budget.spent or left.sum() > NARROWS * many:
+                return slacks, allowed
+            self._sweep(PROBE_PAIRS)
+
+    def _closed(self, slacks: Slacks) -> bool:
+        """Whether a case was small enough to be searched exactly."""
+        alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
+        ends = self.sweeper.wiring.ends
+        if (alive[ends[0]] * alive[ends[1]]).sum() > SMALL:
+            return False
+        left, undo = write_out(self.ascent.model, slacks, self.sweeper.links)
+        if left.entries > SMALL:
+            return False
+        left = replace(left, prices=self.ascent.multipliers)
+        choices, proven = self._search(left, self.relaxation.value, self.budget.part(SEARCH_WORK))
+        if choices is not None:
+            self.relaxation.take(undo(choices))
+        return proven >= self.relaxation.cutoff
+
+    def _divided(self, allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
+        """Two cases, by the node whose halves are both bounded best."""
+        here = self.sweeper.state()
+        best: list[_Case] = []
+        for node in self._candidates(slacks):
+            halves = [self._probed(half, bound, here) for half in self._split(node, allowed, slacks)]
+            if not best or min(h.bound for h in halves) > min(h.bound for h in best):
+                best = halves
+            if self.budget.spent:
+                break
+        kept = here if len(self._open) < self._saved else None
+        self.sweeper.restore(here)
+        cases = [replace(half, messages=kept) for half in best if half.bound < self.relaxation.cutoff]
+        return tuple(sorted(cases, key=lambda half: -half.bound))
+
+    def _candidates(self, slacks: Slacks) -> list[int]:
+        """Nodes of which two states are as good as chosen, first where a third costs most; then the others."""
+        ranked = []
+        for node, excess in enumerate(np.split(slacks.excess, self.sweeper.offset[1:-1])):
+            if np.isfinite(excess).sum() > 1:
+                least = np.sort(excess)
+                third = least[2] if len(least) > 2 else np.inf
+                ranked.append((bool(least[1] > NEAR * slacks.room), -min(third, slacks.room), node))
+        return [node for _, _, node in sorted(ranked)[:PROBES]]
+
+    def _split(self, node: int, allowed: BoolArray, slacks: Slacks) -> tuple[BoolArray, BoolArray]:
+        """With the least state of a node alone, and without it."""
+        low, high = self.sweeper.offset[node], self.sweeper.offset[node + 1]
+        state = low + int(slacks.excess[low:high].argmin())
+        chosen, other = allowed.copy(), allowed.copy()
+        chosen[low:high] = False
+        chosen[state], other[state] = True, False
+        return chosen, other
+
+    def _probed(self, allowed: BoolArray, bound: float, here: tuple[FloatArray, ...]) -> _Case:
+        """A half with the bound that a few sweeps give."""
+        self.sweeper.restore(here)
+        self.ascent.allow(allowed)
+        try:
+            return _Case(allowed, max(bound, self._sweep(PROBE_PAIRS)), None)
+        except Exhausted:
+            return _Case(allowed, np.inf, None)
