@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray, IntArray
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .local_search import Polish
 from .model import Model
@@ -75,14 +75,8 @@ class Ascent:
                 break
         return best
 
-    def allow(self, allowed: BoolArray) -> None:
-        """Price the states that are not allowed (states,) beyond the cutoff; the sweeper's bounds are then of what is allowed."""
-        costs = self._base + self.memory.prices(self.multipliers)
-        costs[~allowed] += max(1.0, np.ceil(self.cutoff - self.bound))
-        self.sweeper.set_costs(costs)
-
     def pair(self) -> float:
-        """A sweep in each direction; the bound on what is allowed, which is none on the model."""
+        """A sweep in each direction; its bound, which is none on the model while the sweeper allows only some states."""
         for direction in (0, 1):
             bound = self.sweeper.sweep(direction) - self._allowance
             self.budget.charge(self.sweeper.entries)

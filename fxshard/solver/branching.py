@@ -29,6 +29,9 @@ SMALL = 60_000
 SEARCH_WORK = 300_000_000
 """Entries that such a search may touch; a case that takes more is divided."""
 
+TARGETS = (1 / 64, 1 / 16, 1 / 4)
+"""Parts of the gap that are tried as cutoffs at first."""
+
 PAIRS = 24
 """Pairs of sweeps at most that bound a case; they end when four pairs rise by less than STALL of the gap."""
 
@@ -36,24 +39,24 @@ STALL = 0.02
 NARROWS = 0.9
 """Pruning is repeated while it leaves less than this part of the states."""
 
-PROBES = 12
-PROBE_PAIRS = 3
+PROBES = 6
+PROBE_PAIRS = 2
 """Nodes that are tried before a case is divided, and the sweeps that each half gets."""
 
-NEAR = 0.05
+NEAR = 0.02
 """A state whose excess is below this part of the room is as good as chosen."""
 
 SAVED_BYTES = 2**28
-"""Messages that are kept for cases to come; beyond, a case starts from those at hand."""
+"""Messages that are kept for cases to come; beyond, it starts from the first ones."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """allowed: (states,). bound: proven for it. messages: a state of the sweeper to start from."""
+    """allowed: (states,). bound: proven for it. start: a state of the sweeper that allows no less."""
 
     allowed: BoolArray
     bound: float
-    messages: tuple[FloatArray, ...] | None
+    start: tuple[FloatArray, ...]
 
 
 class Branching:
@@ -63,16 +66,19 @@ class Branching:
         self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
         self.sweeper = self.ascent.sweeper
         self.count = 0
-        self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, None)]
-        self._saved = SAVED_BYTES // sum(array.nbytes for array in self.sweeper.state())
+        self._closed = np.inf
+        self._root = self.sweeper.state()
+        self._saved = SAVED_BYTES // sum(array.nbytes for array in self._root)
+        self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, self._root)]
 
     @property
     def bound(self) -> float:
-        """The least bound of a case that is open, `inf` where none is."""
-        return min((case.bound for case in self._open), default=np.inf)
+        """The least bound of any case, `inf` where all are closed."""
+        return min([self._closed, *(case.bound for case in self._open)])
 
     def run(self) -> None:
         """Close cases until none is left or the budget ends."""
+        self._aim()
         while self._open and not self.budget.spent:
             case = self._open[-1]
             halves = () if case.bound >= self.relaxation.cutoff else self._halves(case)
@@ -80,21 +86,40 @@ class Branching:
                 self._open.pop()
                 self._open += halves
 
+    def _aim(self) -> None:
+        """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound."""
+        (case,) = self._open
+        for part in TARGETS:
+            target = np.ceil(case.bound + part * (self.relaxation.cutoff - case.bound))
+            if target >= self.relaxation.cutoff or self.budget.spent:
+                break
+            self.ascent.model = replace(self.ascent.model, cutoff=target)
+            try:
+                proven = self._searched(find_slacks(self.ascent, case.allowed), target, SMALL)
+            except Exhausted:
+                proven = target
+            if proven is None:
+                break
+            case = replace(case, bound=max(case.bound, min(proven, target)))
+        self._open = [case]
+
     def _halves(self, case: _Case) -> tuple[_Case, ...]:
         """What is left to look at of a case, the more promising half last."""
         self.count += 1
-        if case.messages is not None:
-            self.sweeper.restore(case.messages)
-        self.ascent.allow(case.allowed)
+        self.sweeper.restore(case.start)
+        self.sweeper.allow(case.allowed)
         try:
             bound = max(case.bound, self._sweep(PAIRS))
             self.ascent.decoded()
             slacks, allowed = self._narrow(case.allowed)
-            if self._closed(slacks):
+            candidates = self._candidates(slacks)
+            proven = self._searched(slacks, self.relaxation.value, SMALL if candidates else np.inf)
+            if proven is not None and (proven >= self.relaxation.cutoff or not candidates):
+                self._closed = min(self._closed, proven)
                 return ()
         except Exhausted:
             return ()
-        return self._divided(allowed, slacks, bound)
+        return self._divided(candidates, allowed, slacks, bound)
 
     def _sweep(self, pairs: int) -> float:
         """Pairs of sweeps; raises `Exhausted` when no better plan is left."""
@@ -116,39 +141,38 @@ class Branching:
             left = allowed & np.isfinite(slacks.excess)
             many = int(allowed.sum())
             allowed = left
-            self.ascent.allow(allowed)
+            self.sweeper.allow(allowed)
             if self.budget.spent or left.sum() > NARROWS * many:
                 return slacks, allowed
             self._sweep(PROBE_PAIRS)
 
-    def _closed(self, slacks: Slacks) -> bool:
-        """Whether a case was small enough to be searched exactly."""
+    def _searched(self, slacks: Slacks, known: float, small: float) -> float | None:
+        """Search what is left exactly: a bound on what costs less than `known`, None where it is not small enough."""
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
         ends = self.sweeper.wiring.ends
-        if (alive[ends[0]] * alive[ends[1]]).sum() > SMALL:
-            return False
+        if (alive[ends[0]] * alive[ends[1]]).sum() > small:
+            return None
         left, undo = write_out(self.ascent.model, slacks, self.sweeper.links)
-        if left.entries > SMALL:
-            return False
+        if left.entries > small:
+            return None
         left = replace(left, prices=self.ascent.multipliers)
-        choices, proven = self._search(left, self.relaxation.value, self.budget.part(SEARCH_WORK))
+        choices, proven = self._search(left, known, self.budget.part(SEARCH_WORK))
         if choices is not None:
             self.relaxation.take(undo(choices))
-        return proven >= self.relaxation.cutoff
+        return proven
 
-    def _divided(self, allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
+    def _divided(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
         """Two cases, by the node whose halves are both bounded best."""
         here = self.sweeper.state()
         best: list[_Case] = []
-        for node in self._candidates(slacks):
+        for node in candidates:
             halves = [self._probed(half, bound, here) for half in self._split(node, allowed, slacks)]
             if not best or min(h.bound for h in halves) > min(h.bound for h in best):
                 best = halves
             if self.budget.spent:
                 break
-        kept = here if len(self._open) < self._saved else None
-        self.sweeper.restore(here)
-        cases = [replace(half, messages=kept) for half in best if half.bound < self.relaxation.cutoff]
+        start = here if len(self._open) < self._saved else self._root
+        cases = [replace(half, start=start) for half in best if half.bound < self.relaxation.cutoff]
         return tuple(sorted(cases, key=lambda half: -half.bound))
 
     def _candidates(self, slacks: Slacks) -> list[int]:
@@ -173,8 +197,8 @@ class Branching:
     def _probed(self, allowed: BoolArray, bound: float, here: tuple[FloatArray, ...]) -> _Case:
         """A half with the bound that a few sweeps give."""
         self.sweeper.restore(here)
-        self.ascent.allow(allowed)
+        self.sweeper.allow(allowed)
         try:
-            return _Case(allowed, max(bound, self._sweep(PROBE_PAIRS)), None)
+            return _Case(allowed, max(bound, self._sweep(PROBE_PAIRS)), here)
         except Exhausted:
-            return _Case(allowed, np.inf, None)
+            return _Case(allowed, np.inf, here)

@@ -43,18 +43,23 @@ def sweep(
     cap: float,
     slack: FloatArray,
 ) -> float:
-    """Send all messages of a direction; the bound without the constant. Fills in the slack of split tables."""
+    """Send all messages of a direction; the bound without the constant. Fills in the slack of split tables.
+
+    Work goes with the pairs of classes that still have a state: the others are passed over.
+    """
     count = len(wiring.offset) - 1
     total = 0.0
     room = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     message, given = np.empty(room), np.empty(room)
+    rows_left, columns_left = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     for step in range(count):
         node = step if direction == 0 else count - 1 - step
         low, high = wiring.offset[node], wiring.offset[node + 1]
         begin, end = wiring.first[direction, node], wiring.first[direction, node + 1]
         least = np.inf
         for state in range(low, high):
-            least = min(least, weights[state] - (end - begin) * np.floor(weights[state] * share[node]))
+            if weights[state] < np.inf:
+                least = min(least, weights[state] - (end - begin) * np.floor(weights[state] * share[node]))
         total += least
         for position in range(begin, end):
             link = wiring.leaving[direction, position]
@@ -70,21 +75,23 @@ def sweep(
             returned = wiring.message[1 - direction, link]
             for k in range(senders):
                 given[k] -= back[returned + k]
-            if direction == 0:
-                for b in range(columns):
-                    message[b] = np.inf
-                for a in range(rows):
-                    for b in range(columns):
-                        message[b] = min(message[b], values[table + a * columns + b] + given[a])
-            else:
-                for a in range(rows):
-                    lowest = np.inf
-                    for b in range(columns):
-                        lowest = min(lowest, values[table + a * columns + b] + given[b])
-                    message[a] = lowest
+            left_by_class(wiring, weights, link, 1 - direction, message)
+            height = indices_left(given if direction == 0 else message, rows, rows_left)
+            width = indices_left(message if direction == 0 else given, columns, columns_left)
+            for k in range(receivers):
+                message[k] = np.inf
+            for a in rows_left[:height]:
+                for b in columns_left[:width]:
+                    value = values[table + a * columns + b]
+                    if direction == 0:
+                        message[b] = min(message[b], value + given[a])
+                    else:
+                        message[a] = min(message[a], value + given[b])
             if wiring.shared[link]:
-                for a in range(rows):
-                    for b in range(columns):
+                for cell in range(table, table + rows * columns):
+                    slack[cell] = np.inf
+                for a in rows_left[:height]:
+                    for b in columns_left[:width]:
                         cell = table + a * columns + b
                         own = given[a] - message[b] if direction == 0 else given[b] - message[a]
                         slack[cell] = values[cell] + own if values[cell] < np.inf else np.inf
@@ -105,6 +112,29 @@ def sweep(
             for k in range(receivers):
                 sent[arriving + k] = message[k]
     return total
+
+
+@compiled
+def left_by_class(wiring: Wiring, weights: FloatArray, link: int, end: int, left: FloatArray) -> None:
+    """0 for the classes of a link's end that still have a state, `inf` for the others."""
+    node = wiring.ends[end, link]
+    for k in range(wiring.sizes[end, link]):
+        left[k] = np.inf
+    classes = wiring.start[end, link] - wiring.offset[node]
+    for state in range(wiring.offset[node], wiring.offset[node + 1]):
+        if weights[state] < np.inf:
+            left[wiring.classes[classes + state]] = 0.0
+
+
+@compiled
+def indices_left(values: FloatArray, count: int, indices: IntArray) -> int:
+    """Fills in which of the first values are finite; how many are."""
+    found = 0
+    for k in range(count):
+        if values[k] < np.inf:
+            indices[found] = k
+            found += 1
+    return found
 
 
 @compiled
@@ -140,20 +170,28 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
 
 @compiled
 def rebalance(values: FloatArray, slack: FloatArray, cells: IntArray, first: IntArray) -> None:
-    """Take what the cells of each slot, `cells[first[s]:first[s + 1]]`, can spare, and share it out evenly, the odd rest to the first."""
+    """Take what the cells of each slot, `cells[first[s]:first[s + 1]]`, can spare, and share it out evenly, the odd rest to the first.
+
+    A cell with `inf` to spare needs nothing, and gets nothing where others do.
+    """
     for slot in range(len(first) - 1):
         begin, end = first[slot], first[slot + 1]
-        pool = 0.0
+        pool, needy, chosen = 0.0, 0, begin
         for k in range(begin, end):
             cell = cells[k]
+            if slack[cell] < np.inf:
+                needy += 1
+                chosen = k if needy == 1 else chosen
             if values[cell] < np.inf:
                 spare = min(values[cell], slack[cell])
                 pool += spare
                 values[cell] -= spare
-        each = np.floor(pool / (end - begin))
+        each = np.floor(pool / max(1, needy))
         for k in range(begin, end):
-            values[cells[k]] += each
-        values[cells[begin]] += pool - each * (end - begin)
+            if slack[cells[k]] < np.inf:
+                values[cells[k]] += each
+                pool -= each
+        values[cells[chosen]] += pool
 
 
 @compiled
@@ -168,8 +206,10 @@ def slacks(
 ) -> FloatArray:
     """After a sweep of direction 1: fills in what each table has left, and returns what the states keep, (states,)."""
     kept = weights[: wiring.offset[-1]].copy()
-    given = np.empty(1 if not len(wiring.ends[0]) else wiring.sizes.max())
+    width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
+    given, left = np.empty(width), np.empty(width)
     for link in range(len(wiring.shared)):
+        left_by_class(wiring, weights, link, 0, left)
         sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]
         classes = wiring.start[1, link] - wiring.offset[sender]
         for b in range(columns):
@@ -178,11 +218,13 @@ def slacks(
             b = wiring.classes[classes + state]
             given[b] = min(given[b], np.floor(weights[state] * share[sender]))
         for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
-            kept[state] -= given[wiring.classes[classes + state]]
+            if kept[state] < np.inf:
+                kept[state] -= given[wiring.classes[classes + state]]
         for a in range(rows):
             for b in range(columns):
                 cell = wiring.table[link] + a * columns + b
-                tables[cell] = values[cell] - backward[wiring.message[1, link] + a] - forward[wiring.message[0, link] + b] + given[b]
+                moved = backward[wiring.message[1, link] + a] + forward[wiring.message[0, link] + b]
+                tables[cell] = values[cell] - moved + given[b] + left[a]
     return kept
 
 

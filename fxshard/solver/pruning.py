@@ -59,7 +59,7 @@ def find_slacks(ascent: Ascent, allowed: BoolArray | None = None) -> Slacks:
     excess = collect(wiring, tables, kept, sweeper.chains, arrived)
     excess = np.where((excess < room) & (allowed is None or allowed), excess, np.inf)
     forbid_pairs(wiring, tables, excess, arrived, sweeper.chains, room)
-    paid = sweeper.theta - np.concatenate(model.costs)
+    paid = ascent.memory.prices(ascent.multipliers)
     costs = np.split(np.where(np.isinf(excess), np.inf, kept - paid), nodes[1:])
     every = range(len(sweeper.links))
     return Slacks(total, costs, [splits.table(k, tables) for k in every], [splits.table(k) for k in every], excess, room)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import kernels
-from .arrays import FloatArray, IntArray, starts
+from .arrays import BoolArray, FloatArray, IntArray, starts
 from .kernels import Wiring
 from .links import Link, Splits
 from .model import Model
@@ -50,6 +50,11 @@ class Sweeper:
         self.weights += theta - self.theta
         self.theta[:] = theta
 
+    def allow(self, allowed: BoolArray) -> None:
+        """Forbid all other states (states,) until a state from before is restored; bounds and plans are then of what is allowed."""
+        self.theta[~allowed] = np.inf
+        self.weights[~allowed] = np.inf
+
     def state(self) -> tuple[FloatArray, ...]:
         """Costs, messages and splits as they are, to come back to."""
         return tuple(array.copy() for array in self._arrays())
@@ -63,10 +68,10 @@ class Sweeper:
         return self.theta, self.weights, *self.messages, self.splits.values
 
     def sweep(self, direction: int) -> float:
-        """Update all messages in one direction, then the splits; the bound on min E that they prove, `inf` if nothing is allowed."""
+        """Update all messages in one direction, after direction 1 the splits too; the bound that they prove, `inf` if none is allowed."""
         sent, back, values = self.messages[direction], self.messages[1 - direction], self.splits.values
         total = kernels.sweep(self.wiring, direction, values, self.weights, sent, back, self._share, self.cap, self._slack)
-        if np.isfinite(total):
+        if direction and np.isfinite(total):
             self.splits.rebalance(self._slack)
         return self.model.constant + total
 

@@ -86,32 +86,6 @@ def test_pruning_keeps_all_cheaper_plans(problem: PlacementProblem) -> None:
             assert pruned.evaluate(plan) == model.evaluate(plan)
 
 
-@settings(max_examples=60)
-@given(problems(most=6))
-def test_a_dive_offers_plans_and_leaves_no_trace(problem: PlacementProblem) -> None:
-    model = reduced(problem)
-    if model is None or not plans(model):
-        return
-    offered: list[float] = []
-
-    def offer(choices: np.ndarray, cost: float) -> float:
-        offered.append(cost)
-        assert model.evaluate(choices) == cost and model.fits(choices)
-        return cost
-
-    ascent = Ascent(model, Budget(), offer)
-    for _ in range(2):
-        ascent.sweeper.sweep(0)
-        ascent.sweeper.sweep(1)
-    ascent.bound, ascent.cutoff = optimum(model) - 5, optimum(model) + 5
-    before = [array.copy() for array in (ascent.sweeper.weights, ascent.sweeper.theta, *ascent.sweeper.messages)]
-    ascent.dive()
-    after = (ascent.sweeper.weights, ascent.sweeper.theta, *ascent.sweeper.messages)
-    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    assert min(offered, default=optimum(model)) >= optimum(model)
-    assert ascent.sweeper.sweep(0) <= optimum(model)
-
-
 class Unpolished(Ascent):
     """Nothing is counted but sweeps and what is decoded."""
 

@@ -76,7 +76,7 @@ def test_polish_keeps_count(problem: PlacementProblem) -> None:
 def allowed(problem: PlacementProblem) -> Model | None:
     """Without states that are forbidden by themselves, as the sweeps want it."""
     try:
-        return Relaxation(integer_model(problem), None, Budget())._ascent.model
+        return Relaxation(integer_model(problem), None, Budget()).ascent.model
     except Exhausted:
         return None
 
