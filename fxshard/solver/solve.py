@@ -54,7 +54,7 @@ Steps = list[tuple[str, str]]
 
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
     """The search of a model without transfers."""
-    return _search(model, np.inf if first is None else model.evaluate(first), budget, steps)
+    return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps)
 
 
 def _by_cases(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
@@ -68,7 +68,7 @@ def _by_cases(model: Model, first: IntArray | None, budget: Budget, steps: Steps
     if np.isinf(relaxation.value):
         _first_plan(relaxation, budget, steps)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
-        cases = Branching(relaxation, _search, budget)
+        cases = Branching(relaxation, search_tables, budget)
         cases.run()
         relaxation.prove(cases.bound)
         steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
@@ -80,7 +80,7 @@ def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
     try:
         left, undo = relaxation.below(relaxation.cutoff)
         steps.append(("write transfers as tables", left.describe()))
-        found, proven = _search(left, np.inf, budget, steps)
+        found, proven = search_tables(left, np.inf, budget, steps)
     except Exhausted:
         found, proven = None, np.inf
     if found is not None:
@@ -88,7 +88,7 @@ def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
     relaxation.prove(proven)
 
 
-def _search(model: Model, known: float, budget: Budget, steps: Steps | None = None) -> tuple[IntArray | None, float]:
+def search_tables(model: Model, known: float, budget: Budget, steps: Steps | None = None) -> tuple[IntArray | None, float]:
     """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
 
     The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known.

@@ -27,14 +27,9 @@ def test_random_plan_equals_one_device(name: str, mesh: str, seed: int) -> None:
     check_random(name, mesh, seed)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE])
+@pytest.mark.parametrize(("name", "mesh"), [(n, m) for n, m, _ in SLICE] + [("bert", "a=2,b=2")])
 def test_solved_plan_equals_one_device(name: str, mesh: str) -> None:
     assert check_solver(name, mesh).gap == 0
-
-
-def test_a_plan_that_is_cut_equals_one_device() -> None:
-    """On two equal axes the bound mixes a plan with its mirror image: the solver does not close the gap of a BERT there."""
-    assert check_solver("bert", "a=2,b=2", time_limit=10.0).gap < 0.02
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "cnn"])

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem, Transfer, branching, solve
+from fxshard.solver.bounds import Ascent
+from fxshard.solver.branching import Branching
 from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.pruning import find_slacks
 from fxshard.solver.relax import Relaxation
+from fxshard.solver.solve import search_tables
 from tests.solver.problems import brute_force, integer_model, plans, with_transfers
 
 
@@ -52,6 +55,24 @@ def test_cases_end_at_the_optimum(problem: PlacementProblem, small: int, probes:
             assert solution.objective == pytest.approx(best) and solution.proven
 
 
+@settings(max_examples=150, deadline=None)
+@given(with_transfers(), st.sampled_from([0, 40]))
+def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small: int) -> None:
+    """From the dearest plan, without a plan decoded on the way."""
+    model = integer_model(problem)
+    every = sorted(plans(model), key=model.evaluate)
+    if not every:
+        return
+    relaxation = Relaxation(model, every[-1], Budget())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(branching, "SMALL", small)
+        patch.setattr(Ascent, "decoded", lambda self: None)
+        cases = Branching(relaxation, search_tables, Budget())
+        cases.run()
+    assert relaxation.value == model.evaluate(every[0])
+    assert cases.bound >= relaxation.cutoff
+
+
 @settings(max_examples=80, deadline=None)
 @given(with_transfers(), st.integers(0, 3000))
 def test_a_search_that_is_cut_promises_no_more_than_the_optimum(problem: PlacementProblem, work: int) -> None:
@@ -82,9 +103,11 @@ def test_what_is_allowed_is_bounded_and_kept(problem: PlacementProblem, seed: in
         return
     before = sweeper.state()
     sweeper.allow(allowed)
-    assert all(ascent.pair() <= costs[0] for _ in range(5))
+    bounds = [ascent.pair() for _ in range(5)]
+    assert max(bounds) <= costs[0]
     ascent.model = replace(model, cutoff=costs[len(costs) // 2] + 1)
     slacks = find_slacks(ascent, allowed)
+    assert slacks.room <= ascent.model.cutoff - bounds[-1]
     for plan in left:
         if model.evaluate(plan) < ascent.model.cutoff:
             assert np.isfinite(slacks.excess[sweeper.offset[:-1] + plan]).all()
