@@ -20,6 +20,8 @@ from fxshard.strategies import lookup
 
 MESHES = (Mesh({"a": 2}), Mesh({"a": 2, "b": 2}))
 BATCH_NORM = ("channel_sum", "channel_spread", "batch_statistics", "running_statistics", "normalise")
+NORM_SUMS = ("row_norm_sums", "row_norm_weight", "row_norm_backward")
+ROW_NORM = ("row_sum", "row_mean", "row_spread", "row_rstd", "row_normalise")
 COUNTERPARTS = {
     "fxshard.sdpa.default": "aten._scaled_dot_product_flash_attention.default",
     "fxshard.sdpa_backward.default": "aten._scaled_dot_product_flash_attention_backward.default",
@@ -32,6 +34,8 @@ COUNTERPARTS = {
     **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy", "target_score", "score_sum")), "aten.nll_loss_forward.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy_backward", "spread_target")), "aten.nll_loss_backward.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in BATCH_NORM), "aten.native_batch_norm.default"),
+    **dict.fromkeys((f"fxshard.{op}.default" for op in ROW_NORM), "aten.native_layer_norm.default"),
+    **dict.fromkeys((f"fxshard.{op}.default" for op in NORM_SUMS), "aten.native_layer_norm_backward.default"),
     **dict.fromkeys(("fxshard.batch_norm_sums.default", "fxshard.batch_norm_backward.default"), "aten.native_batch_norm_backward.default"),
 }
 """What DTensor would see in place of fxshard's own operators, on the device where it does best."""
@@ -92,6 +96,8 @@ def _has_something(call: Call) -> bool:
 
 
 def _known_to_dtensor(call: Call) -> bool:
-    """An operator that takes no tensors never comes to DTensor."""
-    name = COUNTERPARTS.get(call.op, call.op)
-    return not call.operands or dtensor_has_rule(functools.reduce(getattr, name.split("."), torch.ops))
+    """An operator that takes no tensors never comes to DTensor; one of fxshard's own has to have a counterpart."""
+    if not call.operands:
+        return True
+    name = COUNTERPARTS[call.op] if call.op.startswith("fxshard.") else call.op
+    return dtensor_has_rule(functools.reduce(getattr, name.split("."), torch.ops))
