@@ -17,7 +17,6 @@ from fxshard._torch_compat import changes_of, inductor_compile, inductor_decompo
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
-from fxshard.planning_graph import at_run_time, source_line
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
@@ -111,19 +110,7 @@ class _Building:
         return self.bound.program
 
 
-def _refuse_late_sizes(module: fx.GraphModule) -> None:
-    """Raises RunError for what only the simulator runs."""
-    late = next((n for n in module.graph.nodes if n.op == "call_function" and at_run_time(n)), None)
-    if late is not None:
-        raise RunError(
-            f"{late.name} ({late.target}) gives or reads a size or a number that only running tells, which ranks cannot run yet",
-            where=source_line(late) or late.name,
-            remedy="use fxshard.simulate, or keep sizes and numbers fixed: torch.where for a mask, no .item()",
-        )
-
-
 def _bind(b: _Building) -> tuple[_Building, str]:
-    _refuse_late_sizes(b.bound.module)
     table = inductor_decompositions() if b.compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(b.program.inputs) if end.kind == "seed")
     module = device_graph(b.bound.module, b.bound.device, table, on_host=seeds)
@@ -183,7 +170,11 @@ def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> R
     output = copy.graph.output_node()
     output.meta["user_visible_output_idxs"] = [i for i in range(visible) if isinstance(output.args[0][i], fx.Node)]
     inputs = [n.meta["val"] for n in copy.graph.nodes if n.op == "placeholder"]
-    return inductor_compile(copy, inputs, **kind)
+    try:
+        return inductor_compile(copy, inputs, **kind)
+    except Exception as error:
+        what = f"Inductor could not compile this rank's graph: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        raise RunError(what, remedy='compiler="eager" runs the same graph without it; dump= writes the graph') from error
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -231,6 +222,8 @@ class _Step(torch.autograd.Function):
         local = [local_of(x) for x in inputs]
         out = artefact.forward(list(local))
         results, kept = tuple(out[: artefact.results]), out[artefact.results :]
+        ctx.numbers = [(i, x) for i, x in enumerate(kept) if not isinstance(x, torch.Tensor)]
+        kept = [x for x in kept if isinstance(x, torch.Tensor)]
         ctx.artefact = artefact
         ctx.like = [x if isinstance(x, DTensor) else None for x in inputs]
         ctx.watched = [(inputs[i], changes_of(inputs[i])) for i in _read_later(inputs, local, artefact.kept_inputs, kept)]
@@ -248,8 +241,11 @@ class _Step(torch.autograd.Function):
             what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
             raise RunError(what, remedy="change parameters after backward, or change a clone")
         tangents = [grads[i].contiguous() for i in artefact.tangent_of]
+        saved = list(ctx.saved_tensors)
+        for i, number in ctx.numbers:  # sizes that only the forward could tell
+            saved.insert(len(artefact.kept_inputs) + i, number)
         with plain_arithmetic(tangents[0].device.type):
-            out = artefact.backward([*ctx.saved_tensors, *tangents])
+            out = artefact.backward([*saved, *tangents])
         return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
 
 

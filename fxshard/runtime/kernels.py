@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
@@ -16,6 +17,7 @@ from fxshard.ops import attention, contraction, cross_entropy, normalization, ra
 Kernel = Callable[..., Any]
 
 KERNELS: dict[Any, Kernel] = {
+    torch.ops.aten.masked_select.default: lambda x, mask: torch.ops.aten.masked_select(*torch.broadcast_tensors(x, mask)),
     torch.ops.fxshard.einsum.default: contraction.kernel,
     torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
     torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
@@ -76,7 +78,7 @@ def device_graph(
     module: fx.GraphModule, device: torch.device, decompositions: Mapping[Any, Kernel] | None = None, on_host: frozenset[int] = frozenset()
 ) -> fx.GraphModule:
     """``module`` traced anew on fake tensors of ``device``, under ``decompositions``; inputs in ``on_host`` lie on the CPU."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     with mode:
         inputs = [
