@@ -42,13 +42,13 @@ def sweep(
     share: FloatArray,
     cap: float,
     slack: FloatArray,
-) -> float:
-    """Send all messages of a direction; the bound without the constant. Fills in the slack of split tables.
+) -> tuple[float, int]:
+    """Send all messages of a direction: (the bound without the constant, how many states and pairs were read).
 
-    Work goes with the pairs of classes that still have a state: the others are passed over.
+    Fills in the slack of split tables. Work goes with the pairs of classes that still have a state: the others are passed over.
     """
     count = len(wiring.offset) - 1
-    total = 0.0
+    total, read = 0.0, 0
     room = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     message, given = np.empty(room), np.empty(room)
     rows_left, columns_left = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
@@ -59,6 +59,7 @@ def sweep(
         least = np.inf
         for state in range(low, high):
             if weights[state] < np.inf:
+                read += 1
                 least = min(least, weights[state] - (end - begin) * np.floor(weights[state] * share[node]))
         total += least
         for position in range(begin, end):
@@ -78,6 +79,7 @@ def sweep(
             left_by_class(wiring, weights, link, 1 - direction, message)
             height = indices_left(given if direction == 0 else message, rows, rows_left)
             width = indices_left(message if direction == 0 else given, columns, columns_left)
+            read += height * width
             for k in range(receivers):
                 message[k] = np.inf
             for a in rows_left[:height]:
@@ -99,7 +101,7 @@ def sweep(
             for k in range(receivers):
                 least = min(least, message[k])
             if least == np.inf:
-                return np.inf
+                return np.inf, read
             total += least
             arriving = wiring.message[direction, link]
             for k in range(receivers):
@@ -111,7 +113,7 @@ def sweep(
                 weights[state] += message[k] - sent[arriving + k]
             for k in range(receivers):
                 sent[arriving + k] = message[k]
-    return total
+    return total, read
 
 
 @compiled
