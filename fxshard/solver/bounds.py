@@ -104,9 +104,8 @@ class Ascent:
         """`cost`: of the best choices at these prices, which the bound cannot pass."""
         if len(history) < 5:
             return history[-1] >= cost
-        rise = history[-1] - history[-5]
         gap = min(cost, self.cutoff) - history[-1]
-        return rise <= self._stall * gap if np.isfinite(gap) else rise <= 1e-5 * abs(history[-1])
+        return stalled(history, gap, self._stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
 
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian."""
@@ -176,6 +175,11 @@ class Ascent:
             if since >= 6:
                 factor, since = factor / 2, 0
                 self._set_prices(self._best_multipliers)
+
+
+def stalled(history: list[float], gap: float, part: float) -> bool:
+    """Whether the last four pairs of sweeps together raised the bound by no more than this part of a gap."""
+    return len(history) > 4 and history[-1] - history[-5] <= part * gap
 
 
 def _next_price(over: tuple[float, float] | None, under: tuple[float, float] | None, price: float) -> float | None:

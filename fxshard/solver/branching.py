@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray
+from .arrays import BoolArray, FloatArray, IntArray
+from .bounds import stalled
 from .budget import Budget
 from .infeasible import Exhausted
 from .model import Model
 from .pruning import Slacks, find_slacks
-from .relax import Relaxation, write_out
+from .relax import Relaxation
 
-Search = Callable[[Model, float, Budget], "tuple[np.ndarray | None, float]"]
+Search = Callable[[Model, float, Budget], tuple[IntArray | None, float]]
 """(a model without transfers, the cost of the plan at hand, work) -> (a cheaper plan if found, a bound on all that are)."""
 
 SMALL = 60_000
@@ -29,7 +30,7 @@ SMALL = 60_000
 SEARCH_WORK = 300_000_000
 """Entries that such a search may touch; a case that takes more is divided."""
 
-TARGETS = (1 / 64, 1 / 16, 1 / 4)
+AIMS = (1 / 64, 1 / 16, 1 / 4)
 """Parts of the gap that are tried as cutoffs at first."""
 
 PAIRS = 24
@@ -47,7 +48,7 @@ NEAR = 0.02
 """A state whose excess is below this part of the room is as good as chosen."""
 
 SAVED_BYTES = 2**28
-"""Messages that are kept for cases to come; beyond, it starts from the first ones."""
+"""Messages that are kept for cases to come; beyond, a case starts from the root's."""
 
 
 @dataclass(frozen=True)
@@ -66,36 +67,32 @@ class Branching:
         self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
         self.sweeper = self.ascent.sweeper
         self.count = 0
-        self._closed = np.inf
         self._root = self.sweeper.state()
         self._saved = SAVED_BYTES // sum(array.nbytes for array in self._root)
         self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, self._root)]
 
     @property
     def bound(self) -> float:
-        """The least bound of any case, `inf` where all are closed."""
-        return min([self._closed, *(case.bound for case in self._open)])
+        """The least bound of a case that is open, `inf` where none is."""
+        return min((case.bound for case in self._open), default=np.inf)
 
     def run(self) -> None:
         """Close cases until none is left or the budget ends."""
         self._aim()
         while self._open and not self.budget.spent:
-            case = self._open[-1]
-            halves = () if case.bound >= self.relaxation.cutoff else self._halves(case)
-            if not self.budget.spent:
-                self._open.pop()
-                self._open += halves
+            case = self._open.pop()
+            if case.bound < self.relaxation.cutoff:
+                self._open += self._halves(case)
 
     def _aim(self) -> None:
         """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound."""
         (case,) = self._open
-        for part in TARGETS:
+        for part in AIMS:
             target = np.ceil(case.bound + part * (self.relaxation.cutoff - case.bound))
             if target >= self.relaxation.cutoff or self.budget.spent:
                 break
-            self.ascent.model = replace(self.ascent.model, cutoff=target)
             try:
-                proven = self._searched(find_slacks(self.ascent, case.allowed), target, SMALL)
+                proven = self._searched(find_slacks(self.ascent, target), target, target)
             except Exhausted:
                 proven = target
             if proven is None:
@@ -113,56 +110,55 @@ class Branching:
             self.ascent.decoded()
             slacks, allowed = self._narrow(case.allowed)
             candidates = self._candidates(slacks)
-            proven = self._searched(slacks, self.relaxation.value, SMALL if candidates else np.inf)
-            if proven is not None and (proven >= self.relaxation.cutoff or not candidates):
-                self._closed = min(self._closed, proven)
+            if not candidates:
+                self.relaxation.take(np.asarray([costs.argmin() for costs in slacks.costs]))
                 return ()
+            proven = self._searched(slacks, self.relaxation.cutoff, self.relaxation.value)
         except Exhausted:
             return ()
-        return self._divided(candidates, allowed, slacks, bound)
+        return self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
 
     def _sweep(self, pairs: int) -> float:
-        """Pairs of sweeps; raises `Exhausted` when no better plan is left."""
+        """Pairs of sweeps; the bound, raises `Exhausted` when no better plan is left."""
         history: list[float] = []
         for _ in range(pairs):
             history.append(self.ascent.pair())
             gap = self.relaxation.cutoff - history[-1]
             if gap <= 0:
                 raise Exhausted
-            if self.budget.spent or (len(history) > 4 and history[-1] - history[-5] <= STALL * gap):
+            if self.budget.spent or stalled(history, gap, STALL):
                 break
         return max(history)
 
     def _narrow(self, allowed: BoolArray) -> tuple[Slacks, BoolArray]:
         """Forbid what is in no better plan, as long as much goes."""
         while True:
-            self.ascent.model = replace(self.ascent.model, cutoff=self.relaxation.cutoff)
-            slacks = find_slacks(self.ascent, allowed)
-            left = allowed & np.isfinite(slacks.excess)
-            many = int(allowed.sum())
+            slacks = find_slacks(self.ascent, self.relaxation.cutoff)
+            left = np.isfinite(slacks.excess)
+            self.sweeper.allow(left)
+            if self.budget.spent or left.sum() > NARROWS * allowed.sum():
+                return slacks, left
             allowed = left
-            self.sweeper.allow(allowed)
-            if self.budget.spent or left.sum() > NARROWS * many:
-                return slacks, allowed
             self._sweep(PROBE_PAIRS)
 
-    def _searched(self, slacks: Slacks, known: float, small: float) -> float | None:
-        """Search what is left exactly: a bound on what costs less than `known`, None where it is not small enough."""
+    def _searched(self, slacks: Slacks, target: float, known: float) -> float | None:
+        """Search what is left below a target exactly: a bound on what costs less than `known`, None where it is not small enough."""
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
         ends = self.sweeper.wiring.ends
-        if (alive[ends[0]] * alive[ends[1]]).sum() > small:
+        if (alive[ends[0]] * alive[ends[1]]).sum() > SMALL:
             return None
-        left, undo = write_out(self.ascent.model, slacks, self.sweeper.links)
-        if left.entries > small:
+        left, undo = self.relaxation.written(slacks, target)
+        if left.entries > SMALL:
             return None
-        left = replace(left, prices=self.ascent.multipliers)
         choices, proven = self._search(left, known, self.budget.part(SEARCH_WORK))
         if choices is not None:
             self.relaxation.take(undo(choices))
         return proven
 
     def _divided(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
-        """Two cases, by the node whose halves are both bounded best."""
+        """Two cases at most, by the node whose halves are both bounded best; none where the bound says that nothing is left."""
+        if bound >= self.relaxation.cutoff:
+            return ()
         here = self.sweeper.state()
         best: list[_Case] = []
         for node in candidates:

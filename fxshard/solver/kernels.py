@@ -45,7 +45,7 @@ def sweep(
 ) -> tuple[float, int]:
     """Send all messages of a direction: (the bound without the constant, how many states and pairs were read).
 
-    Fills in the slack of split tables. Work goes with the pairs of classes that still have a state: the others are passed over.
+    Direction 1 fills in the slack of split tables. Work goes with the pairs of classes that still have a state: the others are passed over.
     """
     count = len(wiring.offset) - 1
     total, read = 0.0, 0
@@ -89,14 +89,13 @@ def sweep(
                         message[b] = min(message[b], value + given[a])
                     else:
                         message[a] = min(message[a], value + given[b])
-            if wiring.shared[link]:
+            if direction == 1 and wiring.shared[link]:
                 for cell in range(table, table + rows * columns):
                     slack[cell] = np.inf
                 for a in rows_left[:height]:
                     for b in columns_left[:width]:
                         cell = table + a * columns + b
-                        own = given[a] - message[b] if direction == 0 else given[b] - message[a]
-                        slack[cell] = values[cell] + own if values[cell] < np.inf else np.inf
+                        slack[cell] = values[cell] + given[b] - message[a] if values[cell] < np.inf else np.inf
             least = np.inf
             for k in range(receivers):
                 least = min(least, message[k])

@@ -1,7 +1,7 @@
 """What message passing runs on: tables between two nodes, on classes of their states that the table tells apart.
 
 An edge is one link. A transfer is a link per reader, on layouts instead of states; where several readers want the same
-layout its price is split between them, evenly at first. After every sweep `Splits.rebalance` takes from each link what
+layout its price is split between them, evenly at first. After every pair of sweeps `Splits.rebalance` takes from each link what
 it had no use for and gives it to all alike, which never lowers the bound.
 """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray, IntArray
+from .arrays import FloatArray, IntArray
 from .bounds import Ascent
 from .infeasible import Exhausted
 from .kernels import collect, forbid_pairs
@@ -37,16 +37,17 @@ class Slacks:
 
 def prune(ascent: Ascent) -> Model:
     """The model rewritten by its slacks; the choices and their costs stay what they were. No transfers."""
-    slacks = find_slacks(ascent)
+    slacks = find_slacks(ascent, ascent.model.cutoff)
     edges = {link.ends: table for link, table in zip(ascent.sweeper.links, slacks.tables, strict=True)}
     return replace(ascent.model, costs=slacks.costs, edges=edges, constant=slacks.constant, prices=ascent.multipliers)
 
 
-def find_slacks(ascent: Ascent, allowed: BoolArray | None = None) -> Slacks:
-    """One more sweep against node order, and what it proves. allowed: (states,), all by default."""
+def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:
+    """One more sweep against node order, and what it proves of plans below the cutoff; raises `Exhausted` where there is none."""
     model, sweeper = ascent.model, ascent.sweeper
     wiring, splits, nodes = sweeper.wiring, sweeper.splits, sweeper.offset[:-1]
     sweeper.sweep(1)
+    ascent.budget.charge(3 * sweeper.entries)  # what is left is read twice more
     tables, kept = sweeper.slacks()
     least = [_least(kept, nodes), _least(tables, splits.start[:-1])]
     if np.isinf(least[0]).any() or np.isinf(least[1]).any():
@@ -54,10 +55,10 @@ def find_slacks(ascent: Ascent, allowed: BoolArray | None = None) -> Slacks:
     total = model.constant + float(least[0].sum() + least[1].sum())
     kept -= np.repeat(least[0], np.diff(sweeper.offset))
     tables -= np.repeat(least[1], np.diff(splits.start))
-    room = model.cutoff - (total - ascent.memory.allowance(ascent.multipliers))
+    room = cutoff - (total - ascent.memory.allowance(ascent.multipliers))
     arrived = np.empty_like(sweeper.messages[0])
     excess = collect(wiring, tables, kept, sweeper.chains, arrived)
-    excess = np.where((excess < room) & (allowed is None or allowed), excess, np.inf)
+    excess = np.where(excess < room, excess, np.inf)
     forbid_pairs(wiring, tables, excess, arrived, sweeper.chains, room)
     paid = ascent.memory.prices(ascent.multipliers)
     costs = np.split(np.where(np.isinf(excess), np.inf, kept - paid), nodes[1:])

@@ -55,9 +55,13 @@ class Relaxation:
 
     def below(self, target: float) -> tuple[Model, Undo]:
         """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
-        self.ascent.model = replace(self.ascent.model, cutoff=target)
-        left, undo = write_out(self.ascent.model, find_slacks(self.ascent), self.ascent.sweeper.links)
-        return replace(left, prices=self.ascent.multipliers), lambda choices: self._undo(undo(choices))
+        left, undo = self.written(find_slacks(self.ascent, target), target)
+        return left, lambda choices: self._undo(undo(choices))
+
+    def written(self, slacks: Slacks, target: float) -> tuple[Model, Undo]:
+        """What is left by slacks found for a target, without transfers; leads back to the model that message passing works on."""
+        left, undo = write_out(self.ascent.model, slacks, self.ascent.sweeper.links)
+        return replace(left, prices=self.ascent.multipliers, cutoff=target), undo
 
     def take(self, choices: IntArray) -> float:
         """Offer a plan of the model that message passing works on."""

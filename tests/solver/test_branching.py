@@ -14,6 +14,7 @@ from fxshard.solver.bounds import Ascent
 from fxshard.solver.branching import Branching
 from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.model import Model
 from fxshard.solver.pruning import find_slacks
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.solve import search_tables
@@ -26,6 +27,11 @@ def ring(count: int) -> PlacementProblem:
     readers = [((i + 1) % count, np.array([0, 1])) for i in range(count)]
     transfers = [Transfer(i, np.array([0, 1]), (reader,), alike) for i, reader in enumerate(readers)]
     return PlacementProblem((np.zeros(2),) * count, transfers=tuple(transfers))
+
+
+def given_up(model: Model, known: float, budget: Budget) -> tuple[None, float]:
+    """A search that ran out of work before it knew anything."""
+    return None, -np.inf
 
 
 @pytest.fixture
@@ -55,22 +61,50 @@ def test_cases_end_at_the_optimum(problem: PlacementProblem, small: int, probes:
             assert solution.objective == pytest.approx(best) and solution.proven
 
 
-@settings(max_examples=150, deadline=None)
-@given(with_transfers(), st.sampled_from([0, 40]))
-def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small: int) -> None:
-    """From the dearest plan, without a plan decoded on the way."""
+@settings(max_examples=300, deadline=None)
+@given(
+    with_transfers(memory=True),
+    st.sampled_from([0, 40, 60_000]),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(1, 20_000)),
+    st.booleans(),
+)
+def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small: int, able: bool, work: int | None, swept: bool) -> None:
+    """From the dearest plan, without a plan decoded on the way; a search that is cut proves no more than the optimum.
+
+    able: whether what is small is searched to its end, or given up at once.
+    """
     model = integer_model(problem)
     every = sorted(plans(model), key=model.evaluate)
     if not every:
         return
-    relaxation = Relaxation(model, every[-1], Budget())
+    best, budget = model.evaluate(every[0]), Budget(work_limit=work)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branching, "SMALL", small)
-        patch.setattr(Ascent, "decoded", lambda self: None)
+        patch.setattr(Ascent, "_try", lambda self, plan: None)
+        relaxation = Relaxation(model, every[-1], budget)
+        if swept:
+            relaxation.run()
+        cases = Branching(relaxation, search_tables if able else given_up, budget)
+        cases._aim()
+        assert min(cases.bound, relaxation.cutoff) <= best
+        cases.run()
+    assert min(cases.bound, relaxation.cutoff) <= best <= relaxation.value
+    if not budget.spent:
+        assert relaxation.value == best and cases.bound >= relaxation.cutoff
+
+
+def test_a_low_target_is_enough_where_the_optimum_is_near_the_bound() -> None:
+    """The plan at hand is ten times dearer than the best, which is 1 above the bound of a ring."""
+    model = integer_model(ring(7))
+    dear = replace(model, costs=[np.array([0.0, 1000.0]) * model.grain, *model.costs[1:]])
+    relaxation = Relaxation(dear, np.array([1, 0, 1, 0, 1, 0, 1]), Budget())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ascent, "_try", lambda self, plan: None)
+        relaxation.run()
         cases = Branching(relaxation, search_tables, Budget())
         cases.run()
-    assert relaxation.value == model.evaluate(every[0])
-    assert cases.bound >= relaxation.cutoff
+    assert relaxation.value < dear.evaluate(np.array([1, 0, 1, 0, 1, 0, 1])) and cases.count == 0
 
 
 @settings(max_examples=80, deadline=None)
@@ -105,11 +139,13 @@ def test_what_is_allowed_is_bounded_and_kept(problem: PlacementProblem, seed: in
     sweeper.allow(allowed)
     bounds = [ascent.pair() for _ in range(5)]
     assert max(bounds) <= costs[0]
-    ascent.model = replace(model, cutoff=costs[len(costs) // 2] + 1)
-    slacks = find_slacks(ascent, allowed)
-    assert slacks.room <= ascent.model.cutoff - bounds[-1]
+    cutoff = costs[len(costs) // 2] + 1
+    slacks = find_slacks(ascent, cutoff)
+    assert slacks.room <= cutoff - bounds[-1]
+    assert not np.isfinite(slacks.excess[~allowed]).any()
     for plan in left:
-        if model.evaluate(plan) < ascent.model.cutoff:
+        if model.evaluate(plan) < cutoff:
             assert np.isfinite(slacks.excess[sweeper.offset[:-1] + plan]).all()
     sweeper.restore(before)
-    assert all(np.array_equal(a, b) for a, b in zip(before, sweeper.state(), strict=True))
+    sweeper.allow(allowed)
+    assert [ascent.pair() for _ in range(5)] == bounds
