@@ -27,10 +27,13 @@ Search = Callable[[Model, float, Budget], tuple[IntArray | None, float]]
 SMALL = 60_000
 """Table entries up to which a case is searched exactly."""
 
+AIMED = 150_000
+"""Those up to which what is below a low target is: that happens a few times only."""
+
 SEARCH_WORK = 300_000_000
 """Entries that such a search may touch; a case that takes more is divided."""
 
-AIMS = (1 / 64, 1 / 16, 1 / 4)
+AIMS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """Parts of the gap that are tried as cutoffs at first."""
 
 PAIRS = 24
@@ -92,7 +95,7 @@ class Branching:
             if target >= self.relaxation.cutoff or self.budget.spent:
                 break
             try:
-                proven = self._searched(find_slacks(self.ascent, target), target, target)
+                proven = self._searched(find_slacks(self.ascent, target), target, target, AIMED)
             except Exhausted:
                 proven = target
             if proven is None:
@@ -113,7 +116,7 @@ class Branching:
             if not candidates:
                 self.relaxation.take(np.asarray([costs.argmin() for costs in slacks.costs]))
                 return ()
-            proven = self._searched(slacks, self.relaxation.cutoff, self.relaxation.value)
+            proven = self._searched(slacks, self.relaxation.cutoff, self.relaxation.value, SMALL)
         except Exhausted:
             return ()
         return self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
@@ -141,14 +144,14 @@ class Branching:
             allowed = left
             self._sweep(PROBE_PAIRS)
 
-    def _searched(self, slacks: Slacks, target: float, known: float) -> float | None:
+    def _searched(self, slacks: Slacks, target: float, known: float, small: int) -> float | None:
         """Search what is left below a target exactly: a bound on what costs less than `known`, None where it is not small enough."""
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
         ends = self.sweeper.wiring.ends
-        if (alive[ends[0]] * alive[ends[1]]).sum() > SMALL:
+        if (alive[ends[0]] * alive[ends[1]]).sum() > small:
             return None
         left, undo = self.relaxation.written(slacks, target)
-        if left.entries > SMALL:
+        if left.entries > small:
             return None
         choices, proven = self._search(left, known, self.budget.part(SEARCH_WORK))
         if choices is not None:

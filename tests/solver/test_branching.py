@@ -38,6 +38,7 @@ def given_up(model: Model, known: float, budget: Budget) -> tuple[None, float]:
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is small, nothing is aimed at: all is left to the cases."""
     monkeypatch.setattr(branching, "SMALL", 0)
+    monkeypatch.setattr(branching, "AIMED", 0)
 
 
 @pytest.mark.usefixtures("divided")
@@ -54,6 +55,7 @@ def test_cases_end_at_the_optimum(problem: PlacementProblem, small: int, probes:
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branching, "SMALL", small)
+        patch.setattr(branching, "AIMED", small)
         patch.setattr(branching, "PROBES", probes)
         patch.setattr(branching, "SAVED_BYTES", saved)
         if np.isfinite(best):
@@ -81,6 +83,7 @@ def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small
     best, budget = model.evaluate(every[0]), Budget(work_limit=work)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branching, "SMALL", small)
+        patch.setattr(branching, "AIMED", small)
         patch.setattr(Ascent, "_try", lambda self, plan: None)
         relaxation = Relaxation(model, every[-1], budget)
         if swept:
@@ -113,6 +116,7 @@ def test_a_search_that_is_cut_promises_no_more_than_the_optimum(problem: Placeme
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branching, "SMALL", 0)
+        patch.setattr(branching, "AIMED", 0)
         if np.isfinite(best):
             solution = solve(problem, work_limit=work)
             assert solution.lower_bound <= best * (1 + 1e-12) <= solution.objective * (1 + 2e-12)
