@@ -8,11 +8,11 @@ import time
 class Budget:
     """Seconds and work that are left. Work is counted in table entries read; 10^9 take one or two seconds."""
 
-    def __init__(self, time_limit: float | None = None, work_limit: float | None = None) -> None:
+    def __init__(self, time_limit: float | None = None, work_limit: float | None = None, whole: Budget | None = None) -> None:
         self._deadline = None if time_limit is None else time.monotonic() + time_limit
         self._work_limit = work_limit
         self._work = 0.0
-        self._whole: Budget | None = None
+        self._whole = whole
 
     def charge(self, entries: float) -> None:
         """Count work as done."""
@@ -22,9 +22,7 @@ class Budget:
 
     def part(self, work: float) -> Budget:
         """A budget of at most this work, which is counted here too."""
-        part = Budget(None, work if self.work_left is None else min(work, self.work_left))
-        part._deadline, part._whole = self._deadline, self
-        return part
+        return Budget(self.seconds_left, work if self.work_left is None else min(work, self.work_left), self)
 
     @property
     def spent(self) -> bool:
