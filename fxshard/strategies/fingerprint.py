@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import hashlib
 import inspect
 import sys
 from collections.abc import Iterator
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,25 +20,29 @@ from fxshard._torch_compat import schema_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, range, slice)
 SHIPPED = {"torch", "fxshard", *sys.stdlib_module_names}
-"""Packages that come in versions: what their functions name is not looked into."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Packages that come in versions, and folders of such: what their functions name is not looked into."""
 
 Named = dict[tuple[str, int], Any]
-"""Functions and plain values that are named in code, by name and address."""
+"""What code names, by name and address."""
 
 
 def fingerprint(function: Any) -> str:
-    """12 hex digits over what the function does: its code, its defaults, what it closes over as far as that is plain, and
-    the functions and plain values of its own module that it names, and what those name.
+    """12 hex digits over what the function does: its code, its defaults, what it closes over and what of its module it names,
+    and what the functions among those name.
 
     No address, file or line goes in. Another version of Python compiles to other code, which is told apart too.
     """
     named: Named = {}
     said = repr(_described(function, named, ()))
-    helpers: list[str] = []
-    while len(helpers) < len(named):
-        (name, _), value = list(named.items())[len(helpers)]
-        helpers.append(repr((name, _described(value, named, ()))))
-    return hashlib.sha256(repr((said, sorted(set(helpers)))).encode()).hexdigest()[:12]
+    to_do, helpers = list(named), set()
+    while to_do:
+        key = to_do.pop()
+        found: Named = {}
+        helpers.add(repr((key[0], _described(named[key], found, ()))))
+        to_do += found.keys() - named.keys()
+        named |= found
+    return hashlib.sha256(repr((said, sorted(helpers))).encode()).hexdigest()[:12]
 
 
 def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
@@ -47,6 +53,8 @@ def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
     if id(value) in above:
         return "itself"
     inner = functools.partial(_described, named=named, above=(*above, id(value)))
+    if isinstance(value, enum.Enum):
+        return "enum", type(value).__qualname__, value.name
     if isinstance(value, PLAIN):
         return type(value).__name__, repr(value)
     if isinstance(value, Placement):
@@ -72,14 +80,17 @@ def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The functions of its module, and the plain values, that the code of a function of the user's names."""
-    if str(function.__globals__.get("__name__")).partition(".")[0] in SHIPPED:
+    """What the code of a function of the user's names in its module."""
+    installed = INSTALLED & set(PurePath(function.__code__.co_filename).parts)
+    if installed or _shipped(function.__globals__.get("__name__")):
         return
     for name in _names(function.__code__):
-        value = function.__globals__.get(name)
-        own = isinstance(value, FunctionType) and value.__module__ == function.__module__
-        if own or (isinstance(value, PLAIN) and value is not None and not name.startswith("__")):
-            yield name, value
+        if name in function.__globals__ and not name.startswith("__"):
+            yield name, function.__globals__[name]
+
+
+def _shipped(module: Any) -> bool:
+    return str(module).partition(".")[0] in SHIPPED
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -98,17 +109,19 @@ def _content(cell: Any, inner: Any) -> Any:
 
 def _by_kind(value: Any, inner: Any) -> Any:
     """Modules, classes, operators and what is built in by name; of a dataclass its fields too; what can be called by its class's
-    code and its own fields."""
+    code and its own fields, and what is wrapped (``functools.lru_cache``) by that."""
     if isinstance(value, (type, ModuleType)):
         return getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", ""))
     if schema_of(value) is not None:
         return "operator", str(value)
-    kind, name = type(value), getattr(value, "__qualname__", "")
+    kind, name = type(value), getattr(value, "__qualname__", getattr(value, "__name__", ""))
     call = inspect.getattr_static(kind, "__call__", None)
     called = isinstance(call, FunctionType)
     own: Any = ()
     if dataclasses.is_dataclass(value):
         own = tuple((f.name, inner(getattr(value, f.name, None))) for f in dataclasses.fields(value))
-    elif called and hasattr(value, "__dict__"):
+    elif called and not _shipped(kind.__module__) and hasattr(value, "__dict__"):
         own = inner(vars(value))
+    elif inspect.getattr_static(value, "__wrapped__", None) is not None:
+        own = inner(value.__wrapped__)
     return kind.__module__, kind.__qualname__, name, inner(call) if called else (), own

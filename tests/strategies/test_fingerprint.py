@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import subprocess
@@ -25,12 +26,16 @@ from fxshard.strategies.user_rules import name_of
 
 RULES = """
 import functools
+import logging
+import torch
+from torch.nn.functional import relu
 from dataclasses import dataclass
 from torch.distributed.tensor import Partial, Shard
 from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.notation import pointwise_rule
 
 NAMES = {"max", "min", "sum", "avg", "product"}
+logger = logging.getLogger()
 
 def scaled(factor, kept=frozenset(("max", "min", "sum"))):
     def rule(call, op="max"):
@@ -67,6 +72,14 @@ def over(value):
 
 GIVEN = [scaled(2.0), scaled, Rule(3), Rule(3).other, functools.partial(scaled, kept={1, 2, "a"}), pointwise_rule((0, 1), ops=("max",))]
 GIVEN += [by_helpers, over(Options(1.0, [Shard(1), Partial("max")])), over(frozenset((helper, by_helpers)))]
+DIMS, WHERE, OPTIONS, NAMED = (0, {"a", "b"}), Shard(0), Options(1.0, Partial()), {"b": helper, "a": object()}
+PART, KEPT, MADE = functools.partial(helper, k=1), functools.lru_cache(helper), Rule(3)
+NAMED["self"] = NAMED
+
+def by_values(call):
+    return DIMS, WHERE, OPTIONS, NAMED, PART, KEPT, MADE, torch.ops.aten.mm, functools, Options, by_values, logger, relu
+
+GIVEN.append(by_values)
 for function in GIVEN:
     print(fingerprint(function))
 """
@@ -84,7 +97,7 @@ def test_processes_agree(tmp_path: Path) -> None:
             subprocess.run([sys.executable, str(folder / "rules.py")], env=environment, check=True, capture_output=True, text=True).stdout
         )
     assert said[0] == said[1]
-    assert len(set(said[0].split())) == 9
+    assert len(set(said[0].split())) == 10
 
 
 def _made(body: str) -> Callable[..., Any]:
@@ -216,3 +229,58 @@ def test_many_functions_that_name_each_other_are_described_once() -> None:
     space: dict[str, Any] = {"__name__": "own"}
     exec("\n".join(f"def {name}(call):\n    return [{', '.join(names)}]" for name in names), space)
     assert fingerprint(space["f0"]) == fingerprint(space["f0"])
+
+
+class Color(enum.Enum):
+    RED, BLUE = 1, 2
+
+
+class Doubled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, call: Any) -> int:
+        return self.factor
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((0, 1), (0, 2)),
+        (Shard(0), Shard(1)),
+        (Scale(1), Scale(2)),
+        (Options([1]), Options([2])),
+        (functools.partial(_over, k=1), functools.partial(_over, k=2)),
+        (functools.partial(_over(1)), functools.partial(_over(2))),
+        (functools.lru_cache(_over(1)), functools.lru_cache(_over(2))),
+        ({"max": 1}, {"max": 2}),
+        (Doubled(1), Doubled(2)),
+        (Color.RED, Color.BLUE),
+        (None, 1),
+        (torch.ops.aten.mm, torch.ops.aten.bmm),
+        (Doubled, Scale),
+    ],
+)
+def test_every_value_that_code_names_counts(one: Any, other: Any) -> None:
+    """In its module, or closed over; nested in other values too."""
+    said = [fingerprint(_naming(value)) for value in (one, other, [one], [other], _naming(one), _naming(other))]
+    assert len(set(said)) == 6
+    assert fingerprint(_over(one)) != fingerprint(_over(other))
+
+
+def _naming(value: Any) -> Callable[..., Any]:
+    """A function whose module has ``value``."""
+    space: dict[str, Any] = {"__name__": "own", "VALUE": value}
+    exec("def rule(call):\n    return VALUE", space)
+    made: Callable[..., Any] = space["rule"]
+    return made
+
+
+def test_what_packages_name_is_not_looked_into() -> None:
+    for name, file in (("torch.own", "own.py"), ("own", "lib/site-packages/own.py")):
+        said = []
+        for value in (1, 2):
+            space: dict[str, Any] = {"__name__": name, "VALUE": value}
+            exec(compile("def rule(call):\n    return VALUE", file, "exec"), space)
+            said.append(fingerprint(space["rule"]))
+        assert said[0] == said[1]
