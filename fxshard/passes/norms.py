@@ -155,20 +155,25 @@ NORMS: dict[Any, Callable[..., Any]] = {
 
 
 def _own_statistics(norm: Callable[..., Any]) -> Callable[..., Any]:
-    """``norm`` as the model itself calls it: mean and rstd have the dtype of x, or of wider weights, as from torch's CPU kernel."""
+    """``norm`` as the model itself calls it: mean and rstd have the dtype of x, or of wider vectors, as from torch's CPU kernel."""
 
     def call(_: Any, *args: Any, **kwargs: Any) -> Any:
-        out, mean, rstd = norm(*args, **kwargs)
+        out, mean, rstd, *running = norm(*args, **kwargs)
         given = [v.dtype for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
         dtype = reduce(torch.promote_types, given)
-        return out, mean.to(dtype), rstd.to(dtype)
+        return out, mean.to(dtype), rstd.to(dtype), *running
 
     return call
 
 
-STATISTICS: dict[Any, Callable[..., Any]] = {
-    norm: _own_statistics(norm)
-    for name in ("native_layer_norm", "native_group_norm")
-    for norm in (getattr(torch, name), getattr(aten, name), getattr(aten, name).default)
-}
+_FUNCTIONS = (torch.native_layer_norm, torch.native_group_norm, torch.native_batch_norm)
+_PACKETS = (
+    aten.native_layer_norm,
+    aten.native_group_norm,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+)
+_OVERLOADS = tuple(getattr(packet, name) for packet in _PACKETS for name in packet.overloads() if "out" not in name)
+STATISTICS: dict[Any, Callable[..., Any]] = {norm: _own_statistics(norm) for norm in (*_FUNCTIONS, *_PACKETS, *_OVERLOADS)}
 """Functions by which a model asks for statistics -> what is called in their place while tracing."""

@@ -117,7 +117,17 @@ STATISTICS: dict[str, Any] = {
     "layer, by the operator": lambda x, w: aten.native_layer_norm.default(x, (5,), None if w is None else w[:5], None, 1e-5),
     "group": lambda x, w: torch.native_group_norm(x, w, None, 4, 6, 5, 2, 1e-5),
     "group, by the operator": lambda x, w: aten.native_group_norm(x, w, None, 4, 6, 5, 2, 1e-5),
+    "batch": lambda x, w: torch.native_batch_norm(x, w, None, None, None, True, 0.1, 1e-5),
+    "batch, by the operator": lambda x, w: aten._native_batch_norm_legit.no_stats(x, w, None, True, 0.1, 1e-5),
+    "batch, wide running": lambda x, w: torch.native_batch_norm(x, w, None, *_running(x, w), True, 0.1, 1e-5),
+    "batch, functional": lambda x, w: aten._native_batch_norm_legit_functional(x, w, None, *_running(x, w), True, 0.1, 1e-5)[:3],
 }
+
+
+def _running(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float32 where torch's kernel has that, for which weights are to be in float32, too."""
+    dtype = torch.promote_types(x.dtype, torch.float32) if weight is None else weight.dtype
+    return torch.zeros(6, dtype=dtype), torch.ones(6, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", STATISTICS)
@@ -137,7 +147,7 @@ def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, weight: Any)
     exact = HALF.double().requires_grad_()
     (want,) = torch.autograd.grad(forward(None, exact, weight if weight is None else weight.double())[0].sum(), exact)
     torch.testing.assert_close(result.grads["args[0]"].double(), want, rtol=2**-7, atol=2**-7)
-    assert [n.args[3].meta["val"].dtype for n in graph.nodes if "row_norm_sums" in str(n.target)] == [torch.float32]
+    assert [n.args[3].meta["val"].dtype for n in graph.nodes if "norm_sums" in str(n.target)] == [torch.float32]
 
 
 def test_sums_with_narrow_statistics_are_wide() -> None:
