@@ -47,7 +47,8 @@ def plan(
         input_layouts: layouts of tensor inputs: one for all, a sequence in order (None: free), or a mapping by name
             (``"args[0]"``, ``"kwargs['mask']"``). Free where not given.
         output_layouts: likewise for outputs (``"outputs[0]"``).
-        pins: layouts by name or glob of parameters, buffers, inputs or graph nodes; or a (partial) ShardingPlan.
+        pins: layouts by name or glob of parameters, buffers, inputs or graph nodes (of those with several results a tuple, None
+            where free); or a (partial) ShardingPlan.
         memory_limit: bytes per device for what ``plan.memory`` counts.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).

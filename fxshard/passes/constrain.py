@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
@@ -26,10 +27,11 @@ Pattern = tuple[Placement | None, ...]
 
 @dataclass(frozen=True)
 class Pin:
-    """A pattern and where the user asked for it."""
+    """A pattern, where the user asked for it, and of a node with several results the one it is for."""
 
     pattern: Pattern
     said: str
+    output: int = 0
 
     def admits(self, layout: Layout) -> bool:
         return all(want is None or want == have for want, have in zip(self.pattern, layout, strict=True))
@@ -60,13 +62,13 @@ def constraints_of(
     inputs = [(i.name, graph.by_name[i.node]) for i in graph.inputs_of("input")]
     for name, layout in _by_name(input_layouts, [n for n, _ in inputs], mesh, "input_layouts"):
         node = dict(inputs)[name]
-        _add(values, node.name, _pin(layout, mesh, node, f"input {name}", f"input_layouts[{name}]"))
+        _add(values, node.name, _pin(layout, mesh, node.meta["val"], f"input {name}", f"input_layouts[{name}]"))
     results: dict[int, tuple[Pin, ...]] = {}
     ends = {o.name: i for i, o in enumerate(graph.outputs) if o.kind == "output"}
     returned = operands(graph.module.graph.output_node())
     for name, layout in _by_name(output_layouts, list(ends), mesh, "output_layouts"):
         index = ends[name]
-        results[index] = (_pin(layout, mesh, returned[index], f"output {name}", f"output_layouts[{name}]"),)
+        results[index] = (_pin(layout, mesh, returned[index].meta["val"], f"output {name}", f"output_layouts[{name}]"),)
     specs: Mapping[str, OpSpec] = {}
     if isinstance(pins, ShardingPlan):
         specs = _plan_pins(graph, mesh, pins)
@@ -77,21 +79,49 @@ def constraints_of(
         raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
     else:
         for name, layout in (pins or {}).items():
-            for node in _matches(graph, name):
-                _add(values, node.name, _pin(layout, mesh, node, f"{name!r} ({node.name})", f"pins[{name!r}]"))
+            for node in _matches(graph, name, layout):
+                for pin in _pins(name, layout, mesh, node):
+                    _add(values, node.name, pin)
     number = isinstance(memory_limit, (int, float)) and not isinstance(memory_limit, bool)
     if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
     return Constraints(values, results, specs, memory_limit)
 
 
-def _pin(layout: Any, mesh: Mesh, node: fx.Node, what: str, said: str) -> Pin:
+def _pins(name: str, layout: Any, mesh: Mesh, node: fx.Node) -> Iterator[Pin]:
+    """The pins of a node that the user calls ``name``: one, or of several results one for each that is not left free."""
+    said = f"pins[{name!r}]"
+    if is_tensor(node):
+        yield _pin(layout, mesh, node.meta["val"], f"{name!r} ({node.name})", said)
+        return
+    results, given = outputs_of(node), _of_results(layout)
+    if given is None or len(given) != len(results):
+        what = f"{node.name} has {len(results)} results, {said} gives {1 if given is None else len(given)} layout(s)"
+        example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(results) - 1)])
+        raise LayoutError(what, where=said, remedy=f"give one for each, None where free: pins={{{name!r}: ({example})}}")
+    for index, (value, wanted) in enumerate(zip(results, given, strict=True)):
+        if wanted is not None and value is None:
+            raise LayoutError(f"result {index} of {node.name} is no tensor", where=said, remedy=f"give None in place of {wanted!r}")
+        if wanted is not None and value is not None:
+            yield _pin(wanted, mesh, value, f"result {index} of {node.name}", f"{said}[{index}]", index)
+
+
+def _of_results(layout: Any) -> list[Any] | None:
+    """Layouts of several results: a sequence of them, or a text as ``print(plan)`` has it (``"RS(0), R"``, ``*`` where free)."""
+    if isinstance(layout, str):
+        parts = [part.strip() for part in layout.split(",")]
+        return [None if part == "*" else part for part in parts] if len(parts) > 1 else None
+    several = isinstance(layout, Sequence) and not any(isinstance(part, Placement) for part in layout)
+    return list(layout) if several else None
+
+
+def _pin(layout: Any, mesh: Mesh, value: torch.Tensor, what: str, said: str, output: int = 0) -> Pin:
     """The pin that the user wrote as ``said``; a LayoutError about it says so."""
     try:
-        found = pattern(layout, mesh, int(node.meta["val"].dim()), what)
+        found = pattern(layout, mesh, value.dim(), what)
     except LayoutError as error:
         raise LayoutError(error.what, where=error.where or said, remedy=error.remedy) from error
-    return Pin(found, f"{said}={_show(layout)}")
+    return Pin(found, f"{said}={_show(layout)}", output)
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
@@ -161,11 +191,15 @@ def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh:
     return all(isinstance(p, Placement) for p in given.values()) or all(key in by_axis for key in given)
 
 
-def _matches(graph: PlanningGraph, name: str) -> list[fx.Node]:
-    """Nodes that a pin means: by the user's name or glob of a parameter, buffer or input, else by node name or glob."""
+def _matches(graph: PlanningGraph, name: str, layout: Any) -> list[fx.Node]:
+    """Nodes that a pin means: by the user's name or glob of a parameter, buffer or input, else by node name or glob.
+
+    Nodes with several results by their own name, and by globs with layouts of several.
+    """
     known = {i.name: i.node for i in graph.inputs}
     known.update({alias: known[target] for alias, target in graph.aliases.items() if target in known})
-    tensors = {n.name: n for n in graph.nodes if n.op != "output" and is_tensor(n)}
+    glob = _of_results(layout) is not None
+    tensors = {n.name: n for n in graph.nodes if n.op != "output" and outputs_of(n) and (is_tensor(n) or glob or n.name == name)}
     found = [graph.by_name[node] for user, node in known.items() if user == name or fnmatch.fnmatchcase(user, name)]
     found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
     if not found:

@@ -329,7 +329,7 @@ def place(node: fx.Node, graph: PlanningGraph) -> str:
 
 def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Pin, int]]:
     """(pin, output index) on the node or on its getitems."""
-    pins = [(pin, 0) for pin in constraints.values.get(node.name, ())]
+    pins = [(pin, pin.output) for pin in constraints.values.get(node.name, ())]
     for user in node.users:
         if producer(user)[0] is node and user is not node:
             pins += [(pin, producer(user)[1]) for pin in constraints.values.get(user.name, ())]

@@ -14,7 +14,7 @@ from fxshard.errors import ConstraintError, PlanError, closest
 from fxshard.layout import Layout
 from fxshard.passes.constrain import Pin, pattern
 from fxshard.passes.pipeline import Request
-from fxshard.planning_graph import GraphInput, PlanningGraph, is_tensor
+from fxshard.planning_graph import GraphInput, PlanningGraph, outputs_of
 from fxshard.program import ShardedProgram
 from fxshard.runtime.options import BackendOptions
 
@@ -74,7 +74,7 @@ def _check_meshes(held: Held, options: BackendOptions) -> None:
 def _user_pins(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> dict[str, Any]:
     """Pins on values and plain inputs; those on tensors that lie already are only checked."""
     kept: dict[str, Any] = {}
-    nodes = [n.name for n in graph.nodes if n.op == "call_function" and is_tensor(n)]
+    nodes = [n.name for n in graph.nodes if n.op == "call_function" and outputs_of(n)]
     for name, layout in (options.pins or {}).items():
         ends = [i for i in graph.inputs if i.name in held and _means(name, i.name)]
         for end in ends:

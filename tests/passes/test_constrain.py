@@ -6,10 +6,14 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from passes.constrained import PAIR, L, getitems, graph, planned
+from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.layout import Layout
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 
@@ -95,3 +99,27 @@ def test_a_plan_as_pins_is_kept_and_the_rest_filled_in() -> None:
     assert not plan.partial and len(plan.nodes) == len(free.nodes) and plan.objective >= free.objective
     again = planned(PAIR, pins=plan)
     assert again.to_json() == plan.to_json()
+
+
+@pytest.mark.parametrize(
+    "given", [("S(0)S(1)", None), (None, {"tp": Shard(1), "dp": Shard(0)}), "S(0)S(1), *", ["S(0)S(1)", L("S(0)S(1)")]]
+)
+@pytest.mark.parametrize("name", ["split", "spl*"])
+def test_a_node_with_several_results_takes_a_layout_for_each(name: str, given: Any) -> None:
+    """By the name that a plan shows; free results follow."""
+    pinned = graph().by_name[getitems()[0]].args[0]
+    name = name.replace("split", str(pinned)).replace("spl", str(pinned)[:3])
+    assert planned(pins={name: given}).specs[str(pinned)].outputs == (L("S(0)S(1)"),) * 2
+
+
+def test_a_pin_on_one_of_several_results_binds_that_one() -> None:
+    """Also one that nothing reads, which has no node of its own."""
+    traced = trace(TopTwo(), (torch.ones(4, 6),), train=False)
+    (node,) = (n.name for n in traced.nodes if "topk" in n.name)
+    pinned = plan_graph(traced, PAIR, Request(pins={node: (None, "S(0)")}, train=False))
+    assert pinned.specs[node].outputs == (L("S(0)"), L("S(0)"))
+
+
+class TopTwo(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.topk(2, 1)[0]

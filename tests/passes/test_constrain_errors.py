@@ -49,6 +49,17 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"unknown reduction 'mean'", "sum", pins={"silu": "RP(mean)"})
 
 
+def test_pins_on_nodes_with_several_results() -> None:
+    """One layout would say nothing of the others; the remedy shows how to write it."""
+    name = str(graph().by_name[getitems()[0]].args[0])
+    remedy = rf"pins=\{{'{name}': \('RR', None\)\}}"
+    wrong(LayoutError, f"{name} has 2 results, .* gives 1 layout", remedy, pins={name: "RR"})
+    wrong(LayoutError, f"{name} has 2 results, .* gives 1 layout", remedy, pins={name: (Shard(0), None)})
+    wrong(LayoutError, f"{name} has 2 results, .* gives 3 layout", remedy, pins={name: ("RR", None, None)})
+    wrong(LayoutError, f"dim 4 .* result 1 of {name}", "0 to 2", pins={name: (None, "S(4)R")})
+    wrong(ConstraintError, rf"pins\['{name}'\]\[1\]='P\(max\)R' cannot hold", "it can give", pins={name: (None, "P(max)R")})
+
+
 def test_a_bad_placement_in_a_layout_by_axis_is_named() -> None:
     by_axis: dict[str, Any] = {"dp": Replicate(), "tp": 5}
     remedy = r"write \{'tp': Shard\(0\)\}"
