@@ -15,7 +15,7 @@ from typing import IO
 import torch
 
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, atomic_file, parse_json, write_json
+from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
 FORMAT, VERSION = "fxshard-program", 1
 ROOT = "archive/"
@@ -153,6 +153,9 @@ def opened(path: str | Path) -> Iterator[Container]:
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
+        if read_start(path, 64).lstrip().startswith(b"{"):
+            remedy = f"read a plan by fxshard.ShardingPlan.load({str(path)!r}); a program is what fxshard.export made"
+            raise FileError("the file is JSON, as a plan is, and no program", where=str(path), remedy=remedy) from error
         raise FileError(f"the file is cut short or is not an archive: {error}", where=str(path), remedy=REMAKE) from error
     except (OSError, ValueError, NotImplementedError, *_ZLIB) as error:
         raise FileError(f"cannot open the file: {error}", where=str(path), remedy="check the path and its permissions") from error

@@ -20,6 +20,7 @@ from fxshard.archive import container
 from fxshard.errors import FileError
 from fxshard.files import parse_json
 from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
+from tests.plans import small_plan
 from tests.programs import small_program
 
 GRAPH, PROGRAM, PLAN = "models/model.json", "extra/fxshard/program.json", "extra/fxshard/plan.json"
@@ -167,6 +168,14 @@ def test_text_that_would_fill_the_memory_is_not_read(
     with pytest.raises(FileError, match=what):
         archive.load(path)
     assert bool(read) == (what == "found a list")
+
+
+def test_a_plan_is_no_program(tmp_path: Path) -> None:
+    """The error says what reads it."""
+    small_plan().save(tmp_path / "plan.json")
+    with pytest.raises(FileError, match=r"JSON, as a plan is") as caught:
+        archive.load(tmp_path / "plan.json")
+    assert f"fxshard.ShardingPlan.load({str(tmp_path / 'plan.json')!r})" in str(caught.value.remedy)
 
 
 def test_other_files(tmp_path: Path) -> None:
