@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
     _add_model(plan)
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; a plan that it cuts says so (default: none)")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     plan.set_defaults(command=_plan)
 
@@ -88,6 +89,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
     pin_help = "fix a parameter, a glob of them, or a node; may be repeated"
     parser.add_argument("--pin", action="append", default=[], metavar="NAME=LAYOUT", help=pin_help)
+    for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
+        end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
+        parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
 
 
@@ -183,13 +187,16 @@ def _check_output(options: argparse.Namespace) -> None:
 def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
     from fxshard import api
 
-    return api.plan(model, args, _mesh(options), example_kwargs=kwargs, train=train, **_wishes(options))
+    limits = {"train": train, "time_limit": options.time_limit}
+    return api.plan(model, args, _mesh(options), example_kwargs=kwargs, **limits, **_wishes(options))
 
 
 def _wishes(options: argparse.Namespace) -> dict[str, Any]:
     """What the user asks of a plan."""
     return {
         "pins": _pins(options.pin),
+        "input_layouts": _ends(options.input_layout, "--input-layout"),
+        "output_layouts": _ends(options.output_layout, "--output-layout"),
         "memory_limit": parse_size(options.memory_limit) if options.memory_limit else None,
         "objective": options.objective,
         "dump": options.dump,
@@ -199,9 +206,17 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
 def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     from fxshard.sharding_plan import ShardingPlan
 
-    if options.pin or options.memory_limit or options.objective != "time":
-        remedy = "leave out --pin, --memory-limit and --objective, or leave out --plan and let a plan be made"
-        raise OptionError("--plan is decided already, so that --pin, --memory-limit and --objective have no use", remedy=remedy)
+    given = {
+        "--pin": options.pin,
+        "--input-layout": options.input_layout,
+        "--output-layout": options.output_layout,
+        "--memory-limit": options.memory_limit,
+        "--objective": options.objective != "time",
+    }
+    useless = " and ".join(name for name, value in given.items() if value)
+    if useless:
+        remedy = f"leave out {useless}, or leave out --plan and let a plan be made"
+        raise OptionError(f"--plan is decided already, and has no use for {useless}", remedy=remedy)
     return ShardingPlan.load(options.plan)
 
 
@@ -244,6 +259,20 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
         if pins.setdefault(name, layout) != layout:
             raise OptionError(f"{name!r} is pinned to {pins[name]} and to {layout}", remedy="give one layout for it")
     return pins or None
+
+
+def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
+    """``NAME=LAYOUT`` each, or one layout for all."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, layout = text.rpartition("=")
+        if not (name and layout):
+            raise OptionError(f"cannot read {option} {text!r}", remedy=f"write one for all, or each like {option} 'args[0]=S(0)R'")
+        if found.setdefault(name, layout) != layout:
+            raise OptionError(f"{option} gives {name!r} {found[name]} and {layout}", remedy="give one layout for it")
+    return found or None
 
 
 def parse_size(text: str) -> int:

@@ -80,6 +80,16 @@ def test_options_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> 
     assert (kwargs["train"], kwargs["objective"], kwargs["memory_limit"], kwargs["pins"]) == (False, "communication", 2**31, {"a=b": "RR"})
 
 
+def test_layouts_of_ends_and_a_time_limit(model: str, calls: list[tuple[str, Any]]) -> None:
+    ends = ["--input-layout", "S(0)", "--output-layout", "outputs[0]=R", "--output-layout", "outputs[1]=S(1)"]
+    assert cli.main(["plan", f"{model}:training", "--mesh", "tp=4", *ends, "--time-limit", "2.5"]) == 0
+    assert cli.main(["export", f"{model}:training", "--mesh", "tp=4", *ends, "-o", "m.pt2"]) in (0, 1)
+    (_, (_, plan)), (_, (_, export)) = calls[:2]
+    for given in (plan, export):
+        assert given["input_layouts"] == "S(0)" and given["output_layouts"] == {"outputs[0]": "R", "outputs[1]": "S(1)"}
+    assert plan["time_limit"] == 2.5 and plan["pins"] is None
+
+
 def test_export_takes_a_plan_or_makes_one(
     model: str, tmp_path: Path, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +119,10 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "'a' is pinned to R and to S(0)"),
     (["--mesh", "dp=2", "--memory-limit", "8 apples"], "cannot read '8 apples' as a number of bytes"),
     (["--mesh", "dp=2", "--pin", "nothing=R"], "pin 'nothing' matches"),
+    (["--mesh", "dp=2", "--input-layout", "R", "--input-layout", "a=R"], "cannot read --input-layout 'R'"),
+    (["--mesh", "dp=2", "--output-layout", "a=R", "--output-layout", "a=S(0)"], "--output-layout gives 'a' R and S(0)"),
+    (["--mesh", "dp=2", "--input-layout", "other=R"], "input_layouts names 'other'"),
+    (["--mesh", "dp=2", "--time-limit", "-1"], "cannot read time_limit=-1.0"),
     (["--mesh", "tp=2,tp=2"], "the axis 'tp' stands twice"),
     (["--mesh", "dp=2", "--dump", "/dev/null/dump"], "cannot make the folder"),
 ]
@@ -124,7 +138,10 @@ def test_a_users_mistake_is_a_message(model: str, options: list[str], what: str,
 
 def test_a_plan_and_pins_contradict(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", f"{model}:training", "--mesh", "dp=2", "--plan", "p.json", "--pin", "a=R", "-o", "m.pt2"]) == 2
-    assert "--plan is decided already" in capsys.readouterr().err
+    assert "--plan is decided already, and has no use for --pin" in capsys.readouterr().err
+    ends = ["--input-layout", "R", "--output-layout", "R"]
+    assert cli.main(["export", f"{model}:training", "--mesh", "dp=2", "--plan", "p.json", *ends, "-o", "m.pt2"]) == 2
+    assert "no use for --input-layout and --output-layout" in capsys.readouterr().err
 
 
 def test_export_for_real_returns_whole_outputs_and_refuses_another_mesh(
