@@ -32,6 +32,13 @@ NO_BACKWARD = r"backward through (\S+) but no autograd formula"
 """What torch says of operators of the user's that lack a part; the operator's name is the group."""
 
 
+NO_MESH = "reconstruct arbitrary frozen dataclass instances"
+"""What Dynamo says of a ``fxshard.Mesh`` that is given to ``local_map``, and of other objects that a graph cannot hold."""
+DEVICE_MESH = (
+    "if it is the mesh of a local_map region, give torch's DeviceMesh in place of a fxshard.Mesh; without processes that is "
+    "dist.init_process_group('fake', store=torch.testing._internal.distributed.fake_pg.FakeStore(), rank=0, world_size=2) and then "
+    "init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
+)
 NO_DATA = "its data is not allocated yet"
 """What torch says of a fake whose values its own code reads."""
 
@@ -46,7 +53,8 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
         raise
     except Exception as error:
         incomplete = _of_an_operator(error)
-        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", remedy)
+        usual = DEVICE_MESH if NO_MESH in str(error) else remedy
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", usual)
         raise TraceError(said, where=_user_line(error) or what, remedy=todo) from error
 
 

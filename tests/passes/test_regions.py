@@ -116,6 +116,7 @@ def region(function: Callable[..., Any] = product, *, outs: Any = CUT, ins: Any 
 
 REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
     "does not say its in_placements": region(ins=None),
+    "frozen dataclass": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=TWO)),
     "does not say its device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
     "in_placements length 1 does not match the number of input args 2": region(ins=(CUT,)),
     "argument 1 of a local_map region is a tensor without placements": region(ins=(CUT, None)),
@@ -133,6 +134,12 @@ def test_refused(said: str, mesh: DeviceMesh) -> None:
     with pytest.raises(TraceError, match=re.escape(said)) as error:
         fxshard.plan(REFUSED[said](mesh), (x,), TWO)
     assert error.value.remedy and error.value.where and __file__ in error.value.where
+
+
+def test_a_mesh_of_ours_is_not_what_local_map_takes(mesh: DeviceMesh) -> None:
+    with pytest.raises(TraceError, match="frozen dataclass") as error:
+        fxshard.plan(REFUSED["frozen dataclass"](mesh), (real(8, 6),), TWO)
+    assert "give torch's DeviceMesh in place of a fxshard.Mesh" in (error.value.remedy or "")
 
 
 def test_a_mesh_of_another_size(mesh: DeviceMesh) -> None:
