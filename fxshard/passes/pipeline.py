@@ -70,7 +70,8 @@ def _annotate(c: Compilation) -> tuple[Compilation, str]:
     made = annotate.annotate(c.graph, c.mesh)
     for heading, found in by_cause(made.fallbacks).items():
         some = ", ".join(node for node, _ in found[:5])
-        log.warning("%d nodes are %s: %s; plan.fallbacks has all, with reasons", len(found), heading, some)
+        nodes = "1 node is" if len(found) == 1 else f"{len(found)} nodes are"
+        log.warning("%s %s: %s; plan.fallbacks has all, with reasons", nodes, heading, some)
     count, most = sum(map(len, made.specs.values())), max((len(s) for s in made.specs.values()), default=0)
     return replace(c, annotated=made), f"{count} specs, at most {most} a node, {len(made.fallbacks)} fallbacks"
 

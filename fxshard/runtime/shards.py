@@ -13,6 +13,10 @@ from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN
 
 Coordinate = tuple[int, ...]
+DIFFER = (
+    "an operator of yours that draws random numbers gives each rank its own: draw outside of it and pass the numbers in; if there is "
+    "none, a rule or a step is wrong, please report it"
+)
 
 
 def scatter(value: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: Coordinate) -> torch.Tensor:
@@ -44,7 +48,7 @@ def gather(shards: Mapping[Coordinate, torch.Tensor], layout: Layout, shape: tup
         offset = local_offset(shape, layout, mesh.shape, coordinate)
         key = (*offset, *piece.shape)
         if key in written and not _same(written[key], piece):
-            raise RunError(f"replicas differ in a result with layout {layout}", remedy="a rule or a step is wrong; please report it")
+            raise RunError(f"replicas differ in a result with layout {layout}", remedy=DIFFER)
         written[key] = piece
         whole[tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))] = piece
     return whole

@@ -17,6 +17,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat import OpOverload
 from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
@@ -116,12 +117,20 @@ def cache_clear() -> None:
 on_change(cache_clear)
 
 
+def _lacking(call: Call) -> str:
+    """Why a call without a rule is replicated; torch wraps an operator that changes its arguments in one of its own."""
+    inner = call.args[0] if call.args else None
+    if isinstance(inner, OpOverload):
+        return f"{inner} changes its arguments, so it can have no rule; an operator that returns new tensors can"
+    return f"{NO_RULE} {call.op}"
+
+
 def _options(call: Call) -> _Options:
     entry = lookup(call.op)
     function = None if entry else sharding_function(call.op)
     if function is not None:
         return _listed(call, offered(call, function))
-    given = entry.rule(call) if entry else replicate_all(call, f"{NO_RULE} {call.op}")
+    given = entry.rule(call) if entry else replicate_all(call, _lacking(call))
     rule, sizes = resolve(given, call)
     found = [_whole(call)]
     cuts: dict[str, _Cut] = {}

@@ -100,7 +100,7 @@ def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:
     reasons = dict(plan.fallbacks)
     assert reasons["special_airy_ai"] == "no rule for aten.special_airy_ai.default"
     assert reasons["exp"] == "it reads a tensor whose size only running tells"
-    assert "1 nodes are replicated for want of a rule: special_airy_ai;" in caplog.text
+    assert "1 node is replicated for want of a rule: special_airy_ai;" in caplog.text
     assert "nodes are replicated, rule or not: " in caplog.text
     for said in (str(plan), fxshard.inspect.summary(plan)):
         lacking, others = said.split("replicated for want of a rule")[1].split("replicated, rule or not")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fxshard
-from fxshard.errors import PlanError, TraceError
+from fxshard.errors import PlanError, RunError, TraceError
 from tests.custom_operators import Gated, local_ramp, ramp, register_gate
 from tests.passes.tracing import Function, check_eager, real
 
@@ -104,3 +104,47 @@ def test_an_operator_without_a_backward() -> None:
     with pytest.raises(TraceError, match=r"tests.no_backward.default has no backward(.|\n)*register_autograd"):
         fxshard.plan(model, (real(4, 6),), MESH)
     check_eager(model, real(4, 6), train=False)
+
+
+@torch.library.custom_op("tests::scale_in_place", mutates_args=("x",))
+def scale_in_place(x: torch.Tensor, by: float) -> None:
+    x.mul_(by)
+
+
+@torch.library.custom_op("tests::drawn", mutates_args=())
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x)
+
+
+@torch.library.custom_op("tests::drawn_and_said", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def drawn_and_said(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x)
+
+
+for op in (drawn, drawn_and_said):
+    op.register_fake(torch.empty_like)
+
+
+def _scaled(_: object, x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    scale_in_place(y, 3.0)
+    return y
+
+
+def test_an_operator_that_changes_its_arguments_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch traces it as one of its own; no rule can be given to it."""
+    model, x = Function(_scaled), real(4, 6, grad=False)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        ((_, reason),) = fxshard.plan(model, (x,), MESH, train=False).fallbacks
+    assert reason.startswith("tests.scale_in_place.default changes its arguments") and "1 node is replicated, rule or not" in caplog.text
+    check_eager(model, x, train=False)
+
+
+def test_random_operators() -> None:
+    """One that says that it draws is refused; of one that does not, replicas differ, and the error says what that may be."""
+    x = real(4, 6, grad=False)
+    with pytest.raises(TraceError, match=r"drawn_and_said\.default draws random numbers"):
+        fxshard.plan(Function(lambda self, x: drawn_and_said(x)), (x,), MESH, train=False)
+    model = Function(lambda self, x: drawn(x))
+    with pytest.raises(RunError, match=r"replicas differ(.|\n)*an operator of yours that draws random numbers"):
+        fxshard.simulate(model, (x,), fxshard.plan(model, (x,), MESH, train=False))
