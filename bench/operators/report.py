@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
 from tabulate import tabulate
 
 from bench.families.rows import Row as Family
@@ -17,6 +19,7 @@ from bench.operators.entries import UNDEFINED, WORLDS
 Record = dict[str, Any]
 Row = tuple[str, str, str]
 SIDES = ("ours", "dtensor")
+LISTED = "Families whose joint graph could not be traced, and operators that have a rule by which some call in these models stays whole."
 RAN = ("right", "wrong", "error", "no strategy", "crash", "time")
 
 
@@ -32,13 +35,19 @@ def coverage_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def write_report(
-    path: Path, records: Sequence[Record], samples: int, combinations: int, core: Sequence[Record], families: Sequence[Family]
+    path: Path,
+    records: Sequence[Record],
+    samples: int,
+    combinations: int,
+    core: Sequence[Record],
+    families: Sequence[Family],
+    measured: date,
 ) -> None:
     """Writes the page; ``records`` in the order of torch's list, ``core`` of the core operators, ``families`` of the models."""
     rows = [*coverage_rows(records), *rules.rows(core), *models.coverage(families)]
     parts = [
         "# Operator coverage",
-        _about(records, samples, combinations),
+        _about(records, samples, combinations, measured),
         tabulate(rows, ("", "fxshard", "DTensor"), tablefmt="github"),
         "## What does not run right on fxshard",
         tabulate(exceptions(records, "ours"), ("entry", "way", "verdict", "reason"), tablefmt="github"),
@@ -50,18 +59,22 @@ def write_report(
         _apart(records),
         "## Core operators that nothing shards",
         tabulate(rules.exceptions(core), ("operator", "reason"), tablefmt="github"),
+        "## Core operators that were not asked",
+        tabulate(rules.not_asked(core), ("operator", "reason"), tablefmt="github"),
         "## Combinations that core operators allow and our rules do not offer",
         tabulate(rules.missing(core), ("operator", "combinations"), tablefmt="github"),
         "## Model families",
-        f"{', '.join(f.family for f in families)}.\n\n" + tabulate(models.listed(families), ("", "why"), tablefmt="github"),
+        f"{', '.join(f.family for f in families)}.\n\n{LISTED}",
+        tabulate(models.listed(families), ("family or operator", "why"), tablefmt="github"),
         "## Run replicated for want of a rule",
         tabulate(replicated(records), ("operator", "entries that have it"), tablefmt="github"),
     ]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _about(records: Sequence[Record], samples: int, combinations: int) -> str:
+def _about(records: Sequence[Record], samples: int, combinations: int, measured: date) -> str:
     return (
+        f"Measured with torch {torch.__version__}, last on {measured}. "
         f"Written by `make ops` over the {len(records)} entries of torch's `op_db`. Of each entry at most {samples} samples, one from "
         f"each part of its list, on {' and '.join(map(str, WORLDS))} ranks in turn (one axis; shards uneven and empty where they come so); "
         f"of each sample at most {combinations} combinations of input placements (replicated, or sharded on any dim longer than 1), the "
@@ -101,7 +114,7 @@ def causes(records: Sequence[Record]) -> list[tuple[str, str, int, str]]:
 def _general(detail: str) -> str:
     """An error without what differs from operator to operator."""
     text = re.sub(r"(aten|prims|torch)[.:]+[\w.:]+", "OPERATOR", detail)
-    return re.sub(r"[\[(]?-?\d[\d, x]*[\])]?", "N", text)[:110]
+    return re.sub(r"[\[(]?-?\d(?:[\d, x]*\d)?(?:,?[\])])?", "N", text)[:110]
 
 
 def replicated(records: Sequence[Record]) -> list[tuple[str, int]]:

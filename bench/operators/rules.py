@@ -31,6 +31,7 @@ LIMIT = 120.0
 DTENSOR_RANKS = (2, 4)
 """Meshes on which DTensor is asked; a combination counts where it takes it on one of them."""
 DATA_DEPENDENT = "the size of the result depends on the numbers"
+NO_SAMPLES = "torch has no samples"
 SYMBOLIC = "a question about a size, no operator on numbers"
 
 
@@ -179,15 +180,24 @@ def rows(records: Sequence[Record]) -> list[tuple[str, str, str]]:
 
 
 def exceptions(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """(operator, reason) for core operators that no combination was found for."""
-    found = []
-    for r in records:
-        if "lost" in r:
-            found.append((r["key"], f"its process was lost: {r['lost']}"))
-        elif not r["valid"] and not r["shards"]:
-            reason = r["note"] or (DATA_DEPENDENT if r["samples"] else "torch has no samples")
-            found.append((r["key"], SYMBOLIC if r["key"].startswith("aten.sym_") else reason))
-    return found
+    """(operator, reason) for core operators that were asked about, and that no combination was found for."""
+    asked = [r for r in records if _why_not_asked(r) is None]
+    return [(r["key"], r["note"] or DATA_DEPENDENT) for r in asked if not r["valid"] and not r["shards"]]
+
+
+def not_asked(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(operator, reason) for core operators of which nothing is known."""
+    return [(r["key"], reason) for r in records if (reason := _why_not_asked(r)) is not None]
+
+
+def _why_not_asked(r: Record) -> str | None:
+    if "lost" in r:
+        return f"its process was lost: {r['lost']}"
+    if r["valid"] or r["shards"]:
+        return None
+    if r["key"].startswith("aten.sym_"):
+        return SYMBOLIC
+    return None if r["note"] or r["samples"] else NO_SAMPLES
 
 
 def missing(records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = [{field: value for one in found for field, value in one.items()} for found in zip(*measured, strict=True)]
     if options.only is None:
         core, families = rules.measure(workers=options.workers), models.measure(options.workers)
-        write_report(options.report, records, options.samples, options.combinations, core, families)
+        states = [*(options.state / f"{side}.jsonl" for side in sides), rules.STATE, models.STATE]
+        measured = date.fromtimestamp(max(state.stat().st_mtime for state in states))
+        write_report(options.report, records, options.samples, options.combinations, core, families, measured)
     return 0
 
 

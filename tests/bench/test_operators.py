@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.operators import rules
 from bench.operators.entries import entries, entry, samples, without_frozen_seeds
 from bench.operators.measure import measure
-from bench.operators.report import causes, coverage_rows, exceptions
+from bench.operators.report import _general, causes, coverage_rows, exceptions
 from bench.operators.truth import difference
 from bench.operators.verdict import Finding, worst
 
@@ -79,3 +80,26 @@ def test_the_report_counts() -> None:
     assert rows["entries with a wrong answer, forward"] == ("1", "0")
     assert exceptions(records, "ours") == [("b", "forward", "wrong", "said")]
     assert causes(records) == [("forward", "no sharding strategy", 1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("detail", "general"),
+    [
+        ("Expected reduction dim 0 to have", "Expected reduction dim N to have"),
+        ("size (2, 3) of aten.mm.default, then [4,] and 5x6, too", "size N of OPERATOR, then N and N, too"),
+        ("has -1 output", "has N output"),
+    ],
+)
+def test_numbers_leave_the_spaces_around_them(detail: str, general: str) -> None:
+    assert _general(detail) == general
+
+
+def test_what_was_not_asked_is_no_exception() -> None:
+    nothing: dict[str, Any] = {"valid": 0, "shards": False, "samples": 0, "note": ""}
+    records = [{"key": "a", **nothing}, {"key": "b", **nothing, "samples": 3}, {"key": "aten.sym_size.int", **nothing}]
+    records += [{"key": "c", "lost": "crash"}, {"key": "d", **nothing, "valid": 2}, {"key": "e", **nothing, "note": "why"}]
+    assert [key for key, _ in rules.exceptions(records)] == ["b", "e"]
+    assert rules.not_asked(records)[0] == ("a", rules.NO_SAMPLES) and [key for key, _ in rules.not_asked(records)][1:] == [
+        "aten.sym_size.int",
+        "c",
+    ]
