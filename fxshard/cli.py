@@ -76,7 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
     check.set_defaults(command=_check_op)
 
-    demo = commands.add_parser("demo", help="train a small Llama on two ranks of this machine and compare with one device")
+    demo_help = "train a small Llama on two ranks of this machine and compare with one device"
+    about = (
+        "Trains a small Llama on the sources of Python's standard library: on two gloo ranks of this machine, compiled by Inductor, with "
+        "one device beside them, then on a simulated 2x2 mesh. Prints the plan's layouts, the losses and the collectives; needs no GPU."
+    )
+    demo = commands.add_parser("demo", help=demo_help, description=about)
     demo.set_defaults(command=_demo)
     return parser
 

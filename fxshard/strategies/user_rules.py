@@ -17,7 +17,7 @@ from fxshard.strategies.factors import Factors, Rule
 from fxshard.strategies.fingerprint import fingerprint
 from fxshard.strategies.local import LocalForm
 from fxshard.strategies.notation import TextRule, rule
-from fxshard.strategies.registry import has_rule, register
+from fxshard.strategies.registry import has_rule, register, rules_of_the_user
 
 _PROPERTIES = ("ops", "at", *(f.name for f in fields(Factors) if f.name not in ("operands", "outputs", "replicated")))
 """What may stand beside a rule in text."""
@@ -45,7 +45,7 @@ def register_rule(
 
     Raises:
         OptionError: no such operator, or no such property.
-        RuleError: the text cannot be read or does not fit the operator's schema, or the operator has a rule.
+        RuleError: the text cannot be read or does not fit the operator's schema, or the operator has another rule.
     """
     operator = find(op)
     schema = functional_schema(operator, "register_rule")
@@ -54,9 +54,11 @@ def register_rule(
         raise OptionError(f"local is a {type(local).__name__}", where="register_rule", remedy="pass a function of a LocalContext")
     if isinstance(made, TextRule):
         _check_fit(made, schema)
-    if has_rule(str(operator)) and not override:
+    said = _said(given, local, size_argument, properties)
+    repeated = rules_of_the_user().get(str(operator)) == said
+    if has_rule(str(operator)) and not (override or repeated):
         raise RuleError(f"{schema.name} has a rule already", where="register_rule", remedy="pass override=True to replace it")
-    register(str(operator), made, local=local, sizes=size_argument, override=True, said=_said(given, local, size_argument, properties))
+    register(str(operator), made, local=local, sizes=size_argument, override=True, said=said)
 
 
 def find(op: Any) -> Any:

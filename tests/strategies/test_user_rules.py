@@ -99,6 +99,16 @@ def test_refused(args: tuple[Any, ...], options: dict[str, Any], kind: type[Exce
     assert "to do: " in str(error.value) and gate_specs() == before
 
 
+def test_the_same_rule_again_is_no_error() -> None:
+    """As where a notebook's cell runs twice."""
+    for _ in range(2):
+        fxshard.register_rule("tests::gate", pointwise_rule())
+    with pytest.raises(RuleError, match="has a rule already"):
+        fxshard.register_rule("tests::gate", pointwise_rule((0,)))
+    with pytest.raises(RuleError, match="has a rule already"):
+        fxshard.register_rule("aten::mm", "m k, k n -> m n")
+
+
 def test_a_rule_is_replaced_only_on_request() -> None:
     register_gate()
     with pytest.raises(RuleError, match="has a rule already"):
