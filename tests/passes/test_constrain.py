@@ -113,13 +113,17 @@ def test_a_node_with_several_results_takes_a_layout_for_each(name: str, given: A
 
 
 def test_a_pin_on_one_of_several_results_binds_that_one() -> None:
-    """Also one that nothing reads, which has no node of its own."""
-    traced = trace(TopTwo(), (torch.ones(4, 6),), train=False)
-    (node,) = (n.name for n in traced.nodes if "topk" in n.name)
-    pinned = plan_graph(traced, PAIR, Request(pins={node: (None, "S(0)")}, train=False))
-    assert pinned.specs[node].outputs == (L("S(0)"), L("S(0)"))
+    """Whatever the others are, and where nothing reads it, so that it has no node of its own."""
+    conv, x = nn.Conv1d(4, 6, 3), torch.ones(2, 4, 8, requires_grad=True)
+    pinned = plan_graph(trace(conv, (x,)), PAIR, Request(pins={"convolution_backward": (None, "S(0)", None)}))
+    assert pinned.specs["convolution_backward"].outputs == (L("P"), L("S(0)"), L("S(0)"))
+    traced = trace(Top(), (torch.ones(4, 6),), train=False)
+    pinned = plan_graph(traced, PAIR, Request(pins={"topk": (None, "S(0)")}, train=False))
+    assert pinned.specs["topk"].outputs == (L("S(0)"), L("S(0)"))
 
 
-class TopTwo(nn.Module):
+class Top(nn.Module):
+    """Its indices are read by nothing."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.topk(2, 1)[0]

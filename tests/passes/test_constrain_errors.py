@@ -60,6 +60,12 @@ def test_pins_on_nodes_with_several_results() -> None:
     wrong(ConstraintError, rf"pins\['{name}'\]\[1\]='P\(max\)R' cannot hold", "it can give", pins={name: (None, "P(max)R")})
 
 
+def test_a_pin_on_a_result_that_is_no_tensor() -> None:
+    traced = trace(nn.Conv1d(4, 6, 3), (torch.ones(2, 4, 8),))
+    with pytest.raises(LayoutError, match=r"result 0 of convolution_backward is no tensor(.|\n)*give None in place of 'R'"):
+        plan_graph(traced, PAIR, Request(pins={"convolution_backward": ("R", None, None)}))
+
+
 def test_a_bad_placement_in_a_layout_by_axis_is_named() -> None:
     by_axis: dict[str, Any] = {"dp": Replicate(), "tp": 5}
     remedy = r"write \{'tp': Shard\(0\)\}"
