@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from fxshard._torch_compat import pytree
 from fxshard.call import Operand
 from fxshard.errors import RuleError
+from fxshard.strategies.factors import replicate_all
 from fxshard.strategies.notation import rule
 from fxshard.strategies.oracle.case import FEWEST, RANDOM
 from fxshard.strategies.oracle.plain import variants
@@ -31,12 +32,19 @@ Tensors = list[list[str]]
 
 @dataclass(frozen=True)
 class FoundRule:
-    """``pattern`` and ``properties`` are what ``fxshard.register_rule`` takes; ``left_out``: valid options that no rule in text can say."""
+    """``pattern`` and ``properties`` are what ``fxshard.register_rule`` takes; ``left_out``: valid options that no rule in text can say;
+    ``untried``: combinations that were not tried, where the budget was too small for all."""
 
     op: str
     pattern: str
     properties: dict[str, Any] = field(default_factory=dict)
     left_out: tuple[Option, ...] = ()
+    untried: int = 0
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it leaves everything whole, as no rule does."""
+        return not self.properties and not any(c.isalpha() for c in self.pattern)
 
     def __str__(self) -> str:
         namespace, name, overload = self.op.split(".")
@@ -59,9 +67,10 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
     if len(shapes) != 1:
         what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
-    options = _valid_for_all(op, samples, budget, ranks)
+    with temporarily(name, replicate_all):  # what is offered already is found like the rest
+        options, untried = _valid_for_all(op, samples, budget, ranks)
     ((operands, outputs),) = shapes
-    found = _rule(name, operands, outputs, options, _positions(samples[0]))
+    found = replace(_rule(name, operands, outputs, options, _positions(samples[0])), untried=untried)
     with temporarily(name, rule(found.pattern, **found.properties)):
         verdict = check_op(name, samples, 0, ranks)
     if verdict.wrong:
@@ -81,15 +90,16 @@ def _check_places_tensors(overload: Any) -> None:
         )
 
 
-def _valid_for_all(op: str, samples: Sequence[Sample], budget: int, ranks: Sequence[int]) -> list[Option]:
-    """The options of every sample that tells, which hold for its other plain numbers too: a rule in text does not see those."""
+def _valid_for_all(op: str, samples: Sequence[Sample], budget: int, ranks: Sequence[int]) -> tuple[list[Option], int]:
+    """The options of every sample that tells, which hold for its other plain numbers too: a rule in text does not see those;
+    and how many combinations were not tried."""
     judged = [judge(s, budget, ranks) for s in samples]
     telling = [j for j in judged if not j.skipped and j.searched]
     if not telling:
         raise _untold(op, judged)
     options = _common([[f.option for f in j.missing] for j in telling])
     others = (holding(v, [o.inputs for o in options], ranks) for s in samples for v in variants(s))
-    return _common([options, *(o for o in others if o is not None)])
+    return _common([options, *(o for o in others if o is not None)]), sum(j.possible - j.searched for j in telling)
 
 
 def _untold(op: str, judged: Sequence[Judged]) -> RuleError:

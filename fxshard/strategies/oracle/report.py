@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
+from torch.distributed.tensor import Partial, Replicate
 
+from fxshard._torch_compat import schema_of
+from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.oracle.finder import FoundRule
-from fxshard.strategies.oracle.verdict import Finding, Judged, Verdict
+from fxshard.strategies.oracle.samples import operator
+from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict
 
 SHOWN = 20
+UNTRIED = """not tried: beyond --budget combinations of a sample. Tried first are those that are offered, then one operand changed,
+then one factor at a time (dims of one size cut together): what cuts dims of different sizes together may be among the rest"""
+BEYOND = (
+    "pass on what is pending in a maximum, minimum or product, which a rule that is found never says; a function from a Call to Factors can"
+)
 
 
 def report(verdict: Verdict) -> str:
@@ -20,6 +30,7 @@ def report(verdict: Verdict) -> str:
         ("samples judged", len(verdict.judged) - len(skipped)),
         ("... of these for what is wrong only", len(partly)),
         ("... again with other plain numbers", sum(j.variants for j in verdict.judged)),
+        ("offered and run", verdict.offered),
         ("combinations tried", sum(j.searched for j in verdict.judged)),
         ("not tried", verdict.unsearched),
         ("valid and offered", verdict.valid),
@@ -27,7 +38,9 @@ def report(verdict: Verdict) -> str:
         ("offered and wrong", len(verdict.wrong)),
     ]
     parts = [f"{verdict.op}: {_word(verdict)}", tabulate(rows, tablefmt="plain")]
-    parts += _list("wrong", verdict.wrong) + _list("missing", verdict.missing)
+    if verdict.unsearched:
+        parts.append(UNTRIED)
+    parts += _list("wrong", verdict.wrong) + _list("missing", verdict.missing) + _beyond_sums(verdict.missing)
     parts += _samples("not judged", ((j, j.skipped) for j in skipped))
     parts += _samples("judged for what is wrong only, nothing is said on what is missing", ((j, j.partly) for j in partly))
     why = "positions of the result that are not finite, where a sum has no parts"
@@ -54,10 +67,13 @@ def _word(verdict: Verdict) -> str:
     if all(j.skipped for j in verdict.judged):
         return "no sample could be judged"
     if not any(j.searched and not j.partly for j in verdict.judged):
-        return "right; what is missing was not searched"
+        run = "" if verdict.offered else "nothing but replicated is offered for these samples, which is "
+        return f"{run}right; what is missing was not searched"
     if not verdict.valid and not verdict.missing:
         return "right; no sample tells what else would be"
-    return "right, but not complete" if verdict.missing else "right and complete"
+    if verdict.missing:
+        return "right, but not complete"
+    return f"right; {verdict.unsearched} combinations were not tried (--budget)" if verdict.unsearched else "right and complete"
 
 
 def _list(what: str, findings: Iterable[Finding]) -> list[str]:
@@ -67,8 +83,40 @@ def _list(what: str, findings: Iterable[Finding]) -> list[str]:
     return _shown(what, list(map(str, firsts.values())))
 
 
+def _beyond_sums(missing: Iterable[Finding]) -> list[str]:
+    """What stays missing when a rule is registered as it was found."""
+    passed = {str(f.option) for f in missing if _passes(f.option)}
+    return [f"{len(passed)} of these {BEYOND}"] if passed else []
+
+
+def _passes(option: Option) -> bool:
+    """Whether nothing is cut, and something is pending in another reduction than a sum."""
+    pending = {p for p in option.inputs if not isinstance(p, Replicate)}
+    return pending <= {Partial(op) for op in REDUCE_OPS} and bool(pending - {Partial("sum"), Partial("avg")})
+
+
 def report_rule(rule: FoundRule) -> str:
-    """The line that registers it, and what it cannot say."""
+    """The line that registers it, what it cannot say, and what it was not drawn from."""
+    if rule.says_nothing:
+        return "\n".join(
+            [f"{rule.op} has no rule, and the samples show none that is worth registering: its tensors must stay whole", *_cut(rule)]
+        )
     left = [f"  {option}" for option in rule.left_out]
     more = ["", "valid too, but not in a rule of text:", *left] if left else []
-    return "\n".join([f"{rule.op} has no rule; this one holds for the samples:", "", f"  {rule}", *more])
+    return "\n".join([f"{rule.op} has no rule; this one holds for the samples:", "", f"  {rule}", *more, *_one_call(rule), *_cut(rule)])
+
+
+def _cut(rule: FoundRule) -> list[str]:
+    """Says that the search did not reach all."""
+    what = f"the search was cut: {rule.untried} combinations were not tried, so there may be more to say; try a larger --budget"
+    return ["", what] if rule.untried else []
+
+
+def _one_call(rule: FoundRule) -> list[str]:
+    """A pattern has one entry for each tensor of the samples, which other calls may have more or fewer of."""
+    schema = schema_of(operator(rule.op))
+    varying = (
+        [a.name for a in schema.arguments if re.search(r"List\[|Optional\[", str(a.type)) and "Tensor" in str(a.type)] if schema else []
+    )
+    what = f"for calls with as many tensors as the samples: {', '.join(varying)} may hold more or fewer; for those write at= or a function"
+    return ["", f"{what} (docs/adding-an-operator.md)"] if varying else []

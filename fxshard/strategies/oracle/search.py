@@ -50,14 +50,15 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
 
     Operands that are ``written`` stand as replicated: they lie as what is written.
 
-    Led: one operand or two not replicated, then what is offered with one or two operands changed. Whole numbers beside
-    real ones are taken for places: they are never pending.
+    Led: what is offered, one operand not replicated, one factor at a time (dims of one size cut together, in some operands),
+    then what is offered with one operand or two changed. Whole numbers beside real ones are taken for places: they are never
+    pending.
     """
     reals = any(is_real(t.dtype) for t in tensors)
     choices = [placements(t, pending=is_real(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
     choices = [[Replicate()] if i in written else found for i, found in enumerate(choices)]
     possible = math.prod(map(len, choices)) - 1
-    every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _led(choices, offered)
+    every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _led(choices, offered, tensors)
     if op in UNCHECKED:
         every = offered
     whole = tuple(Replicate() for _ in tensors)
@@ -66,18 +67,33 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
     return Searched(tuple(itertools.islice(distinct, budget)), possible, why)
 
 
-def _led(choices: Sequence[Sequence[Placement]], offered: Sequence[Combination]) -> Iterator[Combination]:
+def _led(choices: Sequence[Sequence[Placement]], offered: Sequence[Combination], tensors: Sequence[torch.Tensor]) -> Iterator[Combination]:
     yield from offered
     whole: Combination = tuple(Replicate() for _ in choices)
     yield from _near(whole, choices, 1)
     # Each operand cut on its like-numbered dim, or pending in the same reduction, where it can be.
     for placement in dict.fromkeys(p for options in choices for p in options):
         yield tuple(placement if placement in options else Replicate() for options in choices)
+    yield from _by_factor(choices, tensors, ())
+    yield from _by_factor(choices, tensors, (Partial("sum"),))
     for combination in offered:
         yield from _near(combination, choices, 1)
     yield from _near(whole, choices, 2)
     for combination in offered:
         yield from _near(combination, choices, 2)
+
+
+def _by_factor(
+    choices: Sequence[Sequence[Placement]], tensors: Sequence[torch.Tensor], pending: Sequence[Placement]
+) -> Iterator[Combination]:
+    """Dims that a rule cuts together mostly have one size: each operand cut on one of that size, whole, or ``pending``."""
+    sizes = dict.fromkeys(size for t in tensors for size in t.shape if size > 1)
+    for size in sizes:
+        here = [
+            [p for p in options if p in (Replicate(), *pending) or (isinstance(p, Shard) and t.shape[p.dim] == size)]
+            for options, t in zip(choices, tensors, strict=True)
+        ]
+        yield from itertools.product(*here)
 
 
 def _near(combination: Combination, choices: Sequence[Sequence[Placement]], changed: int) -> Iterator[Combination]:

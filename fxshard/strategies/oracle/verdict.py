@@ -60,6 +60,7 @@ class Finding:
 class Judged:
     """One sample: ``valid`` options that are offered, ``missing`` ones, ``wrong`` ones, and how many of ``possible`` were tried.
 
+    ``offered``: combinations, the replicated one not counted, that the rule offers and that were run as a rank would run them;
     ``skipped``: why it is not judged; ``partly``: why it is judged for what is wrong only; ``variants``: calls with other
     plain numbers that were judged for what is wrong; ``masked``: positions of results that are not finite, so not compared.
     """
@@ -68,6 +69,7 @@ class Judged:
     valid: tuple[Option, ...] = ()
     missing: tuple[Finding, ...] = ()
     wrong: tuple[Finding, ...] = ()
+    offered: int = 0
     searched: int = 0
     possible: int = 0
     skipped: str = ""
@@ -99,6 +101,11 @@ class Verdict:
         return sum(len(j.valid) for j in self.judged)
 
     @property
+    def offered(self) -> int:
+        """How many offered combinations were run, the replicated one not counted."""
+        return sum(j.offered for j in self.judged)
+
+    @property
     def unsearched(self) -> int:
         return sum(j.possible - j.searched for j in self.judged)
 
@@ -119,8 +126,9 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
         return Judged(sample, skipped=case)
     others = [c for c in map(case_of, variants(sample)) if isinstance(c, Case) and c.is_defined]
     own = tuple(_wrongs(case, ranks))
-    judged = Judged(sample, wrong=(*own, *(f for other in others for f in _wrongs(other, ranks))), variants=len(others))
     known = {_read(sample, option.inputs): option for option in (_option(spec) for _, spec in _specs(case, ranks))}
+    wrong = (*own, *(f for other in others for f in _wrongs(other, ranks)))
+    judged = Judged(sample, wrong=wrong, offered=sum(map(_is_split, known)), variants=len(others))
     if case.quiet:
         skipped = "" if sample.tensors else "it has no tensor operands"
         return replace(judged, skipped=skipped, partly="" if skipped else case.quiet, masked=_masked(case, known.values()))
@@ -144,6 +152,10 @@ def holding(sample: Sample, combinations: Sequence[Combination], ranks: Sequence
     """Those of ``combinations`` that are valid for ``sample``; None where it cannot tell."""
     case = case_of(sample)
     return None if isinstance(case, str) or case.quiet else list(_valid(case, combinations, ranks))
+
+
+def _is_split(combination: Combination) -> bool:
+    return any(not isinstance(p, Replicate) for p in combination)
 
 
 def _specs(case: Case, ranks: Sequence[int]) -> list[tuple[int, OpSpec]]:

@@ -20,6 +20,10 @@ OPERATORS = {
     "norm": ("(Tensor x, float eps) -> Tensor", lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()),
     "extremes": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(1), x.sum(0))),
     "mixed": ("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.amax(0), x.sum(0))),
+    "joint": (
+        "(Tensor g, Tensor x, Tensor w, Tensor b) -> (Tensor, Tensor, Tensor)",
+        lambda g, x, w, b: ((g * b.exp()) @ w, torch.einsum("abc,abd->cd", g * b.cos(), x), (g * b).sum((0, 1))),
+    ),
     "noisy": ("(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x)),
     "count": ("(Tensor x) -> int", lambda x: int(x.sum())),
     "add_one": ("(Tensor(a!) x) -> ()", lambda x: None),
@@ -45,6 +49,21 @@ def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> No
     assert str(found) == f'fxshard.register_rule("fxshard_found::{name}", {line})'
     with temporarily(found.op, rule(found.pattern, **found.properties)):
         assert not check_op(found.op, [Sample(found.op, args)]).wrong
+
+
+def test_a_backward_is_found_within_the_budget() -> None:
+    """Most of its combinations are not tried; those that cut the dims of one size together are."""
+    samples = [
+        Sample("fxshard_found.joint.default", (real(a, b, c), real(a, b, d), real(c, d), real(c)))
+        for a, b, c, d in ((4, 5, 6, 7), (6, 4, 9, 8))
+    ]
+    found = find_rule("fxshard_found::joint", samples, 300)
+    assert found.pattern == "a b c, a b _, c _, c -> a b _, c _, c" and found.untried
+
+
+def test_what_is_offered_already_is_found_too() -> None:
+    sample = Sample("aten.mm.default", (real(5, 6), real(6, 4)))
+    assert str(find_rule("aten.mm.default", [sample])) == 'fxshard.register_rule("aten::mm", "a b, b c -> a c", linear=[[0], [1]])'
 
 
 def test_what_text_cannot_say_is_left_out() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from fxshard.strategies.oracle import Sample, check_op, report
+from fxshard.strategies.notation import rule
+from fxshard.strategies.oracle import Sample, check_op, find_rule, report, report_rule
+from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import positive, real
 
 
@@ -25,6 +28,7 @@ aten.leaky_relu.default: right and complete
 samples judged                       2
 ... of these for what is wrong only  1
 ... again with other plain numbers   7
+offered and run                      7
 combinations tried                   7
 not tried                            0
 valid and offered                    4
@@ -36,9 +40,32 @@ judged for what is wrong only, nothing is said on what is missing:
     )
 
 
+def test_what_was_not_tried_is_no_part_of_complete() -> None:
+    sample = (real(3, 5, 7), real(3, 7, 4))
+    assert "aten.bmm.default: right and complete" in (said := _said("aten.bmm.default", sample, budget=200)) and "--budget" not in said
+    said = _said("aten.bmm.default", sample, budget=20)
+    assert "aten.bmm.default: right; 60 combinations were not tried (--budget)" in said and "not tried: beyond --budget" in said
+
+
+def test_nothing_offered_is_said() -> None:
+    with temporarily("aten.sin.default", rule("_ -> _")):
+        assert "nothing but replicated is offered for these samples" in _said("aten.sin.default", (real(5),))
+
+
+def test_what_a_found_rule_never_says_is_named() -> None:
+    """A maximum passes through what rises; a rule in text has no word for it."""
+    sample = Sample("aten.relu.default", (real(5, 6),))
+    with temporarily("aten.relu.default", rule("a b -> a b")):
+        said = report(check_op("aten.relu.default", [sample]))
+    assert "right, but not complete" in said and "2 of these pass on what is pending in a maximum" in said
+    with temporarily("aten.relu.default", rule("a _ -> a _", ops=("max", "min"), linear=[[0]])):
+        assert "of these pass on" not in report(check_op("aten.relu.default", [sample]))
+
+
 def test_kernels_that_are_not_searched_are_said_to_be() -> None:
     said = _said("aten.avg_pool2d_backward.default", (real(2, 3, 4, 4), real(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], False, True, None))
-    assert "right; what is missing was not searched" in said
+    assert "right; what is missing was not searched" in said and "nothing but replicated" not in said
+    assert re.search(r"offered and run +[1-9]", said)
     assert "its kernel reads out of bounds where shapes do not fit" in said
 
 
@@ -58,3 +85,14 @@ def test_what_is_written_into_lies_as_the_result(capfd: pytest.CaptureFixture[st
     assert {str(o) for o in verdict.judged[0].valid} >= {"S(0), R, S(0) -> S(0)", "S(1), S(0), P -> P", "P, R, P -> P"}
     assert verdict.judged[0].possible == 8 * 8 - 1
     assert capfd.readouterr().err == ""
+
+
+def test_a_found_rule_tells_what_it_was_not_drawn_from() -> None:
+    """A search that was cut, arguments that hold more or fewer tensors in other calls, nothing at all."""
+    mm, cat = Sample("aten.mm.default", (real(5, 6), real(6, 4))), Sample("aten.cat.default", ([real(5, 3), real(5, 4)], 1))
+    assert "the search was cut: 43 combinations" in report_rule(find_rule("aten.mm.default", [mm], 20))
+    whole = report_rule(find_rule("aten.mm.default", [mm]))
+    assert "cut" not in whole and "at=" not in whole
+    assert "tensors may hold more or fewer; for those write at=" in report_rule(find_rule("aten.cat.default", [cat]))
+    nothing = find_rule("aten.logcumsumexp.default", [Sample("aten.logcumsumexp.default", (real(7), 0))])
+    assert "none that is worth registering" in report_rule(nothing) and "register_rule" not in report_rule(nothing)
