@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from fxshard.errors import FileError, FxshardError, OptionError
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fxshard.sharding_plan import ShardingPlan
 
 USER_ERROR, FAULT = 2, 1
+SHOWN = 3
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
@@ -26,8 +30,13 @@ _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
     options = _parser().parse_args(arguments)
+    return _ended(lambda: options.command(options))
+
+
+def _ended(command: Callable[[], int | None]) -> int:
+    """The exit code of a command, its errors printed."""
     try:
-        code = options.command(options)
+        code = command()
         sys.stdout.flush()
     except FxshardError as error:
         print(error, file=sys.stderr)
@@ -136,18 +145,68 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _check_op(options: argparse.Namespace) -> int:
-    """Exits with 1 when a rule is wrong; a rule that is not complete is right."""
-    from fxshard.strategies import has_rule, oracle
+    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    return _in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+
+
+def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
+    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
+    from fxshard.strategies import has_rule, oracle, sharding_function
 
     samples = _samples(options)
     name = oracle.qualified(options.op)
-    if not has_rule(name):
-        print(f"looking for a rule of {name}, from {len(samples)} samples ...", file=sys.stderr, flush=True)
-        print(oracle.report_rule(oracle.find_rule(name, samples, options.budget)))
+    if not has_rule(name) and sharding_function(name) is None:
+        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
         return 0
-    verdict = oracle.check_op(name, _watched(samples, f"checking {name}"), options.budget)
+    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
     print(oracle.report(verdict))
     return 1 if verdict.wrong else 0
+
+
+def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
+    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
+    from fxshard.strategies import oracle
+
+    kept = samples if options.sample else oracle.largest_kind(samples)
+    shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
+    note(f"while looking for a rule, on shards of {shown}")
+    others = len(samples) - len(kept)
+    left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
+    print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
+    return kept
+
+
+def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
+    for sample in samples:
+        note(f"on the sample ({sample}), or on shards of it")
+        yield sample
+
+
+def _in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
+    """What ``work`` returns, in a process of its own whose death by a signal is an error; ``work`` is given what notes down where it is.
+
+    Where torch is loaded already (a call from Python) a copy of its threads would hang: there, as where there is no fork, it runs here.
+    """
+    if "torch" in sys.modules or not hasattr(os, "fork"):
+        return work(lambda _: None)
+    with tempfile.TemporaryFile() as place:
+        child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(work(lambda text: _overwrite(place, text))))
+        child.start()
+        child.join()
+        place.seek(0)
+        where = place.read().decode() or None
+    code = child.exitcode or 0
+    if code < 0:
+        remedy = "its kernel cannot bear such shapes, which is no verdict on a rule; give samples of other sizes: --sample FILE.py:FUNCTION"
+        raise FxshardError(f"{what} was ended by {signal.Signals(-code).name}", where=where, remedy=remedy)
+    return code
+
+
+def _overwrite(place: IO[bytes], text: str) -> None:
+    place.seek(0)
+    place.truncate()
+    place.write(text.encode())
+    place.flush()
 
 
 def _samples(options: argparse.Namespace) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,6 +211,60 @@ def test_help_needs_nothing_heavy() -> None:
     tree = ast.parse(Path(cli.__file__).read_text())
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}
+
+
+LIBRARY = """
+import os, signal
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+@torch.library.custom_op("fxshard_cli::fragile", mutates_args=())
+def fragile(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] < 4:
+        os.kill(os.getpid(), signal.SIGFPE)
+    return x * 2
+
+@torch.library.custom_op("fxshard_cli::rows", mutates_args=())
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().mean(-1, keepdim=True)
+
+@torch.library.custom_op("fxshard_cli::good_rows", mutates_args=())
+def good_rows(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().mean(-1, keepdim=True)
+
+register_sharding(torch.ops.fxshard_cli.rows.default)(lambda x: [([Shard(1)], [Shard(1)])])
+register_sharding(torch.ops.fxshard_cli.good_rows.default)(lambda x: [([Shard(0)], [Shard(0)])])
+
+def samples():
+    return [(torch.randn(6, 5),)]
+"""
+
+
+def _check_op(tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "library.py").write_text(LIBRARY)
+    command = [sys.executable, "-m", "fxshard", "check-op", name, "--sample", str(tmp_path / "library.py:samples")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+
+
+def test_a_kernel_that_ends_the_process_is_a_message(tmp_path: Path) -> None:
+    done = _check_op(tmp_path, "fxshard_cli::fragile")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "fxshard_cli::fragile was ended by SIGFPE" in done.stderr and "float32[6, 5]" in done.stderr and "--sample" in done.stderr
+
+
+def test_a_function_for_dtensor_is_judged_like_a_rule(tmp_path: Path) -> None:
+    done = _check_op(tmp_path, "fxshard_cli::rows")
+    assert done.returncode == 1 and "register_sharding): WRONG" in done.stdout
+    assert "S(1) -> S(1)" in done.stdout and "missing:\n  S(0) -> S(0)" in done.stdout
+    done = _check_op(tmp_path, "fxshard_cli::good_rows")
+    assert done.returncode == 0 and "register_sharding): right and complete" in done.stdout
+
+
+def test_a_rule_is_looked_for_in_torchs_samples_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-op", "aten.special_airy_ai.default", "--samples", "8", "--budget", "50"]) == 0
+    said = capsys.readouterr()
+    assert 'register_rule("aten::special_airy_ai", "a -> a")' in said.out and "5 of other dims are left out" in said.err
 
 
 def test_check_op_shows_that_it_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

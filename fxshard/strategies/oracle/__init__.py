@@ -6,7 +6,7 @@
 ((), ())
 """
 
-from fxshard.strategies.oracle.finder import FoundRule, find_rule
+from fxshard.strategies.oracle.finder import FoundRule, find_rule, largest_kind
 from fxshard.strategies.oracle.recorded import direct, record, samples_of
 from fxshard.strategies.oracle.report import report, report_rule
 from fxshard.strategies.oracle.samples import Sample, given_samples, operator, qualified, spread_out
@@ -27,6 +27,7 @@ __all__ = [
     "find_rule",
     "given_samples",
     "judge",
+    "largest_kind",
     "operator",
     "qualified",
     "record",

@@ -11,7 +11,7 @@ import torch
 from fxshard.call import Call
 from fxshard.strategies.conversion import is_real
 from fxshard.strategies.oracle.pieces import close, scattered, tolerance
-from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, run, variations
+from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, operator, run, variations
 
 FEWEST = 6
 """Elements of an operand below which a combination may hold by accident."""
@@ -80,10 +80,16 @@ def case_of(sample: Sample) -> Case | str:
         outputs, again = (run(sample.op, *filled(sample, [t.clone() for t in sample.tensors])) for _ in range(2))
     except Exception as error:
         return f"the operator fails on it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if not all(_same(a, b) for a, b in zip(outputs, again, strict=True)):
+    if _draws_few(sample.op, outputs) or not all(_same(a, b) for a, b in zip(outputs, again, strict=True)):
         return RANDOM
     call = call_of_sample(sample, outputs)
     return Case(sample, call, tuple(_values(sample, outputs)))
+
+
+def _draws_few(op: str, outputs: tuple[Any, ...]) -> bool:
+    """Whether it may draw random numbers, and so few that two runs are alike by chance."""
+    drawn = torch.Tag.nondeterministic_seeded in operator(op).tags
+    return drawn and any(isinstance(o, torch.Tensor) and 0 < o.numel() < FEWEST for o in outputs)
 
 
 def _values(sample: Sample, outputs: tuple[Any, ...]) -> Iterator[tuple[list[torch.Tensor], tuple[Any, ...]]]:

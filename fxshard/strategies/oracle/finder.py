@@ -63,7 +63,7 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
     _check_places_tensors(operator(name))
     if not samples:
         raise RuleError(f"there are no samples of {op}", remedy="give at least one")
-    shapes = {(tuple(t.ndim for t in s.tensors), _ranks_of_outputs(s)) for s in samples}
+    shapes = {_dims(s) for s in samples}
     if len(shapes) != 1:
         what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
@@ -77,6 +77,18 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
         what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"
         raise RuleError(what, remedy="write a function Call -> Factors, see docs/adding-an-operator.md")
     return found
+
+
+def largest_kind(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of one kind, which one rule may hold for: the kind of which most are large enough to tell, then of which there are most."""
+    kinds: dict[Any, list[Sample]] = {}
+    for sample in samples:
+        kinds.setdefault(_dims(sample), []).append(sample)
+    return max(kinds.values(), key=lambda group: (sum(all(t.numel() >= FEWEST for t in s.tensors) for s in group), len(group)), default=[])
+
+
+def _dims(sample: Sample) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+    return tuple(t.ndim for t in sample.tensors), _ranks_of_outputs(sample)
 
 
 def _check_places_tensors(overload: Any) -> None:

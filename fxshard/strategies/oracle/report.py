@@ -17,9 +17,8 @@ from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict
 SHOWN = 20
 UNTRIED = """not tried: beyond --budget combinations of a sample. Tried first are those that are offered, then one operand changed,
 then one factor at a time (dims of one size cut together): what cuts dims of different sizes together may be among the rest"""
-BEYOND = (
-    "pass on what is pending in a maximum, minimum or product, which a rule that is found never says; a function from a Call to Factors can"
-)
+BEYOND = """pending in a maximum, minimum or product, which these pass on: a rule that is found never says that, a function from
+a Call to Factors can"""
 
 
 def report(verdict: Verdict) -> str:
@@ -37,7 +36,8 @@ def report(verdict: Verdict) -> str:
         ("valid and missing", len(verdict.missing)),
         ("offered and wrong", len(verdict.wrong)),
     ]
-    parts = [f"{verdict.op}: {_word(verdict)}", tabulate(rows, tablefmt="plain")]
+    subject = f"{verdict.op} (by the function given to register_sharding)" if verdict.listed else verdict.op
+    parts = [f"{subject}: {_word(verdict)}", tabulate(rows, tablefmt="plain")]
     if verdict.unsearched:
         parts.append(UNTRIED)
     parts += _list("wrong", verdict.wrong) + _list("missing", verdict.missing) + _beyond_sums(verdict.missing)
@@ -86,7 +86,7 @@ def _list(what: str, findings: Iterable[Finding]) -> list[str]:
 def _beyond_sums(missing: Iterable[Finding]) -> list[str]:
     """What stays missing when a rule is registered as it was found."""
     passed = {str(f.option) for f in missing if _passes(f.option)}
-    return [f"{len(passed)} of these {BEYOND}"] if passed else []
+    return [f"{len(passed)} of what is missing: {BEYOND}"] if passed else []
 
 
 def _passes(option: Option) -> bool:

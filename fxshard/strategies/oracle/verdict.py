@@ -24,6 +24,8 @@ from fxshard.strategies.oracle.pieces import holds, valid_placements
 from fxshard.strategies.oracle.plain import variants
 from fxshard.strategies.oracle.samples import Sample
 from fxshard.strategies.oracle.search import Combination, search
+from fxshard.strategies.registry import has_rule
+from fxshard.strategies.torch_functions import sharding_function
 
 RANKS = (3, 4)
 BUDGET = 2000
@@ -80,12 +82,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The samples of one operator, judged; ``fallback``: it has no rule; ``note``: why its rule offers no more."""
+    """The samples of one operator, judged; ``fallback``: it has no rule; ``note``: why its rule offers no more.
+
+    ``listed``: what is judged is the user's function for DTensor, which stands in for a rule.
+    """
 
     op: str
     judged: tuple[Judged, ...]
     fallback: bool = False
     note: str = ""
+    listed: bool = False
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
@@ -116,7 +122,7 @@ def check_op(op: str, samples: Iterable[Sample], budget: int = BUDGET, ranks: Se
     calls = [c.call for c in (case_of(j.sample) for j in judged) if isinstance(c, Case)]
     strategies = [op_strategy(call, Mesh({"a": 2})) for call in calls[:1]]
     note = next((s.reason for s in (op_strategy(c, Mesh({"a": 2})) for c in calls) if s.reason), "")
-    return Verdict(op, judged, any(s.fallback for s in strategies), note)
+    return Verdict(op, judged, any(s.fallback for s in strategies), note, not has_rule(op) and sharding_function(op) is not None)
 
 
 def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Judged:

@@ -9,7 +9,7 @@ import torch
 
 from fxshard.errors import OptionError, RuleError
 from fxshard.strategies.notation import rule
-from fxshard.strategies.oracle import Sample, check_op, find_rule, given_samples
+from fxshard.strategies.oracle import Sample, check_op, find_rule, given_samples, largest_kind
 from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import real
 
@@ -78,6 +78,12 @@ def test_a_rule_must_hold_for_all_samples() -> None:
     with pytest.raises(RuleError, match="fails on"):
         find_rule("aten.cumsum.default", [*samples, Sample("aten.cumsum.default", (real(6, 5), 7))])
     assert find_rule("aten.cumsum.default", samples).pattern == "_ _ -> _ _"
+
+
+def test_samples_of_one_kind() -> None:
+    """Those that tell come before those that are many."""
+    few, more = [[Sample("aten.sin.default", (real(*shape),)) for _ in range(n)] for shape, n in (((4, 5), 1), ((), 3))]
+    assert largest_kind([*more, *few]) == few and largest_kind(more) == more and largest_kind([]) == []
 
 
 def test_samples_that_will_not_do() -> None:

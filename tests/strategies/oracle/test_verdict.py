@@ -113,6 +113,11 @@ def test_random_and_undefined_operators_are_not_judged() -> None:
     assert "fails" in judge(Sample("aten.mm.default", (real(5, 6), real(5, 6)))).skipped
 
 
+def test_few_random_numbers_may_be_alike_by_chance() -> None:
+    certain = torch.full((), 0.999999, dtype=torch.float64)
+    assert "random" in judge(Sample("aten.bernoulli.default", (certain,))).skipped
+
+
 def test_beyond_the_budget_the_rule_leads() -> None:
     judged = judge(MM, budget=20)
     assert (judged.searched, judged.possible) == (20, 63)
