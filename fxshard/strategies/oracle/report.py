@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
-from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard._torch_compat import schema_of
-from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.oracle.finder import FoundRule
 from fxshard.strategies.oracle.samples import operator
 from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict
@@ -17,8 +16,8 @@ from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict
 SHOWN = 20
 UNTRIED = """not tried: beyond --budget combinations of a sample. Tried first are those that are offered, then one operand changed,
 then one factor at a time (dims of one size cut together): what cuts dims of different sizes together may be among the rest"""
-BEYOND = """pending in a maximum, minimum or product, which these pass on: a rule that is found never says that, a function from
-a Call to Factors can"""
+BEYOND = """pending in a maximum, minimum or product, or passed on to some of the results only. Discovery never proposes that;
+a rule that is a function from a Call to Factors can say it"""
 
 
 def report(verdict: Verdict) -> str:
@@ -90,9 +89,11 @@ def _beyond_sums(missing: Iterable[Finding]) -> list[str]:
 
 
 def _passes(option: Option) -> bool:
-    """Whether nothing is cut, and something is pending in another reduction than a sum."""
-    pending = {p for p in option.inputs if not isinstance(p, Replicate)}
-    return pending <= {Partial(op) for op in REDUCE_OPS} and bool(pending - {Partial("sum"), Partial("avg")})
+    """Whether nothing is cut, and what is pending is no sum or average, or not passed on to all results."""
+    pending = {p for p in option.inputs if isinstance(p, Partial)}
+    whole = any(Replicate() in found for found in option.outputs)
+    cut = any(isinstance(p, Shard) for p in option.inputs)
+    return not cut and bool(pending) and (whole or not pending <= {Partial("sum"), Partial("avg")})
 
 
 def report_rule(rule: FoundRule) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,14 @@ from fxshard.strategies.notation import rule
 from fxshard.strategies.oracle import Sample, check_op, find_rule, report, report_rule
 from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import positive, real
+
+GATE = {
+    "gate(Tensor x, Tensor scale) -> Tensor": lambda x, scale: torch.sigmoid(x) * scale,
+    "gate_backward(Tensor g, Tensor x, Tensor scale) -> (Tensor, Tensor)": lambda g, x, scale: (
+        g * scale * torch.sigmoid(x) * (1 - torch.sigmoid(x)),
+        (g * torch.sigmoid(x)).sum((0, 1)),
+    ),
+}
 
 
 def _said(op: str, *calls: tuple[Any, ...], budget: int = 60, **kwargs: Any) -> str:
@@ -96,3 +106,21 @@ def test_a_found_rule_tells_what_it_was_not_drawn_from() -> None:
     assert "tensors may hold more or fewer; for those write at=" in report_rule(find_rule("aten.cat.default", [cat]))
     nothing = find_rule("aten.logcumsumexp.default", [Sample("aten.logcumsumexp.default", (real(7), 0))])
     assert "none that is worth registering" in report_rule(nothing) and "register_rule" not in report_rule(nothing)
+
+
+def test_the_rules_of_the_page_pass_on_all_that_text_can_say() -> None:
+    library = torch.library.Library("fxshard_page", "FRAGMENT")
+    for schema, function in GATE.items():
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
+    page = (Path(__file__).parents[3] / "docs" / "adding-an-operator.md").read_text()
+    for name, shapes in {"gate": ((3, 4, 6), (6,)), "gate_backward": ((3, 4, 6), (3, 4, 6), (6,))}.items():
+        lines = [c for c in re.findall(rf'^fxshard.register_rule\("mylib::{name}", (.*)\)$', page, re.MULTILINE)]
+        assert len(lines) == 1
+        op = f"fxshard_page.{name}.default"
+        made = ast.parse(f"rule({lines[0]})", mode="eval").body
+        assert isinstance(made, ast.Call)
+        properties = {str(k.arg): ast.literal_eval(k.value) for k in made.keywords}
+        with temporarily(op, rule(ast.literal_eval(made.args[0]), **properties)):
+            verdict = check_op(op, [Sample(op, tuple(real(*shape) for shape in shapes))])
+        assert not verdict.wrong and f"\n{len(verdict.missing)} of what is missing: pending in" in report(verdict)
