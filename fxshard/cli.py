@@ -192,7 +192,12 @@ def _in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
     with tempfile.TemporaryFile() as place:
         child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(work(lambda text: _overwrite(place, text))))
         child.start()
-        child.join()
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            child.join()
+        finally:  # who ends this process ends what it started
+            child.terminate()
+            signal.signal(signal.SIGTERM, before)
         place.seek(0)
         where = place.read().decode() or None
     code = child.exitcode or 0

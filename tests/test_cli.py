@@ -267,6 +267,19 @@ def test_a_rule_is_looked_for_in_torchs_samples_of_one_kind(capsys: pytest.Captu
     assert 'register_rule("aten::special_airy_ai", "a -> a")' in said.out and "5 of other dims are left out" in said.err
 
 
+@pytest.mark.parametrize(
+    ("op", "what"),
+    [
+        ("aten.randint_like.default", "gives other numbers each time"),
+        ("aten.normal_.default", "changes its arguments"),
+    ],
+)
+def test_operators_that_no_rule_is_looked_for(op: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of aten, whose samples are torch's, are refused like a user's."""
+    assert cli.main(["check-op", op, "--samples", "3", "--budget", "50"]) == 2
+    assert what in capsys.readouterr().err
+
+
 def test_check_op_shows_that_it_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A line where nobody watches, a bar where somebody may."""
     assert cli.main(["check-op", "aten.t.default", "--samples", "2", "--budget", "5"]) == 0
