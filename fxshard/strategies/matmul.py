@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from fxshard.call import Call
-from fxshard.strategies.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.factors import Factors, Rule, factors, linear_groups, replicate_all
+from fxshard.strategies.local import dense
 from fxshard.strategies.notation import einop_rule, letters
-from fxshard.strategies.registry import register
+from fxshard.strategies.registry import register, unchanged
 
 
 def einsum(call: Call) -> Factors:
@@ -40,23 +43,45 @@ def trilinear(call: Call) -> Factors:
     return factors(operands, [outs], linear=linear_groups(call, [(0,), (1,), (2,)]))
 
 
+PAIRS = "pairs of rows stand in one long dim, which no shard of the rows is a shard of, and a root of a sum cannot be pending"
+
+
 def distance(call: Call) -> Factors:
-    """out[m, n] = norm of a[m, :] - b[n, :]."""
+    """out[m, n] = p-norm of a[m, :] - b[n, :]."""
     (out,) = call.outputs
     assert out is not None
     batch, (a, b) = _batches(out.ndim), call.operands
-    return factors([[*batch[out.ndim - a.ndim :], "m", "k!"], [*batch[out.ndim - b.ndim :], "n", "k!"]], [[*batch, "m", "n"]])
+    k, reduce = _normed(call.args[2])
+    return factors([[*batch[out.ndim - a.ndim :], "m", k], [*batch[out.ndim - b.ndim :], "n", k]], [[*batch, "m", "n"]], reduce=reduce)
+
+
+def pair_distance(call: Call) -> Factors:
+    """out[i of the pairs] = p-norm of x[m, :] - x[n, :], m < n. No shard of the rows is one of the long dim of pairs."""
+    k, reduce = _normed(call.args[1] if len(call.args) > 1 else 2.0)
+    return factors([["rows!", k]], [["pairs!"]], reduce=reduce) if reduce else replicate_all(call, PAIRS)
+
+
+def pair_distance_backward(call: Call) -> Factors:
+    """(grad, x, p, distances) -> the gradient of x, which a column tells from the same column and the distances."""
+    return factors([["pairs!"], ["rows!", "k"], ["pairs!"]], [["rows!", "k"]], linear=linear_groups(call, [(0,)]))
+
+
+def _normed(p: float) -> tuple[str, dict[str, str]]:
+    """The factor that a p-norm is taken over, and what is pending where it is cut: a root of a sum cannot be."""
+    pending = {0.0: "sum", 1.0: "sum", math.inf: "max"}.get(float(p))
+    return ("k!", {}) if pending is None else ("k", {"k": pending})
 
 
 def distance_backward(call: Call) -> Factors:
-    """(grad, a, b, p, distances) -> the gradient of a: a sum over n, linear in grad."""
+    """(grad, a, b, p, distances) -> the gradient of a: a sum over n, linear in grad; a column k needs no other."""
     ndim = call.operands[0].ndim
     batch = _batches(ndim)
-    a, b = ([*batch[ndim - call.operands[i].ndim :], name, "k!"] for i, name in ((1, "m"), (2, "n")))
+    a, b = ([*batch[ndim - call.operands[i].ndim :], name, "k"] for i, name in ((1, "m"), (2, "n")))
     pairs = [*batch, "m", "n"]
     (out,) = call.outputs
     assert out is not None
-    return factors([pairs, a, b, pairs], [[*batch[ndim - out.ndim :], "m", "k!"]], linear=linear_groups(call, [(0,)]))
+    return factors([pairs, a, b, pairs], [[*batch[ndim - out.ndim :], "m", "k"]], linear=linear_groups(call, [(0,)]))
+
 
 def _batches(ndim: int) -> list[str]:
     return [f"b{i}" for i in range(ndim - 2)]
@@ -74,6 +99,8 @@ register("aten.linear.default", linear)
 register("aten._trilinear.default", trilinear)
 register("aten._cdist_forward.default", distance)
 register("aten._cdist_backward.default", distance_backward)
+register("aten._pdist_forward.default", pair_distance, local=dense(unchanged))
+register("aten._pdist_backward.default", pair_distance_backward, local=dense(unchanged))
 register(["aten.mm.default", "aten.mm.dtype", "aten._int_mm.default"], einop_rule("m k, k n -> m n"))
 register(["aten.bmm.default", "aten.bmm.dtype"], einop_rule("b m k, b k n -> b m n"))
 register("aten.mv.default", einop_rule("m k, k -> m"))

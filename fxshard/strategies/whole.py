@@ -20,7 +20,6 @@ REASONS = {
     ),
     "masked_scatter_backward": "elements are taken in the order of the whole mask",
     "put index_reduce": "places written more than once are written in the order of the whole",
-    "_pdist_forward _pdist_backward": "pairs of rows stand in one long dim, which no shard of the rows is a shard of",
     "resize resize_": "what a larger size adds is what lay in memory",
     "_local_scalar_dense": "a number is the same on all ranks",
     "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",

@@ -1,5 +1,7 @@
 """Contractions: the equation is the rule; a sharded contracted dim leaves a pending sum."""
 
+import math
+
 import pytest
 import torch
 
@@ -76,7 +78,19 @@ def test_distances() -> None:
     x, y = real(5, 3), real(4, 3)
     assert {"S(0), R -> S(0)", "R, S(0) -> S(1)"} <= check("aten._cdist_forward.default", x, y, 2.0, None)
     d = torch.ops.aten._cdist_forward(x, y, 2.0, None)
-    assert "S(1), R, S(0), S(1) -> P" in check("aten._cdist_backward.default", real(5, 4), x, y, 2.0, d)
+    assert {"S(1), R, S(0), S(1) -> P", "R, S(1), S(1), R -> S(1)"} <= check("aten._cdist_backward.default", real(5, 4), x, y, 2.0, d)
+
+
+@pytest.mark.parametrize(("p", "pending"), [(0.0, "P"), (1.0, "P"), (math.inf, "P(max)"), (2.0, None), (1.5, None)])
+def test_distances_over_cut_columns(p: float, pending: str | None) -> None:
+    """A root of a sum cannot be pending; gradients need the distances and their own columns only."""
+    x, y = real(5, 3), real(4, 3)
+    cut = {f"S(1), S(1) -> {pending}"} if pending else set()
+    assert {s for s in check("aten._cdist_forward.default", x, y, p, None) if s.startswith("S(1), S(1)")} == cut
+    assert {s for s in check("aten._pdist_forward.default", x, p) if "S(" in s} == ({f"S(1) -> {pending}"} if pending else set())
+    pairs, far = torch.ops.aten._pdist_forward(x, p), torch.ops.aten._cdist_forward(x, y, p, None)
+    assert "R, S(1), R -> S(1)" in check("aten._pdist_backward.default", real(10), x, p, pairs)
+    assert "R, S(1), S(1), R -> S(1)" in check("aten._cdist_backward.default", real(5, 4), x, y, p, far)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 2, 2)])
