@@ -66,6 +66,7 @@ FAKE_ERRORS = (
 scaled_mm_by_recipes = torch._scaled_mm_v2
 """What ``torch.nn.functional.scaled_mm`` calls."""
 
+FAKE_STORE = "torch.testing._internal.distributed.fake_pg.FakeStore()"
 TOKEN_INPUTS = (ForwardTokenAOTInput, BackwardTokenAOTInput)
 TOKEN_OUTPUTS = (ForwardTokenAOTOutput, BackwardTokenAOTOutput)
 """Ends of a traced graph that only keep operators with effects in order."""

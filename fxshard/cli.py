@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from fxshard.errors import FileError, FxshardError, OptionError
 
@@ -146,7 +143,9 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _check_op(options: argparse.Namespace) -> int:
     """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
-    return _in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+    from fxshard.child_process import in_child
+
+    return in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
 
 
 def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
@@ -180,38 +179,6 @@ def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]
     for sample in samples:
         note(f"on the sample ({sample}), or on shards of it")
         yield sample
-
-
-def _in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
-    """What ``work`` returns, in a process of its own whose death by a signal is an error; ``work`` is given what notes down where it is.
-
-    Where torch is loaded already (a call from Python) a copy of its threads would hang: there, as where there is no fork, it runs here.
-    """
-    if "torch" in sys.modules or not hasattr(os, "fork"):
-        return work(lambda _: None)
-    with tempfile.TemporaryFile() as place:
-        child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(work(lambda text: _overwrite(place, text))))
-        child.start()
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        try:
-            child.join()
-        finally:  # who ends this process ends what it started
-            child.terminate()
-            signal.signal(signal.SIGTERM, before)
-        place.seek(0)
-        where = place.read().decode() or None
-    code = child.exitcode or 0
-    if code < 0:
-        remedy = "its kernel cannot bear such shapes, which is no verdict on a rule; give samples of other sizes: --sample FILE.py:FUNCTION"
-        raise FxshardError(f"{what} was ended by {signal.Signals(-code).name}", where=where, remedy=remedy)
-    return code
-
-
-def _overwrite(place: IO[bytes], text: str) -> None:
-    place.seek(0)
-    place.truncate()
-    place.write(text.encode())
-    place.flush()
 
 
 def _samples(options: argparse.Namespace) -> list[Any]:

@@ -43,6 +43,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "call": base | {"planning_graph"},
         "files": {"errors"},
         "factory": {"errors"},
+        "child_process": {"errors"},
         "sharding_plan": plan - {"sharding_plan"},
         "program": plan,
         "archive": plan | {"program", "ops"},
@@ -55,7 +56,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "inspect": program,
         "api": api,
         "testing": testing | {PACKAGE},
-        "cli": public | {PACKAGE, "factory"},
+        "cli": public | {PACKAGE, "factory", "child_process"},
         "__init__": public,
         "__main__": {"cli"},
     }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxshard._torch_compat import FAKE_ERRORS, quiet_fakes
+from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
 from fxshard.errors import FxshardError, TraceError
 from fxshard.planning_graph import of_user, source_line
 
@@ -36,7 +36,7 @@ NO_MESH = "reconstruct arbitrary frozen dataclass instances"
 """What Dynamo says of a ``fxshard.Mesh`` that is given to ``local_map``, and of other objects that a graph cannot hold."""
 DEVICE_MESH = (
     "if it is the mesh of a local_map region, give torch's DeviceMesh in place of a fxshard.Mesh; without processes that is "
-    "dist.init_process_group('fake', store=torch.testing._internal.distributed.fake_pg.FakeStore(), rank=0, world_size=2) and then "
+    f"dist.init_process_group('fake', store={FAKE_STORE}, rank=0, world_size=2) and then "
     "init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
 )
 NO_DATA = "its data is not allocated yet"

@@ -201,7 +201,7 @@ def _refuse_local_views(module: fx.GraphModule) -> None:
             raise TraceError(
                 f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned anew",
                 where=source_line(node),
-                remedy="call it outside of the compiled part, for example after torch._dynamo.graph_break(), or leave layouts to fxshard",
+                remedy="call it outside of the compiled part, in a function under torch.compiler.disable, or leave layouts to fxshard",
             )
 
 
