@@ -6,8 +6,9 @@
 from .expand import expand
 from .infeasible import InfeasibleError, NoPlanError
 from .problem import PlacementProblem
+from .rows import Live, Row
 from .solution import Solution
 from .solve import solve
 from .transfers import Transfer
 
-__all__ = ["InfeasibleError", "NoPlanError", "PlacementProblem", "Solution", "Transfer", "expand", "solve"]
+__all__ = ["InfeasibleError", "Live", "NoPlanError", "PlacementProblem", "Row", "Solution", "Transfer", "expand", "solve"]

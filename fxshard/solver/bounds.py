@@ -14,7 +14,7 @@ from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .local_search import Polish
 from .model import Model
-from .multipliers import MemoryPrices
+from .multipliers import RowPrices
 from .sweeps import Sweeper
 
 Offer = Callable[[IntArray, float], float]
@@ -33,7 +33,7 @@ class Ascent:
     def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
         self.model, self.budget, self._offer, self._stall = model, budget, offer, stall
         self.sweeper = Sweeper(model)
-        self.memory = MemoryPrices(model)
+        self.memory = RowPrices(model)
         self.multipliers = self.memory.round(model.prices)
         self.bound = -np.inf
         self.cutoff = model.cutoff
@@ -110,16 +110,19 @@ class Ascent:
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian."""
         prices = self.sweeper.theta - self._base
-        return self.model.evaluate(plan) + float(prices[self.sweeper.offset[:-1] + plan].sum()) - self._allowance
+        moved = 0.0 if self._transfers is None else self._transfers.cost(plan) - self.model.transfers.cost(plan)
+        return self.model.linear(plan) + moved + float(prices[self.sweeper.offset[:-1] + plan].sum()) - self._allowance
 
     def _set_prices(self, multipliers: FloatArray) -> None:
         self.multipliers = self.memory.round(multipliers)
-        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers))
+        self._transfers = self.memory.transfers(self.multipliers)
+        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self._transfers)
         self._allowance = self.memory.allowance(self.multipliers)
+        self._polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
     def _try(self, plan: IntArray) -> IntArray | None:
-        """Repair and polish a plan and hand it in; what it became."""
-        polished = Polish(self.model, plan, self.budget).run()
+        """Repair and polish a plan and hand it in; what it became. Rows with a slope cost their multiplier meanwhile."""
+        polished = Polish(self._polished, plan, self.budget).run()
         if polished is not None:
             self.cutoff = min(self.cutoff, self._offer(polished, self.model.evaluate(polished)))
         return polished
@@ -134,18 +137,21 @@ class Ascent:
         for _ in range(SECANT_STEPS):
             if self.done:
                 return
-            point = (self.model.evaluate(plan), float(self._excess(plan)[0]))
+            point = (self.model.linear(plan), float(self._excess(plan)[0]))
             over, under = (point, under) if point[1] > 0 else (over, point)
-            if under is None and (fitting := self._try(plan)) is not None:
-                under = (self.model.evaluate(fitting), float(self._excess(fitting)[0]))
+            if under is None and (fitting := self._try(plan)) is not None and self._excess(fitting)[0] <= 0:
+                under = (self.model.linear(fitting), float(self._excess(fitting)[0]))
             price = _next_price(over, under, float(self.multipliers[0]))
-            if price is None or price == self.multipliers[0]:
+            if price is None:
                 return
+            before = float(self.multipliers[0])
             self._set_prices(np.asarray([price]))
+            if self.multipliers[0] == before:
+                return
             found = self.settle()
             if found is None:
                 return
-            cost, excess = self.model.evaluate(found), float(self._excess(found)[0])
+            cost, excess = self.model.linear(found), float(self._excess(found)[0])
             if (cost, excess) in (over, under):
                 return
             plan = found

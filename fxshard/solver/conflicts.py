@@ -32,10 +32,25 @@ def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
         nodes = _conflict(model)
         names = ", ".join(problem.name(node) for node in nodes)
         return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
-    least, bound = _least_usage(problem, model, minimise)
-    have = f"no allowed choice fits in {problem.usage_limit:.17g} bytes"
-    message = f"{have}: the least peak found is {least:.17g}, and none is below {bound:.17g}"
-    return InfeasibleError(message, (), least, bound)
+    limits: list[tuple[str, PlacementProblem]] = []
+    if problem.usage_limit is not None:
+        limits.append((f"{problem.usage_limit:.17g} bytes", replace(problem, rows=())))
+    for row in problem.rows:
+        if row.hard:
+            limits.append((f"{row.name or 'a row'} of {row.limit:.17g}", replace(problem, usage_limit=None, rows=(row,))))
+    misses = []
+    for name, one in limits:
+        alone = from_problem(one)
+        least, bound = _least_usage(alone, model, minimise)
+        if least > alone.limits.max(initial=-np.inf):
+            shift = one.rows[0].ceiling - float(alone.limits[0]) if one.rows else 0.0
+            misses.append((name, one.rows, least + shift, bound + shift))
+    if not misses:
+        return InfeasibleError(f"no allowed choice fits in {' and '.join(name for name, _ in limits)} together, though one fits in each")
+    name, rows, least, bound = misses[0]
+    what = "sum" if rows else "peak"
+    message = f"no allowed choice fits in {name}: the least {what} found is {least:.17g}, and none is below {bound:.17g}"
+    return InfeasibleError(message, (), least, bound, rows[0].name if rows else None)
 
 
 def possible(model: Model) -> bool:
@@ -54,7 +69,7 @@ def possible(model: Model) -> bool:
 
 def _hard(problem: PlacementProblem) -> Model:
     """What is allowed and what is not, as costs 0 and inf; no memory."""
-    model = from_problem(replace(problem, usage_limit=None))
+    model = from_problem(replace(problem, usage_limit=None, rows=()))
     costs = [np.where(np.isinf(cost), np.inf, 0.0) for cost in model.costs]
     edges = {pair: np.where(np.isinf(table), np.inf, 0.0) for pair, table in model.edges.items()}
     for transfer in model.transfers:
@@ -104,16 +119,15 @@ def _part(model: Model, nodes: list[int]) -> Model:
     return restrict(model, np.asarray(nodes, dtype=np.int64), 1.0)
 
 
-def _least_usage(problem: PlacementProblem, hard: Model, minimise: Minimise) -> tuple[float, float]:
+def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float]:
     """The least peak found, and a bound on it: the least weighted usage for growing weights on the rows that peak."""
-    memory = from_problem(problem)
     weight = np.zeros(len(memory.limits))
     weight[int(_floor(memory).argmax())] = 1.0
     least, bound = np.inf, float(_floor(memory).max())
     for step in range(1, MEMORY_STEPS + 1):
         solution = minimise(_weighted(memory, hard, weight))
         usage = memory.usage(np.asarray(solution.choices))
-        least, bound = min(least, problem.peak(solution.choices)), max(bound, solution.lower_bound)
+        least, bound = min(least, float(usage.max(initial=0.0))), max(bound, solution.lower_bound)
         if least <= bound * (1 + 1e-12):
             break
         weight *= step / (step + 1)
@@ -122,7 +136,7 @@ def _least_usage(problem: PlacementProblem, hard: Model, minimise: Minimise) -> 
 
 
 def _floor(memory: Model) -> FloatArray:
-    """Bytes per row were every use at its least."""
+    """The sum of each row were every use at its least."""
     steps = np.zeros(len(memory.limits) + 1)
     for terms in memory.uses:
         for use in terms:
@@ -138,4 +152,6 @@ def _weighted(memory: Model, hard: Model, weight: FloatArray) -> PlacementProble
         cost + sum((use.amount * (cumulated[use.hi] - cumulated[use.lo]) for use in terms), np.zeros(len(cost)))
         for cost, terms in zip(hard.costs, memory.uses, strict=True)
     ]
-    return PlacementProblem(tuple(costs), tuple(hard.edges), tuple(hard.edges.values()))
+    moved = memory.moving.weighted(cumulated, len(memory.transfers))
+    transfers = [replace(t, prices=np.where(np.isinf(t.prices), 0.0, amounts)) for t, amounts in zip(memory.transfers, moved, strict=True)]
+    return PlacementProblem(tuple(costs), tuple(hard.edges), tuple(hard.edges.values()), transfers=tuple(transfers))

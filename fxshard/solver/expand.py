@@ -11,11 +11,15 @@ from .problem import PlacementProblem
 
 
 def expand(problem: PlacementProblem) -> PlacementProblem:
-    """The same problem without transfers; its nodes come first, so that choices begin with theirs, and the optimum is the same.
+    """The same problem without transfers (ValueError where rows or lives count them).
+
+    Its nodes come first, so that choices begin with theirs, and the optimum is the same.
 
     A value with one reader becomes an edge. Of one with several, every layout that they want becomes a node with the
     states "not there" and "there", paid on its edge to the source, required by its edge to each reader that may want it.
     """
+    if any(live.transfer >= 0 for live in problem.lives) or any(row.transfers for row in problem.rows):
+        raise ValueError("transfers that count in rows or use memory cannot be written as edges")
     costs, names = list(problem.node_costs), [problem.name(node) for node in range(len(problem))]
     edges, tables = list(problem.edges), list(problem.edge_costs)
 

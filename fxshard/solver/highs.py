@@ -1,8 +1,8 @@
 """HiGHS on what is left: a mixed-integer program over the local polytope.
 
 One binary per state; one continuous variable per allowed pair, whose sums over either end equal the states' binaries
-(Wainwright and Jordan 2008); one row per memory limit. It is tight where memory does not bind. HiGHS proves with float
-tolerances (1e-9 asked for); the plan itself is priced exactly.
+(Wainwright and Jordan 2008); one row per limit, with a variable for what exceeds it where that has a price. It is tight
+where memory does not bind. HiGHS proves with float tolerances (1e-9 asked for); the plan itself is priced exactly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from .model import Model
 
 OBJECTIVE_RANGE = 1e6
 """The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""
+
+LEAST_UNIT = 1e-6
+"""Least coefficient of a variable for what exceeds a limit: HiGHS drops those below 1e-9."""
 
 NODE_WORK = 50.0
 """Work that a node of the search tree counts as, per entry of the matrix: HiGHS has no unit of its own."""
@@ -38,6 +41,7 @@ class _Columns:
 
     cost: FloatArray
     binaries: int
+    most: FloatArray
     row: IntArray
     column: IntArray
     value: FloatArray
@@ -88,7 +92,7 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
     lp.num_col_, lp.num_row_ = count, rows
     allowed = np.isfinite(cost)  # HiGHS crashes on an infinite cost
     lp.col_cost_ = np.rint(np.where(allowed, cost, 0.0) / quantum) * quantum
-    lp.col_lower_, lp.col_upper_ = np.zeros(count), allowed.astype(np.float64)
+    lp.col_lower_, lp.col_upper_ = np.zeros(count), np.where(allowed, columns.most, 0.0)
     lp.row_lower_, lp.row_upper_ = columns.lower, columns.upper
     key = columns.column * rows + columns.row
     cells, where = np.unique(key, return_inverse=True)  # a node may have several uses in one memory row
@@ -130,10 +134,12 @@ def _columns(model: Model) -> _Columns:
         costs.append(table[a, b])
         next_row, next_column = next_row + len(ends), next_column + len(a)
     limits = _memory(model, offset, next_row, row, column, value)
+    costs += _overruns(model, next_row, next_column, row, column, value)
     zero = np.zeros(next_row - nodes)
     return _Columns(
         np.concatenate(costs),
         states,
+        np.concatenate([np.ones(next_column), np.full(int(np.isfinite(model.slopes).sum()), np.inf)]),
         np.concatenate(row),
         np.concatenate(column),
         np.concatenate(value),
@@ -145,8 +151,8 @@ def _columns(model: Model) -> _Columns:
 def _memory(
     model: Model, offset: IntArray, first_row: int, row: list[IntArray], column: list[IntArray], value: list[FloatArray]
 ) -> FloatArray:
-    """Append the memory rows, each divided by its limit; their right-hand sides."""
-    scale = 1.0 / np.maximum(model.limits, 1.0)
+    """Append the model's rows, each divided by its limit; their right-hand sides."""
+    scale = _row_scale(model)
     for node, uses in enumerate(model.uses):
         for use in uses:
             times = np.arange(use.lo, use.hi)
@@ -155,3 +161,21 @@ def _memory(
             column.append(np.tile(offset[node] + used, len(times)))
             value.append(np.outer(scale[times], use.amount[used]).ravel())
     return np.asarray(model.limits * scale)
+
+
+def _overruns(
+    model: Model, first_row: int, first_column: int, row: list[IntArray], column: list[IntArray], value: list[FloatArray]
+) -> list[FloatArray]:
+    """Append a variable per row with a slope: what exceeding the limit costs; the costs of these variables."""
+    soft = np.flatnonzero(np.isfinite(model.slopes))
+    rate = model.slopes[soft] / _row_scale(model)[soft]
+    room = model.cutoff - model.constant
+    unit = np.clip(max(room, 1.0) / np.maximum(rate, 1.0), LEAST_UNIT, 1.0)
+    row.append(first_row + soft)
+    column.append(first_column + np.arange(len(soft)))
+    value.append(-unit)
+    return [unit * rate]
+
+
+def _row_scale(model: Model) -> FloatArray:
+    return np.asarray(1.0 / np.maximum(np.abs(model.limits), 1.0))

@@ -9,6 +9,7 @@ class InfeasibleError(Exception):
     nodes: indexes of a small set of nodes that already conflict among themselves; empty where memory is the reason.
     least_usage: the smallest peak found that the costs allow, bytes; a limit of this much is enough (None: not memory).
     usage_bound: no allowed choice peaks below this, bytes (None: not memory).
+    row: name of the row that cannot be kept, in whose units these two are then (None: memory).
     """
 
     def __init__(
@@ -17,11 +18,13 @@ class InfeasibleError(Exception):
         nodes: tuple[int, ...] = (),
         least_usage: float | None = None,
         usage_bound: float | None = None,
+        row: str | None = None,
     ) -> None:
         super().__init__(message)
         self.nodes = nodes
         self.least_usage = least_usage
         self.usage_bound = usage_bound
+        self.row = row
 
 
 class NoPlanError(Exception):

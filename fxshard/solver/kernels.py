@@ -196,6 +196,30 @@ def rebalance(values: FloatArray, slack: FloatArray, cells: IntArray, first: Int
 
 
 @compiled
+def reprice(values: FloatArray, prices: FloatArray, cells: IntArray, first: IntArray) -> None:
+    """Make the cells of each slot add up to another price: a rise is shared evenly, a fall in proportion, the odd rest to the first."""
+    for slot in range(len(first) - 1):
+        begin, end = first[slot], first[slot + 1]
+        before = 0.0
+        for k in range(begin, end):
+            before += values[cells[k]]
+        if before == np.inf:
+            continue
+        change = prices[slot] - before
+        for k in range(begin, end):
+            cell = cells[k]
+            part = np.floor(change / (end - begin)) if change >= 0 else -np.floor(values[cell] * (-change / before))
+            values[cell] += part
+        rest = prices[slot]
+        for k in range(begin, end):
+            rest -= values[cells[k]]
+        for k in range(begin, end):
+            part = max(rest, -values[cells[k]])
+            values[cells[k]] += part
+            rest -= part
+
+
+@compiled
 def slacks(
     wiring: Wiring,
     values: FloatArray,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import FloatArray, IntArray, starts
-from .kernels import rebalance
+from .kernels import rebalance, reprice
 from .model import Model
-from .transfers import Transfer
+from .transfers import Transfer, Transfers
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Splits:
         self.cells = cells[np.argsort(slot, kind="stable")]
         counts = np.bincount(slot, minlength=1)
         self._first = starts(counts[counts > 0])
+        self._slot = np.flatnonzero(counts)
         self.shared = np.zeros(len(self.links), dtype=np.int64)
         self.shared[[k for k, _ in self._shares]] = 1
         del self._tables, self._shares
@@ -80,6 +81,17 @@ class Splits:
     def rebalance(self, slack: FloatArray) -> None:
         """Share out evenly what the links can spare. slack: laid out as the values, how much each may fall without harm."""
         rebalance(self.values, slack, self.cells, self._first)
+
+    def price(self, transfers: Transfers) -> None:
+        """Take other prices, finite where they were: what they rise by is shared evenly, what they fall by taken in proportion."""
+        prices = np.concatenate([*(t.prices.ravel() for t in transfers if len(t.readers) > 1), np.zeros(0)])
+        reprice(self.values, prices[self._slot], self.cells, self._first)
+        for index, link in enumerate(self.links):
+            if link.transfer >= 0 and not self.shared[index]:
+                transfer = transfers[link.transfer]
+                given, wanted = self._classes(transfer.have)[0], self._classes(transfer.readers[link.reader][1])[0]
+                table = transfer.prices[np.ix_(given, wanted)]
+                self.table(index)[:] = table if link.i == transfer.source else table.T
 
     def _link(self, link: Link, table: FloatArray, slots: IntArray | None = None) -> None:
         if slots is not None:

@@ -10,6 +10,8 @@ from .model import Model
 from .uses import UseTable
 
 MAX_MOVES = 20_000
+PATIENCE = 30
+"""Moves of a repair that may pass without the rows together being exceeded by less than before."""
 
 
 def greedy(model: Model) -> IntArray | None:
@@ -54,6 +56,7 @@ class Polish:
             self._own(j)[:] += table[choices[i]]
         self.local = np.empty_like(self._base)
         self._renew(np.arange(len(model)))
+        self._hard = np.isinf(model.slopes)
         self.room = model.limits - model.usage(choices)
 
     def run(self) -> IntArray | None:
@@ -73,32 +76,44 @@ class Polish:
             if not len(gain) or gain[position] >= 0 or self.budget.spent:
                 return
             node, state = self._where(position)
+            room = self.room
             if self._fits(node, state):
                 self._move(node, state)
-                if self.model.uses[node]:
+                if self.room is not room:
                     blocked[:] = False
             else:
                 blocked[position] = True
 
     def repair(self) -> bool:
-        """Lower the fullest row at the least cost per byte until every row fits."""
+        """Lower the fullest row at the least cost per byte until every row fits, or until that gets nowhere."""
+        best, since = np.inf, 0
         for _ in range(MAX_MOVES):
-            if not len(self.room) or self.room.min() >= 0:
+            room = np.where(self._hard, self.room, 0.0)
+            if not len(room) or room.min() >= 0:
                 return True
+            over = -float((np.minimum(room, 0.0) / np.maximum(np.abs(self.model.limits), 1.0)).sum())
+            best, since = (over, 0) if over < best else (best, since + 1)
+            if since > PATIENCE:
+                return False
             self.budget.charge(len(self.local))
-            position = self._cheapest_relief(int(self.room.argmin()))
+            position = self._cheapest_relief(int(room.argmin()))
             if position is None or self.budget.spent:
                 return False
             self._move(*self._where(position))
         return False
 
     def _cheapest_relief(self, row: int) -> int | None:
-        saved = self._uses.saved(row, self.choices)
+        saved = self._uses.saved(row, self.choices) + self._freed(row)
         useful = np.flatnonzero(saved > 0)
         rate = self._change()[useful] / np.minimum(saved[useful], -self.room[row])
         if not len(rate) or np.isinf(rate.min()):
             return None
         return int(useful[rate.argmin()])
+
+    def _freed(self, row: int) -> FloatArray:
+        """What changing to each state would take out of a row through transfers, (states,)."""
+        local = self.model.moving.local(row, self.choices, self.offset)
+        return local[self.offset[:-1] + self.choices][self.node] - local
 
     def _change(self) -> FloatArray:
         return self.local - self.local[self.offset[:-1] + self.choices][self.node]
@@ -108,18 +123,23 @@ class Polish:
         return node, position - int(self.offset[node])
 
     def _fits(self, node: int, state: int) -> bool:
-        uses = self.model.uses[node]
-        if not uses:
-            return True
-        room = self.room.copy()
-        for use in uses:
+        room = self._room_after(node, state)
+        return room is None or bool(room[self._hard].min(initial=0.0) >= 0)
+
+    def _room_after(self, node: int, state: int) -> FloatArray | None:
+        """The room of each row once a node takes another state, None where that changes nothing."""
+        moved = self.model.moving.change(node, state, self.choices, len(self.room))
+        if not self.model.uses[node] and moved is None:
+            return None
+        room = self.room.copy() if moved is None else self.room - moved
+        for use in self.model.uses[node]:
             room[use.lo : use.hi] -= use.amount[state] - use.amount[self.choices[node]]
-        return bool(room.min() >= 0)
+        return room
 
     def _move(self, node: int, state: int) -> None:
+        room = self._room_after(node, state)
+        self.room = self.room if room is None else room
         old, self.choices[node] = int(self.choices[node]), state
-        for use in self.model.uses[node]:
-            self.room[use.lo : use.hi] -= use.amount[state] - use.amount[old]
         for other in self.neighbours[node]:
             table = self.model.table(other, node)
             if np.isinf(table[:, old]).any():

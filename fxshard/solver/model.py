@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from .arrays import FloatArray, IntArray
+from .moving import Moving, Use
 from .problem import PlacementProblem, usage_ceiling
 from .transfers import Transfers
 
@@ -20,21 +21,14 @@ Pair = tuple[int, int]
 Undo = Callable[[IntArray], IntArray]
 
 
-class Use(NamedTuple):
-    """Memory of one node in rows [lo, hi): `amount` (k,) bytes per state."""
-
-    lo: int
-    hi: int
-    amount: FloatArray
-
-
 @dataclass(frozen=True)
 class Model:
     """costs (k_i,) per node; edges keyed by (i, j), i < j, each (k_i, k_j); uses per node; limits (rows,).
 
+    slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it may not be exceeded. moved: uses per transfer.
     constant: cost already certain. cutoff: total cost of the best plan known; only what is strictly below it matters.
-    prices: (rows,) the memory multipliers that gave the best bound so far, cost per byte.
-    transfers: values brought into the layouts that their readers want; only `relax` and what it uses knows them.
+    prices: (rows,) the multipliers of rows that gave the best bound so far, cost per byte.
+    transfers: values brought into the layouts that their readers want; only `relax` and what it uses knows them (and `moved`).
     unit: cost of 1 in the model it came from, by multiplication. grain: the least improvement that is worth anything.
     """
 
@@ -48,6 +42,12 @@ class Model:
     unit: float = 1.0
     grain: float = 1.0
     transfers: Transfers = field(default_factory=Transfers)
+    slopes: FloatArray = field(default_factory=lambda: np.zeros(0))
+    moved: tuple[tuple[Use, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.slopes):
+            object.__setattr__(self, "slopes", np.full(len(self.limits), np.inf))
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -59,14 +59,27 @@ class Model:
         return tables + sum(t.entries for t in self.transfers)
 
     def evaluate(self, choices: IntArray) -> float:
-        """E(x), exactly while the costs are integers."""
+        """E(x) with what rows cost beyond their limits, exactly while all costs are integers and no row has a slope."""
+        soft = np.isfinite(self.slopes)
+        if not soft.any():
+            return self.linear(choices)
+        over = np.maximum(self.usage(choices) - self.limits, 0.0)
+        return self.linear(choices) + float(self.slopes[soft] @ over[soft])
+
+    def linear(self, choices: IntArray) -> float:
+        """E(x) without rows."""
         total = self.constant + sum(float(c[x]) for c, x in zip(self.costs, choices, strict=True))
         total += self.transfers.cost(choices)
         return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
 
+    @cached_property
+    def moving(self) -> Moving:
+        """The uses of transfers."""
+        return Moving(self.transfers, self.moved)
+
     def usage(self, choices: IntArray) -> FloatArray:
-        """Bytes in use per row, (rows,)."""
-        steps = np.zeros(len(self.limits) + 1)
+        """The sum of each row, (rows,)."""
+        steps = self.moving.steps(choices, len(self.limits))
         for uses, choice in zip(self.uses, choices, strict=True):
             for use in uses:
                 steps[use.lo] += use.amount[choice]
@@ -74,8 +87,8 @@ class Model:
         return np.cumsum(steps)[:-1]
 
     def fits(self, choices: IntArray) -> bool:
-        """Whether every row is within its limit."""
-        return bool(np.all(self.usage(choices) <= self.limits))
+        """Whether every row that has to be is within its limit."""
+        return not len(self.limits) or bool(np.all((self.usage(choices) <= self.limits) | np.isfinite(self.slopes)))
 
     def neighbours(self) -> list[list[int]]:
         """Neighbour indexes per node, ascending."""
@@ -104,21 +117,40 @@ def from_problem(problem: PlacementProblem) -> Model:
             costs[i] = costs[i] + np.diagonal(table)
         else:
             add_edge(edges, i, j, table)
-    uses: list[tuple[Use, ...]] = [()] * len(problem)
-    if problem.usage_limit is None:
-        return Model(costs, edges, uses, np.zeros(0), transfers=Transfers(problem.transfers))
-    live = [
-        (node, interval, usage)
-        for node, (interval, usage) in enumerate(zip(problem.intervals, problem.usages, strict=True))
-        if interval is not None and usage is not None and interval[0] < interval[1]
-    ]
-    times = sorted({t for _, interval, _ in live for t in interval})
-    row = {t: index for index, t in enumerate(times)}
-    for node, (lo, hi), usage in live:
-        uses[node] = (Use(row[lo], row[hi], usage),)
-    rows = max(0, len(times) - 1)
-    limits = np.full(rows, usage_ceiling(problem.usage_limit))
-    return Model(costs, edges, uses, limits, prices=np.zeros(rows), transfers=Transfers(problem.transfers))
+    transfers = Transfers(problem.transfers)
+    return _with_rows(Model(costs, edges, [()] * len(problem), np.zeros(0), transfers=transfers), problem)
+
+
+def _with_rows(model: Model, problem: PlacementProblem) -> Model:
+    """Times between the ends of lives, then the rows of the problem; weights of nodes are counted from their least."""
+    lives = problem.all_lives if problem.usage_limit is not None else ()
+    times = sorted({t for live in lives for t in (live.lo, live.hi)})
+    number = {t: index for index, t in enumerate(times)}
+    uses: list[list[Use]] = [[] for _ in problem.node_costs]
+    moved: list[list[Use]] = [[] for _ in problem.transfers]
+    for live in lives:
+        use = Use(number[live.lo], number[live.hi], live.amount)
+        (uses[live.node] if live.node >= 0 else moved[live.transfer]).append(use)
+    count = max(0, len(times) - 1)
+    limits = [usage_ceiling(problem.usage_limit or 0.0)] * count
+    for index, row in enumerate(problem.rows, count):
+        limit = row.ceiling
+        for node, weights in row.nodes:
+            least = float(weights.min(initial=np.inf)) if len(weights) else 0.0
+            uses[node].append(Use(index, index + 1, weights - least))
+            limit -= least
+        for transfer, weights in row.transfers:
+            moved[transfer].append(Use(index, index + 1, weights))
+        limits.append(limit)
+    slopes = [np.inf] * count + [row.slope for row in problem.rows]
+    return replace(
+        model,
+        uses=[tuple(terms) for terms in uses],
+        moved=tuple(tuple(terms) for terms in moved) if any(moved) else (),
+        limits=np.asarray(limits, dtype=np.float64),
+        slopes=np.asarray(slopes, dtype=np.float64),
+        prices=np.zeros(len(limits)),
+    )
 
 
 def add_edge(edges: dict[Pair, FloatArray], i: int, j: int, table: FloatArray) -> None:
@@ -191,4 +223,4 @@ def restrict(model: Model, nodes: IntArray, grain: float) -> Model:
     edges = {(new[i], new[j]): table for (i, j), table in model.edges.items() if i in new and j in new}
     costs, uses = [model.costs[n] for n in nodes], [model.uses[n] for n in nodes]
     rows = len(model.limits) if any(uses) else 0
-    return Model(costs, edges, uses, model.limits[:rows], prices=model.prices[:rows], grain=grain)
+    return Model(costs, edges, uses, model.limits[:rows], prices=model.prices[:rows], grain=grain, slopes=model.slopes[:rows])

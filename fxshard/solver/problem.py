@@ -9,8 +9,12 @@ what is forbidden, and where at every time t (`PlacementProblem.peak`)
 
     sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
 
+Further terms over the whole plan are *rows* (`rows.Row`): with w_r(x) a sum of weights of chosen states and of paid transfers,
+
+    E(x) += sum_r slope_r max(0, w_r(x) - limit_r),      slope_r = inf for a sum that may not exceed its limit.
+
 The solver works on an exact integer form of it (`model.from_problem`, `scaling.quantise`), and bounds it from below by
-its Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times:
+its Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times and rows, at most the slope of each:
 
     L(x, lambda) = E(x) + sum_t lambda_t (usage_t(x) - usage_limit) <= E(x)      for every x that fits.
 
@@ -38,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import FloatArray, IntArray
+from .rows import Live, Row, totals
 from .transfers import Transfer
 
 FORBIDDEN = 1e15
@@ -58,6 +63,8 @@ class PlacementProblem:
     intervals: per node the half-open time interval [lo, hi) it uses memory in, or None for never.
     usage_limit: bytes available at every time, None for no limit.
     transfers: values whose change of layout is paid once for all their readers.
+    lives: further memory over time, of nodes that have several and of what transfers bring about.
+    rows: sums over the whole plan that are limited, or cost something beyond a limit.
     """
 
     node_costs: tuple[FloatArray, ...]
@@ -68,6 +75,8 @@ class PlacementProblem:
     usage_limit: float | None = None
     node_names: tuple[str, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    lives: tuple[Live, ...] = ()
+    rows: tuple[Row, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.node_costs)
@@ -87,21 +96,28 @@ class PlacementProblem:
         return self.node_names[node] if self.node_names else f"node {node}"
 
     def evaluate(self, choices: Sequence[int] | IntArray) -> float:
-        """E(x): the cost of one strategy per node, `inf` if any of it is forbidden; memory is not looked at."""
+        """E(x): the cost of one strategy per node, `inf` if any of it is forbidden or a row is exceeded; memory is not looked at."""
         nodes = sum(float(c[x]) for c, x in zip(self.node_costs, choices, strict=True))
         pairs = zip(self.edges, self.edge_costs, strict=True)
         shared = sum(transfer.cost(choices) for transfer in self.transfers)
-        return nodes + sum(float(c[choices[i], choices[j]]) for (i, j), c in pairs) + shared
+        rows = sum(row.penalty(total) for row, total in zip(self.rows, totals(self, choices), strict=True))
+        return nodes + sum(float(c[choices[i], choices[j]]) for (i, j), c in pairs) + shared + rows
 
     def peak(self, choices: Sequence[int] | IntArray) -> float:
         """The largest memory in use at any time, bytes."""
         changes: dict[int, float] = {}
-        for usage, interval, choice in zip(self.usages, self.intervals, choices, strict=True):
-            if usage is not None and interval is not None and interval[0] < interval[1]:
-                amount = float(usage[choice])
-                changes[interval[0]] = changes.get(interval[0], 0.0) + amount
-                changes[interval[1]] = changes.get(interval[1], 0.0) - amount
+        for live in self.all_lives:
+            amount = live.total(self.transfers, choices)
+            changes[live.lo] = changes.get(live.lo, 0.0) + amount
+            changes[live.hi] = changes.get(live.hi, 0.0) - amount
         return max(0.0, float(np.cumsum([changes[t] for t in sorted(changes)]).max(initial=0.0)))
+
+    @property
+    def all_lives(self) -> tuple[Live, ...]:
+        """What uses memory, and when: usages over their intervals, and lives."""
+        usages = enumerate(zip(self.usages, self.intervals, strict=True))
+        own = [Live(span[0], span[1], usage, node) for node, (usage, span) in usages if usage is not None and span is not None]
+        return tuple(live for live in (*own, *self.lives) if live.lo < live.hi)
 
     def feasible(self, choices: Sequence[int] | IntArray) -> bool:
         """Whether nothing forbidden is chosen and the memory limit holds."""
@@ -120,6 +136,7 @@ class PlacementProblem:
             node_costs=tuple(map(free, self.node_costs)),
             edge_costs=tuple(map(free, self.edge_costs)),
             transfers=tuple(replace(t, prices=free(t.prices)) for t in self.transfers),
+            rows=tuple(row for row in self.rows if row.hard),
         )
 
     @classmethod
@@ -133,10 +150,12 @@ class PlacementProblem:
     def write(self, path: str | Path) -> None:
         """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18.
 
-        The format has no transfers: a problem with any is refused, `expand` makes one without them of it.
+        The format has neither transfers nor rows: a problem with any is refused, `expand` makes one without transfers of it.
         """
         if self.transfers:
             raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem: write expand(problem)")
+        if self.lives or self.rows:
+            raise ValueError(f"IOPDDL has no place for the {len(self.lives)} further lives and {len(self.rows)} rows of this problem")
         text = json.dumps({"problem": _to_json(self, Path(path).name.split(".")[0])}).encode()
         Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
 
@@ -175,6 +194,19 @@ def _check(problem: PlacementProblem) -> None:
         _check_numbers(costs, f"edge_costs[{index}]")
     for index, transfer in enumerate(problem.transfers):
         _check_transfer(problem, transfer, f"transfers[{index}]")
+    for index, live in enumerate(problem.lives):
+        _check_weights(problem, live.node, live.transfer, live.amount, f"lives[{index}]")
+        if live.amount.min(initial=0.0) < 0:
+            raise ValueError(f"lives[{index}] has a negative amount")
+    for index, row in enumerate(problem.rows):
+        if not row.slope >= 0 or not np.isfinite(row.limit):
+            raise ValueError(f"rows[{index}] needs a finite limit and a slope >= 0, has {row.limit} and {row.slope}")
+        for node, weights in row.nodes:
+            _check_weights(problem, node, -1, weights, f"rows[{index}]")
+        for transfer_index, weights in row.transfers:
+            _check_weights(problem, -1, transfer_index, weights, f"rows[{index}]")
+            if weights.min(initial=0.0) < 0:
+                raise ValueError(f"rows[{index}] has a negative weight at transfer {transfer_index}")
 
 
 def _check_transfer(problem: PlacementProblem, transfer: Transfer, where: str) -> None:
@@ -189,6 +221,14 @@ def _check_transfer(problem: PlacementProblem, transfer: Transfer, where: str) -
             raise ValueError(f"{where} names a layout at node {node} that prices of shape {transfer.prices.shape} do not have")
     if not transfer.readers or transfer.source in {node for node, _ in transfer.readers}:
         raise ValueError(f"{where} needs readers other than its source, node {transfer.source}")
+
+
+def _check_weights(problem: PlacementProblem, node: int, transfer: int, weights: FloatArray, where: str) -> None:
+    tables = [c.shape for c in problem.node_costs] if node >= 0 else [t.prices.shape for t in problem.transfers]
+    index = node if node >= 0 else transfer
+    if not 0 <= index < len(tables) or weights.shape != tables[index] or not bool(np.isfinite(weights).all()):
+        what = f"node {node}" if node >= 0 else f"transfer {transfer}"
+        raise ValueError(f"{where} needs a finite number for each state of {what}, and that to be there")
 
 
 def _check_numbers(costs: FloatArray, where: str) -> None:

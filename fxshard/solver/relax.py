@@ -17,6 +17,7 @@ from .budget import Budget
 from .infeasible import Exhausted
 from .links import Link
 from .model import Model, Pair, Undo, add_edge
+from .moving import Use
 from .pruning import Slacks, find_slacks
 from .reductions import reduce
 from .reductions.arc_consistency import ArcConsistency
@@ -87,13 +88,13 @@ def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, U
     writer = _Writer(model, slacks, keep)
     parts: list[list[_Part]] = [[] for _ in model.transfers]
     for link, table, split in zip(links, slacks.tables, slacks.splits, strict=True):
-        if link.transfer < 0 or len(model.transfers[link.transfer].readers) == 1:
+        if link.transfer < 0 or (len(model.transfers[link.transfer].readers) == 1 and not writer.uses(link.transfer)):
             writer.edge(link, table)
         else:
             parts[link.transfer].append(_part(model.transfers[link.transfer], link, table, split))
-    for transfer, readings in zip(model.transfers, parts, strict=True):
+    for index, readings in enumerate(parts):
         if readings:
-            writer.transfer(transfer, readings)
+            writer.transfer(index, readings)
     count = len(model)
 
     def undo(choices: IntArray) -> IntArray:
@@ -129,51 +130,70 @@ class _Writer:
         self.model, self.slacks, self.keep = model, slacks, keep
         self.costs = [costs[states] for costs, states in zip(slacks.costs, keep, strict=True)]
         self.edges: dict[Pair, FloatArray] = {}
+        self._uses: list[tuple[Use, ...]] = [
+            tuple(use._replace(amount=use.amount[states]) for use in uses) for uses, states in zip(model.uses, keep, strict=True)
+        ]
+
+    def uses(self, transfer: int) -> tuple[Use, ...]:
+        """What counts of a transfer."""
+        return self.model.moved[transfer] if self.model.moved else ()
 
     def edge(self, link: Link, table: FloatArray) -> None:
         """A link that shares nothing."""
         rows, columns = link.rows[self.keep[link.i]], link.columns[self.keep[link.j]]
         add_edge(self.edges, link.i, link.j, table[np.ix_(rows, columns)])
 
-    def transfer(self, transfer: Transfer, parts: list[_Part]) -> None:
+    def transfer(self, index: int, parts: list[_Part]) -> None:
         """A node for all that source and readers may do together, or, where that is too much, one per layout."""
+        transfer = self.model.transfers[index]
         have = transfer.have[self.keep[transfer.source]]
         readers = [(node, want[self.keep[node]]) for node, want in transfer.readers]
         joint = _joint(transfer.prices, np.unique(have), [np.unique(want) for _, want in readers], parts, self.slacks.room)
         if joint is None:
-            self._by_layout(transfer, have, readers, parts)
+            self._by_layout(transfer, have, readers, parts, self.uses(index))
             return
         states, costs = joint
         if not len(costs):
             raise Exhausted
-        node = self._node(costs)
+        node = self._node(costs, tuple(use._replace(amount=_paid(use.amount, states)) for use in self.uses(index)))
         for column, (other, layouts) in zip(states.T, [(transfer.source, have), *readers], strict=True):
             add_edge(self.edges, node, other, np.where(column[:, None] == layouts, 0.0, np.inf))
 
     def finish(self) -> Model:
         """All of it."""
-        uses = [
-            tuple(use._replace(amount=use.amount[states]) for use in uses) for uses, states in zip(self.model.uses, self.keep, strict=True)
-        ]
-        uses += [()] * (len(self.costs) - len(uses))
-        return replace(self.model, costs=self.costs, edges=self.edges, uses=uses, constant=self.slacks.constant, transfers=Transfers())
+        written = replace(self.model, costs=self.costs, edges=self.edges, uses=self._uses, constant=self.slacks.constant)
+        return replace(written, transfers=Transfers(), moved=())
 
-    def _by_layout(self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part]) -> None:
-        """Nodes "the value is there in layout l": paid at the source, required by each reader of l."""
+    def _by_layout(
+        self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part], uses: tuple[Use, ...]
+    ) -> None:
+        """Nodes "the value is not there in layout l", or "is, made of h": paid at the source, required by each reader of l."""
+        given = np.unique(have)
         for (reader, want), part in zip(readers, parts, strict=True):
             add_edge(self.edges, transfer.source, reader, part.rest[np.ix_(have, want)])
         for layout in np.unique(np.concatenate([want for _, want in readers])):
-            there = self._node(np.zeros(2))
-            paid = transfer.prices[have, layout]
-            add_edge(self.edges, transfer.source, there, np.stack([np.zeros(len(have)), paid], axis=1))
+            made = tuple(use._replace(amount=np.append(0.0, use.amount[given, layout])) for use in uses)
+            there = self._node(np.append(0.0, transfer.prices[given, layout]), made)
+            other = np.where(have[:, None] == given, 0.0, np.inf)
+            add_edge(self.edges, transfer.source, there, np.concatenate([np.zeros((len(have), 1)), other], axis=1))
             for reader, want in readers:
                 if (want == layout).any():
                     needs = np.where(want == layout, np.inf, 0.0)
-                    add_edge(self.edges, there, reader, np.stack([needs, np.zeros(len(want))]))
+                    add_edge(self.edges, there, reader, np.stack([needs, *np.zeros((len(given), len(want)))]))
 
-    def _node(self, costs: FloatArray) -> int:
+    def _node(self, costs: FloatArray, uses: tuple[Use, ...]) -> int:
         self.costs.append(costs)
+        self._uses.append(uses)
         return len(self.costs) - 1
+
+
+def _paid(amounts: FloatArray, states: IntArray) -> FloatArray:
+    """Amounts (given, wanted) summed over the distinct layouts of each state: what the source gives, then what each reader wants."""
+    total = np.zeros(len(states))
+    for column in range(1, states.shape[1]):
+        new = (states[:, 1:column] != states[:, column, None]).all(axis=1)
+        total += np.where(new, amounts[states[:, 0], states[:, column]], 0.0)
+    return total
 
 
 def _joint(

@@ -32,6 +32,7 @@ class Scale:
 def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     """An integer model with the same optimum to `margin`; `plan_cost` (of any plan that fits) sharpens the scale.
 
+    What rows with a slope cost is no integer: bounds that are rounded up are 2 too high for each at most.
     Entries which alone, with every other entry at its least, cost more than the plan become forbidden.
     """
     tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
@@ -43,17 +44,18 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     if np.isfinite(room):
         tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in zip(tables, least, strict=True)]
     span = sum(_spread(t) for t in tables)
-    exact = all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
+    soft = int(np.isfinite(model.slopes).sum())
+    exact = not soft and all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
     integers = [np.rint(t * factor) for t in tables]
     times = [1] * pairs + [len(t.readers) for t in model.transfers]
     margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor
     constant = float(np.rint(model.constant * factor))
-    margin += abs(constant / factor - model.constant)
+    margin += abs(constant / factor - model.constant) + 2 * soft / factor
     grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
     edges = dict(zip(model.edges, integers[count:pairs], strict=True))
     transfers = Transfers(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
-    scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant)
+    scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes * factor)
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 
 
@@ -72,6 +74,7 @@ def sharpen(model: Model) -> Model:
         constant=model.constant * by,
         cutoff=(model.cutoff - 1) * by + 1,
         prices=model.prices * by,
+        slopes=model.slopes * by,
         unit=model.unit * by,
         grain=model.grain * by,
     )

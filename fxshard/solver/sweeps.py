@@ -14,6 +14,7 @@ from .arrays import BoolArray, FloatArray, IntArray, starts
 from .kernels import Wiring
 from .links import Link, Splits
 from .model import Model
+from .transfers import Transfers
 
 
 class Sweeper:
@@ -45,10 +46,12 @@ class Sweeper:
         self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
         """What decoding touches: of each table one row, by the classes of all states."""
 
-    def set_costs(self, theta: FloatArray) -> None:
-        """Replace the node costs (states,), for example by another price of memory; messages stay."""
+    def set_costs(self, theta: FloatArray, transfers: Transfers | None = None) -> None:
+        """Replace the node costs (states,), and prices of transfers where given, for example by another price of memory; messages stay."""
         self.weights += theta - self.theta
         self.theta[:] = theta
+        if transfers is not None:
+            self.splits.price(transfers)
 
     def allow(self, allowed: BoolArray) -> None:
         """Forbid all other states (states,) until a state from before is restored; bounds and plans are then of what is allowed."""

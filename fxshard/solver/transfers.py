@@ -35,8 +35,12 @@ class Transfer:
 
     def cost(self, choices: Sequence[int] | IntArray) -> float:
         """T(x)."""
+        return self.sum(self.prices, choices)
+
+    def sum(self, table: FloatArray, choices: Sequence[int] | IntArray) -> float:
+        """The sum of a table (given, wanted) over the distinct layouts that the readers want."""
         wanted = sorted({int(want[choices[node]]) for node, want in self.readers})
-        row = self.prices[self.have[choices[self.source]]]
+        row = table[self.have[choices[self.source]]]
         return sum(float(row[layout]) for layout in wanted)
 
     def keep(self, states: Sequence[IntArray | None]) -> Transfer:
@@ -109,7 +113,7 @@ class Transfers(tuple[Transfer, ...]):
     def add(self, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
         """local = base + T for each state of some nodes, all other nodes as chosen; arrays (states,), a node's states at its offset."""
         if self:
-            _add(self.flat, nodes, choices, offset, base, local)
+            add(self.flat, nodes, choices, offset, base, local)
         else:
             for node in nodes:
                 local[offset[node] : offset[node + 1]] = base[offset[node] : offset[node + 1]]
@@ -148,7 +152,8 @@ def _near(flat: Flat, node: int) -> IntArray:
 
 
 @compiled
-def _add(flat: Flat, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
+def add(flat: Flat, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
+    """As `Transfers.add`."""
     for node in nodes:
         low, high = offset[node], offset[node + 1]
         local[low:high] = base[low:high]

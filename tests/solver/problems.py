@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer
+from fxshard.solver import Live, PlacementProblem, Row, Transfer
 from fxshard.solver.model import Model, from_problem
 from fxshard.solver.scaling import quantise
 from fxshard.solver.sweeps import Sweeper
@@ -29,9 +29,22 @@ def brute_force(problem: PlacementProblem) -> float:
         for layout in range(transfer.prices.shape[1]):
             wanted = np.logical_or.reduce(np.broadcast_arrays(*(want[state[node]] == layout for node, want in transfer.readers)))
             total += np.where(wanted, transfer.prices[have, layout], 0.0)
+    def moved(index: int, table: np.ndarray) -> np.ndarray:
+        transfer = problem.transfers[index]
+        have, whole = transfer.have[state[transfer.source]], np.zeros(sizes)
+        for layout in range(table.shape[1]):
+            wanted = np.logical_or.reduce(np.broadcast_arrays(*(want[state[node]] == layout for node, want in transfer.readers)))
+            whole += np.where(wanted, table[have, layout], 0.0)
+        return whole
+
+    for row in problem.rows:
+        used = sum((w[state[n]] for n, w in row.nodes), np.zeros(())) + sum((moved(t, w) for t, w in row.transfers), np.zeros(()))
+        over = np.maximum(used - row.limit, 0.0)
+        total += np.where(over > 0, np.inf, 0.0) if np.isinf(row.slope) else row.slope * over
     if problem.usage_limit is not None:
         uses = zip(state, problem.usages, problem.intervals, strict=True)
         live = [(usage[x], span) for x, usage, span in uses if usage is not None and span is not None]
+        live += [(x.amount[state[x.node]] if x.node >= 0 else moved(x.transfer, x.amount), (x.lo, x.hi)) for x in problem.lives]
         for time in {lo for _, (lo, _) in live}:
             used = sum((amount for amount, (lo, hi) in live if lo <= time < hi), np.zeros(()))
             total += np.where(used > problem.usage_limit, np.inf, 0.0)
@@ -118,6 +131,31 @@ def with_transfers(draw: st.DrawFn, memory: bool = False, integers: bool = True,
         if readers:
             transfers.append(Transfer(source, rng.integers(0, layouts, sizes[source]), readers, prices))
     return replace(problem, transfers=tuple(transfers))
+
+
+@st.composite
+def with_rows(draw: st.DrawFn, hard: bool = False, memory: bool = False, integers: bool = True, most: int = 4) -> PlacementProblem:
+    """A random problem with transfers, one to three rows over nodes and transfers, and (with memory) lives of both."""
+    problem = draw(with_transfers(memory=memory, integers=integers, most=most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sizes = [len(cost) for cost in problem.node_costs]
+
+    def row() -> Row:
+        nodes = tuple((n, rng.integers(-5, 9, k).astype(float)) for n, k in enumerate(sizes) if rng.random() < 0.6)
+        moved = tuple((t, rng.integers(0, 9, x.prices.shape).astype(float)) for t, x in enumerate(problem.transfers) if rng.random() < 0.8)
+        slope = np.inf if hard else float(rng.choice([0.0, 0.5, 1.0, 7.0]))
+        return Row(float(rng.integers(-5, 25)), nodes, moved, slope)
+
+    def live() -> Live:
+        lo = int(rng.integers(0, 6))
+        if problem.transfers and rng.random() < 0.5:
+            t = int(rng.integers(len(problem.transfers)))
+            return Live(lo, lo + 3, rng.integers(0, 9, problem.transfers[t].prices.shape).astype(float), transfer=t)
+        node = int(rng.integers(len(sizes)))
+        return Live(lo, lo + 3, rng.integers(0, 9, sizes[node]).astype(float), node)
+
+    lives = tuple(live() for _ in range(rng.integers(1, 4))) if memory else ()
+    return replace(problem, rows=tuple(row() for _ in range(rng.integers(0 if memory else 1, 4))), lives=lives)
 
 
 def grid(

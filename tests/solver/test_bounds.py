@@ -14,7 +14,7 @@ from fxshard.solver.bounds import Ascent
 from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.model import Model
-from fxshard.solver.multipliers import MemoryPrices
+from fxshard.solver.multipliers import RowPrices
 from fxshard.solver.pruning import prune
 from fxshard.solver.reductions import reduce
 from fxshard.solver.sweeps import Sweeper
@@ -60,7 +60,7 @@ def test_any_messages_bound(problem: PlacementProblem, seed: int) -> None:
 @given(problems(memory=True, most=5), st.floats(0, 100))
 def test_prices_never_promise_too_much(problem: PlacementProblem, price: float) -> None:
     model = integer_model(problem)
-    memory = MemoryPrices(model)
+    memory = RowPrices(model)
     multipliers = memory.round(np.full(len(model.limits), price))
     paid, start = memory.prices(multipliers), np.concatenate([[0], np.cumsum([len(c) for c in model.costs])])
     for plan in plans(model):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import InfeasibleError, PlacementProblem, solve
-from tests.solver.problems import brute_force, problems, with_copies, with_transfers
+from tests.solver.problems import brute_force, problems, with_copies, with_rows, with_transfers
 
 
 def check(problem: PlacementProblem) -> None:
@@ -33,6 +33,9 @@ KINDS = {
     "copies": (st.integers(0, 2**32).map(lambda seed: with_copies(np.random.default_rng(seed), ops=4, layouts=2)), 12),
     "transfers": (with_transfers(), 200),
     "transfers, memory and float costs": (with_transfers(memory=True, integers=False, most=4), 150),
+    "rows with a price": (with_rows(), 200),
+    "rows with a limit": (with_rows(hard=True), 150),
+    "rows, lives and float costs": (with_rows(memory=True, integers=False), 150),
 }
 
 

@@ -1,4 +1,4 @@
-"""Memory rows: what is used whatever is chosen leaves the limit; rows that another row implies are dropped."""
+"""Rows: what is used whatever is chosen leaves the limit; rows that another row implies are dropped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import numpy as np
 
 from ..arrays import FloatArray, IntArray
 from ..infeasible import Exhausted
-from ..model import Model, Undo, Use
+from ..model import Model, Undo
+from ..moving import Use
 
 
 class ConstantMemory:
-    """Each use's least amount is subtracted from the limits of its rows; uses that leave nothing are dropped."""
+    """Each use's least amount is subtracted from the limits of its rows; uses that leave nothing are dropped.
+
+    What exceeds a limit that may be exceeded even then is paid for.
+    """
 
     name = "take constant memory out of the limit"
 
@@ -34,12 +38,14 @@ class ConstantMemory:
                     left.append(Use(use.lo, use.hi, use.amount - least if least else use.amount))
             uses.append(tuple(left))
         constant = np.cumsum(taken)[:-1]
-        if not constant.any() and all(len(a) == len(b) for a, b in zip(uses, model.uses, strict=True)):
-            return model, lambda choices: choices
         limits = model.limits - constant
-        if (limits < 0).any():
+        over = (limits < 0) & np.isfinite(model.slopes)
+        if not constant.any() and not over.any() and all(len(a) == len(b) for a, b in zip(uses, model.uses, strict=True)):
+            return model, lambda choices: choices
+        if ((limits < 0) & ~over).any():
             raise Exhausted
-        return replace(model, uses=uses, limits=limits), lambda choices: choices
+        paid = model.constant - float(model.slopes[over] @ limits[over])
+        return replace(model, uses=uses, limits=np.where(over, 0.0, limits), constant=paid), lambda choices: choices
 
 
 class DominatedTimes:
@@ -49,32 +55,36 @@ class DominatedTimes:
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
         """The model with fewer memory rows."""
-        rows = len(model.limits)
-        if not rows:
+        if not len(model.limits):
             return model, lambda choices: choices
         keep = _largest(model) > model.limits
         _drop_implied(model, keep)
         if keep.all():
             return model, lambda choices: choices
         position = np.concatenate([[0], np.cumsum(keep)])
-        uses = [
-            tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi])) for terms in model.uses
-        ]
-        return replace(model, uses=uses, limits=model.limits[keep], prices=model.prices[keep]), lambda choices: choices
+        uses = [_in_rows(terms, position) for terms in model.uses]
+        moved = tuple(_in_rows(terms, position) for terms in model.moved)
+        fewer = replace(model, limits=model.limits[keep], prices=model.prices[keep], slopes=model.slopes[keep])
+        return replace(fewer, uses=uses, moved=moved), lambda choices: choices
+
+
+def _in_rows(terms: tuple[Use, ...], position: IntArray) -> tuple[Use, ...]:
+    """Uses in the rows that are left; `position` (rows + 1,) says how many are left before each."""
+    return tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi]))
 
 
 def _largest(model: Model) -> FloatArray:
-    """Bytes per row were every use at its largest."""
+    """The sum of each row were every use at its largest."""
     steps = np.zeros(len(model.limits) + 1)
     for terms in model.uses:
         for use in terms:
             steps[use.lo] += use.amount.max()
             steps[use.hi] -= use.amount.max()
-    return np.cumsum(steps)[:-1]
+    return np.cumsum(steps)[:-1] + model.moving.largest(len(model.limits))
 
 
 def _drop_implied(model: Model, keep: np.ndarray) -> None:
-    """Unset rows whose uses are all live in the nearest kept row before or after, where the limit is no larger."""
+    """Unset rows whose uses are all live in the nearest kept row before or after, where the limit is no larger and may not be exceeded."""
     starts, ends = _ends(model)
     left: list[int] = []
     for row in np.flatnonzero(keep):
@@ -89,7 +99,7 @@ def _drop_implied(model: Model, keep: np.ndarray) -> None:
 def _ends(model: Model) -> tuple[IntArray, IntArray]:
     """Number of uses that start at or before each row, and that end at or before it."""
     starts, ends = np.zeros(len(model.limits) + 1, dtype=np.int64), np.zeros(len(model.limits) + 1, dtype=np.int64)
-    for terms in model.uses:
+    for terms in (*model.uses, *model.moved):
         for use in terms:
             starts[use.lo] += 1
             ends[use.hi] += 1
@@ -98,7 +108,7 @@ def _ends(model: Model) -> tuple[IntArray, IntArray]:
 
 def _implies(model: Model, starts: IntArray, ends: IntArray, strong: int, weak: int) -> bool:
     """Whether every use live at `weak` is live at `strong`, and `strong` allows no more."""
-    if model.limits[strong] > model.limits[weak]:
+    if model.limits[strong] > model.limits[weak] or np.isfinite(model.slopes[[strong, weak]]).any():
         return False
     if strong > weak:
         return bool(ends[strong] == ends[weak])

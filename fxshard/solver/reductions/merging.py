@@ -9,7 +9,8 @@ import numpy as np
 
 from ..arrays import FloatArray, IntArray
 from ..infeasible import Exhausted
-from ..model import Model, Pair, Undo, Use, add_edge, drop_nodes
+from ..model import Model, Pair, Undo, add_edge, drop_nodes
+from ..moving import Use
 
 
 class MergeDetermined:
