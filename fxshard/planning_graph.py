@@ -47,6 +47,10 @@ class GraphOutput:
         return self.name.replace("outputs", "tangents", 1) if self.kind == "output" else None
 
 
+Calls = tuple[tuple[str | None, ...], ...]
+"""For each call of a module, in order, the nodes of the tensors that it returned; None for one that nothing reads."""
+
+
 @dataclass(frozen=True)
 class PlanningGraph:
     """A traced model.
@@ -54,7 +58,7 @@ class PlanningGraph:
     ``module``: one flat aten graph; placeholders in the order of ``inputs``, its output a flat tuple in the order of
     ``outputs``; every tensor node has a fake CPU tensor of its global shape in ``meta["val"]``.
     ``aliases``: further names of tied parameters -> the name that the graph uses. ``constants``: arguments that are no
-    tensors, by path (see ``constants_of``).
+    tensors, by path (see ``constants_of``). ``returned``: what each submodule returns, by its name.
     """
 
     module: fx.GraphModule
@@ -65,6 +69,7 @@ class PlanningGraph:
     train: bool
     aliases: dict[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    returned: Mapping[str, Calls] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Iterator[fx.Node]:

@@ -4,7 +4,7 @@
 scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out, ``to_local`` and
 ``from_local`` for the ends of a ``local_map`` region; softmax, cross-entropy and normalisations come in pieces
 (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...), each right for a part of what is summed; ``axis_index``
-is the only node of a lowered graph that knows the rank.
+is the only node of a lowered graph that knows the rank. ``returned`` notes what modules return while a model is traced.
 """
 
 from fxshard.ops import (
@@ -17,6 +17,7 @@ from fxshard.ops import (
     mesh_ops,
     normalization,
     random,
+    returned,
     row_norm,
     softmax,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "mesh_ops",
     "normalization",
     "random",
+    "returned",
     "row_norm",
     "softmax",
 ]

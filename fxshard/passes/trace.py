@@ -48,6 +48,7 @@ from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
+from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
@@ -82,7 +83,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
-    return replace(graph, constants=constants_of(args, kwargs))
+    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)))
 
 
 def _capture(
@@ -97,7 +98,7 @@ def _capture(
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
     again = Spelled if spelled else contextlib.nullcontext
-    captures = (mode, again(), inlined(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions())
+    captures = (mode, again(), inlined(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions(), noted(fake_model))
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
@@ -154,9 +155,7 @@ def check_call(model: Any, args: Any) -> None:
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
-def joint_graph(
-    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None
-) -> fx.GraphModule:
+def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
     """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
     in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)
@@ -212,9 +211,10 @@ def planning_graph(
     _join_seeds(joint)
     number_draws(joint)
     inputs = _name_inputs(joint, names, paths)
+    returned = values_of_modules(joint)
     joint.graph.lint()
     joint.recompile()
-    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases)
+    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases, returned=returned)
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
@@ -277,6 +277,7 @@ def _tidy(joint: fx.GraphModule) -> None:
         if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)
+    let_go(joint)
     joint.graph.eliminate_dead_code()
     _loosen_views(joint)
 

@@ -1,0 +1,61 @@
+"""While Dynamo captures: what the modules of a model return."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.wrap_activation_checkpoint)
+"""Calls with a graph of their own that a trace of the whole goes through."""
+
+
+@contextlib.contextmanager
+def returned_by_modules(mark: Any, names: Mapping[int, str]) -> Iterator[None]:
+    """Each call of a module is followed by ``mark(tensors, name)`` in the captured graph: the tensors that it returned, in order.
+
+    ``names``: names of modules by their ids; others are passed over.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
+
+    original = Called.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        result = original(self, tx, args, kwargs)
+        name = names.get(id(self.value))
+        if name is not None and _is_in_the_whole(tx.output):
+            found: dict[Any, Any] = {}
+            VariableTracker.visit(lambda v: found.update(_tensor(v)), result, side_effects=tx.output.side_effects)
+            if found:
+                tx.output.create_proxy("call_function", mark, (list(found.values()), name), {})
+        return result
+
+    Called.call_function = call_function
+    try:
+        yield
+    finally:
+        Called.call_function = original
+
+
+def _tensor(variable: Any) -> dict[Any, Any]:
+    """{node: proxy} of a variable that is a tensor; one that nothing has looked at yet is looked at."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    if isinstance(variable, LazyVariableTracker) and not variable.is_realized() and issubclass(variable.peek_type(), torch.Tensor):
+        variable = variable.realize()
+    if not isinstance(variable, TensorVariable):
+        return {}
+    proxy = variable.as_proxy()
+    return {proxy.node: proxy}
+
+
+def _is_in_the_whole(output: Any) -> bool:
+    """Whether Dynamo is not in the body of a loop, a branch or another call with a graph of its own."""
+    tracer = output.current_tracer
+    while tracer is not output.root_tracer and tracer.source_target in CHECKPOINTS:
+        tracer = tracer.parent
+    return tracer is output.root_tracer

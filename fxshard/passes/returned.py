@@ -1,0 +1,62 @@
+"""What the modules of a model return, by name: noted while the model is captured, read off the traced graph.
+
+While a model is captured, every call of a submodule is followed by ``fxshard.returned`` of the tensors that it returned. These nodes
+go through the trace like any other, so that they see what becomes of the values; ``values_of_modules`` takes them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import fx, nn
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat.modules import returned_by_modules
+from fxshard.planning_graph import Calls, is_tensor
+
+RETURNED = torch.ops.fxshard.returned.default
+
+
+def noted(model: nn.Module) -> AbstractContextManager[None]:
+    """While Dynamo captures ``model``: what its submodules return is noted in the graph."""
+    names: dict[int, str] = {}
+    for name, module in model.named_modules():
+        if name:
+            names.setdefault(id(module), name)
+    return returned_by_modules(RETURNED, names)
+
+
+def other_names(model: nn.Module) -> dict[str, str]:
+    """Further names of modules that a model holds more than once -> the first name."""
+    first: dict[int, str] = {}
+    return {name: first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if first.setdefault(id(m), name) != name}
+
+
+def let_go(joint: fx.GraphModule) -> None:
+    """Notes keep no value alive: from those that nothing else reads they are taken off."""
+    live: set[fx.Node] = set()
+    notes = []
+    for node in reversed(joint.graph.nodes):
+        if node.target is RETURNED:
+            notes.append(node)
+        elif node in live or node.is_impure():
+            live.update((node, *node.all_input_nodes))
+    for note in notes:
+        note.args = ([n if n in live else None for n in note.args[0]], note.args[1])
+
+
+def values_of_modules(joint: fx.GraphModule) -> dict[str, Calls]:
+    """What each module returned, by name; the notes are gone from the graph."""
+    found: dict[str, list[tuple[fx.Node | None, ...]]] = {}
+    for note in joint.graph.find_nodes(op="call_function", target=RETURNED):
+        values, module = note.args
+        found.setdefault(module, []).append(tuple(n if n is not None and is_tensor(n) else None for n in values))
+        joint.graph.erase_node(note)
+    return {name: tuple(tuple(n and n.name for n in call) for call in calls) for name, calls in found.items()}
+
+
+def renamed(modules: Mapping[str, Calls], others: Mapping[str, str]) -> dict[str, Calls]:
+    """With the further names of modules."""
+    return {**modules, **{name: modules[first] for name, first in others.items() if first in modules}}
