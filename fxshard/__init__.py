@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fxshard.api import export, load, local_batch, lower, parallelize, plan, simulate
+    from fxshard.constraints import Communication, Equal, Forbid, Pin
     from fxshard.errors import FxshardError
     from fxshard.layout import Layout
     from fxshard.mesh import Hardware, Link, Mesh
@@ -28,6 +29,10 @@ _HOME = {
     "parallelize": "fxshard.api",
     "plan": "fxshard.api",
     "simulate": "fxshard.api",
+    "Communication": "fxshard.constraints",
+    "Equal": "fxshard.constraints",
+    "Forbid": "fxshard.constraints",
+    "Pin": "fxshard.constraints",
     "FxshardError": "fxshard.errors",
     "Layout": "fxshard.layout",
     "Hardware": "fxshard.mesh",
@@ -41,12 +46,16 @@ _HOME = {
 _MODULES = ("testing", "inspect", "errors")
 
 __all__ = [
+    "Communication",
+    "Equal",
+    "Forbid",
     "FxshardError",
     "Hardware",
     "Layout",
     "Link",
     "Mesh",
     "OpSpec",
+    "Pin",
     "ShardedProgram",
     "ShardingPlan",
     "export",

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run, trace_model
@@ -37,6 +38,7 @@ def plan(
     objective: str = "time",
     time_limit: float | None = None,
     dump: str | Path | None = None,
+    constraints: Sequence[Constraint] | None = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -47,15 +49,16 @@ def plan(
         input_layouts: layouts of tensor inputs: one for all, a sequence in order (None: free), or a mapping by name
             (``"args[0]"``, ``"kwargs['mask']"``). Free where not given.
         output_layouts: likewise for outputs (``"outputs[0]"``).
-        pins: layouts by name or glob of parameters, buffers, inputs or graph nodes (of those with several results a tuple, None
-            where free); or a (partial) ShardingPlan.
+        pins: layouts by name or glob of parameters, buffers, inputs, outputs, submodules (what they return) or graph nodes (of
+            those with several results a tuple, None where free); or a (partial) ShardingPlan.
         memory_limit: bytes per device for what ``plan.memory`` counts.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).
         dump: folder for one readable file per pass.
+        constraints: ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, as many as needed, beside the above.
 
     Raises:
-        TraceError: the model is not one graph. ConstraintError: a pin matches nothing, or constraints contradict.
+        TraceError: the model is not one graph. ConstraintError: a name matches nothing, or constraints contradict.
         LayoutError: a layout that cannot be.
     """
     check_call(model, example_args)
@@ -71,6 +74,7 @@ def plan(
         memory_limit,
         objective,
         time_limit,
+        check_constraints(constraints),
     )
     state = run(PLANNING, Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None
@@ -106,6 +110,7 @@ def export(
     memory_limit: int | None = None,
     objective: str = "time",
     dump: str | Path | None = None,
+    constraints: Sequence[Constraint] | None = None,
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
@@ -116,9 +121,8 @@ def export(
     """
     check_call(model, example_args)
     check_pins(pins)
-    check_unused(
-        plan, pins=pins, input_layouts=input_layouts, output_layouts=output_layouts, memory_limit=memory_limit, objective=objective
-    )
+    others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
+    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None)
     whole = "R" * as_mesh(mesh).ndim
     request = Request(
         model,
@@ -130,6 +134,7 @@ def export(
         pins,
         memory_limit,
         objective,
+        constraints=check_constraints(constraints),
     )
     if plan is not None:
         check_plan(plan, mesh)

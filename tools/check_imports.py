@@ -28,7 +28,7 @@ def _rooms() -> dict[str, frozenset[str]]:
     plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
     program = plan | {"program", "archive"}
     strategies = program | {"ops"}
-    passes = strategies | {"strategies", "cost", "solver"}
+    passes = strategies | {"strategies", "cost", "solver", "constraints"}
     runtime = passes | {"passes"}
     api = runtime | {"runtime", "inspect"}
     testing = api | {"api"}
@@ -41,6 +41,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "redistribution": base | {"layout", "mesh"},
         "planning_graph": base,
         "call": base | {"planning_graph"},
+        "constraints": base | {"layout"},
         "files": {"errors"},
         "factory": {"errors"},
         "child_process": {"errors"},

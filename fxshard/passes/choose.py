@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from fxshard.cost import compute_time
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
-from fxshard.passes.constrain import Constraints, Pin
+from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import Formulation, contradictory, formulate, parameter_bytes, place, planned_spec
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
@@ -160,7 +161,10 @@ def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constr
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """One constraint of the user's: on a value or a result (by ``key``), or a node's spec; ``node`` is where it applies."""
+    """One constraint of the user's in one place: on a value or a result (by ``key``), a node's spec, or what is equal.
+
+    ``said``: as the user wrote it, the same for all places that one glob means; ``node``: where it applies.
+    """
 
     kind: str
     key: Any
@@ -170,34 +174,53 @@ class Wish:
 
 
 def contradiction(annotated: Annotated, constraints: Constraints) -> list[Wish]:
-    """A smallest set of the user's constraints that cannot hold together, by leaving out ever smaller blocks of them."""
-    returned = operands(annotated.graph.module.graph.output_node())
-    kept = [Wish("value", name, pin, pin.said, name) for name, pins in constraints.values.items() for pin in pins]
-    kept += [Wish("result", k, pin, pin.said, returned[k].name) for k, pins in constraints.results.items() for pin in pins]
-    kept += [Wish("spec", name, spec, planned_spec(name, spec), name) for name, spec in constraints.specs.items()]
-    if _holds(annotated, _rebuilt(kept)):
+    """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds."""
+    wishes = _wishes(annotated, constraints)
+    if _holds(annotated, _rebuilt(wishes)):
         return []
-    size = len(kept)
+    said: dict[str, list[Wish]] = {}
+    for wish in wishes:
+        said.setdefault(wish.said, []).append(wish)
+    fewest = _fewest(annotated, list(said.values()))
+    places = _fewest(annotated, [[wish] for wish in itertools.chain(*fewest)])
+    return list({block[0].said: block[0] for block in reversed(places)}.values())[::-1]
+
+
+def _wishes(annotated: Annotated, constraints: Constraints) -> list[Wish]:
+    returned = operands(annotated.graph.module.graph.output_node())
+    found = [Wish("value", name, one, one.said, name) for name, asked in constraints.values.items() for one in asked]
+    found += [Wish("result", k, one, one.said, returned[k].name) for k, asked in constraints.results.items() for one in asked]
+    found += [Wish("spec", name, spec, planned_spec(name, spec), name) for name, spec in constraints.specs.items()]
+    for one in constraints.equal:
+        first, *others = one.places
+        found += [Wish("equal", None, Equality((first, other), one.said), one.said, other.node) for other in others]
+    return found
+
+
+def _fewest(annotated: Annotated, blocks: list[list[Wish]]) -> list[list[Wish]]:
+    """A smallest part of these that cannot hold together, by leaving out ever smaller runs of them."""
+    size = len(blocks)
     while size:
         start = 0
-        while start < len(kept):
-            fewer = kept[:start] + kept[start + size :]
-            if _holds(annotated, _rebuilt(fewer)):
+        while start < len(blocks):
+            fewer = blocks[:start] + blocks[start + size :]
+            if _holds(annotated, _rebuilt([wish for block in fewer for wish in block])):
                 start += size
             else:
-                kept = fewer
+                blocks = fewer
         size //= 2
-    return kept
+    return blocks
 
 
 def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
-    values: dict[str, tuple[Pin, ...]] = {}
-    results: dict[int, tuple[Pin, ...]] = {}
+    values: dict[str, tuple[Condition, ...]] = {}
+    results: dict[int, tuple[Condition, ...]] = {}
     for wish in wishes:
-        if wish.kind != "spec":
-            target: dict[Any, tuple[Pin, ...]] = values if wish.kind == "value" else results
+        if wish.kind in ("value", "result"):
+            target: dict[Any, tuple[Condition, ...]] = values if wish.kind == "value" else results
             target[wish.key] = (*target.get(wish.key, ()), wish.wanted)
-    return Constraints(values, results, {w.key: w.wanted for w in wishes if w.kind == "spec"}, None)
+    specs = {w.key: w.wanted for w in wishes if w.kind == "spec"}
+    return Constraints(values, results, specs, equal=tuple(w.wanted for w in wishes if w.kind == "equal"))
 
 
 def _holds(annotated: Annotated, constraints: Constraints) -> bool:

@@ -1,24 +1,24 @@
-"""Constraints in one form: patterns on the layouts of values and results, and a memory limit.
+"""Constraints in one form: conditions on the layouts of values and results, what is equal, and limits.
 
-Pins come by the user's names (parameters, buffers, inputs, nodes; globs), as layouts, or as a partial plan.
+They come by the user's names (``names``), as layouts, as the values of ``fxshard.constraints``, or as a partial plan.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.errors import ConstraintError, LayoutError, OptionError, closest
-from fxshard.layout import Layout, normal_placement, placement_str
+from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, is_getitem, is_tensor, operands, outputs_of, planned_nodes, source_line
+from fxshard.passes.names import Named, Names, Place, some
+from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 Pattern = tuple[Placement | None, ...]
@@ -26,26 +26,38 @@ Pattern = tuple[Placement | None, ...]
 
 
 @dataclass(frozen=True)
-class Pin:
-    """A pattern, where the user asked for it, and of a node with several results the one it is for."""
+class Condition:
+    """A pattern that a layout has, or is not to have (``forbidden``), how the user asked for it, and of a node with several
+    results the one it is for."""
 
     pattern: Pattern
     said: str
     output: int = 0
+    forbidden: bool = False
 
     def admits(self, layout: Layout) -> bool:
-        return all(want is None or want == have for want, have in zip(self.pattern, layout, strict=True))
+        return self.forbidden != all(want is None or want == have for want, have in zip(self.pattern, layout, strict=True))
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Tensors that lie alike, and how the user asked for it."""
+
+    places: tuple[Place, ...]
+    said: str
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """``values``: node (placeholder, call or getitem) -> pins on its layout; ``results``: output index -> pins on the
+    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> those on the
     layout in which it is returned; ``specs``: node -> the OpSpec it must have (empty inputs leave them free)."""
 
-    values: Mapping[str, tuple[Pin, ...]] = field(default_factory=dict)
-    results: Mapping[int, tuple[Pin, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    results: Mapping[int, tuple[Condition, ...]] = field(default_factory=dict)
     specs: Mapping[str, OpSpec] = field(default_factory=dict)
     memory_limit: int | None = None
+    equal: tuple[Equality, ...] = ()
+    communication: tuple[Communication, ...] = ()
 
 
 def constraints_of(
@@ -56,54 +68,168 @@ def constraints_of(
     output_layouts: Any = None,
     pins: Mapping[str, Any] | ShardingPlan | None = None,
     memory_limit: int | None = None,
+    constraints: Sequence[Constraint] | None = None,
 ) -> Constraints:
     """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
-    values: dict[str, tuple[Pin, ...]] = {}
-    inputs = [(i.name, graph.by_name[i.node]) for i in graph.inputs_of("input")]
-    for name, layout in _by_name(input_layouts, [n for n, _ in inputs], mesh, "input_layouts"):
-        node = dict(inputs)[name]
-        _add(values, node.name, _pin(layout, mesh, node.meta["val"], f"input {name}", f"input_layouts[{name}]"))
-    results: dict[int, tuple[Pin, ...]] = {}
-    ends = {o.name: i for i, o in enumerate(graph.outputs) if o.kind == "output"}
-    returned = operands(graph.module.graph.output_node())
-    for name, layout in _by_name(output_layouts, list(ends), mesh, "output_layouts"):
-        index = ends[name]
-        results[index] = (_pin(layout, mesh, returned[index].meta["val"], f"output {name}", f"output_layouts[{name}]"),)
+    reader = _Reader(graph, mesh)
+    reader.read_inputs(input_layouts)
+    reader.read_outputs(output_layouts)
     specs: Mapping[str, OpSpec] = {}
     if isinstance(pins, ShardingPlan):
         specs = _plan_pins(graph, mesh, pins)
-        for name, pin in _follow_inputs(graph, specs):
-            _add(values, name, pin)
+        for name, condition in _follow_inputs(graph, specs):
+            reader.add(Place(name), condition)
     elif not isinstance(pins or {}, Mapping) or not all(isinstance(name, str) for name in pins or {}):
         remedy = "give {'layers.*.weight': 'RS(0)'}, or a ShardingPlan"
         raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
     else:
         for name, layout in (pins or {}).items():
-            for node in _matches(graph, name, layout):
-                for pin in _pins(name, layout, mesh, node):
-                    _add(values, node.name, pin)
+            reader.read_pin(_Said(name, f"pins[{name!r}]"), layout)
+    for one in check_constraints(constraints):
+        reader.read(one)
     number = isinstance(memory_limit, (int, float)) and not isinstance(memory_limit, bool)
     if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
-    return Constraints(values, results, specs, memory_limit)
+    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication))
 
 
-def _pins(name: str, layout: Any, mesh: Mesh, node: fx.Node) -> Iterator[Pin]:
-    """The pins of a node that the user calls ``name``: one, or of several results one for each that is not left free."""
-    said = f"pins[{name!r}]"
-    if is_tensor(node):
-        yield _pin(layout, mesh, node.meta["val"], f"{name!r} ({node.name})", said)
-        return
-    results, given = outputs_of(node), _of_results(layout)
-    if given is None or len(given) != len(results):
-        what = f"{node.name} has {len(results)} results, {said} gives {1 if given is None else len(given)} layout(s)"
-        example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(results) - 1)])
-        raise LayoutError(what, where=said, remedy=f"give one for each, None where free: pins={{{name!r}: ({example})}}")
-    for index, (value, wanted) in enumerate(zip(results, given, strict=True)):
-        if wanted is not None and value is None:
-            raise LayoutError(f"result {index} of {node.name} is no tensor", where=said, remedy=f"give None in place of {wanted!r}")
-        if wanted is not None and value is not None:
-            yield _pin(wanted, mesh, value, f"result {index} of {node.name}", f"{said}[{index}]", index)
+@dataclass(frozen=True)
+class _Said:
+    """A name in what the user wrote: an entry of ``pins``, to which the layout is added in messages, or a whole constraint."""
+
+    name: str
+    text: str
+    whole: bool = False
+
+    def of(self, layout: Any, part: str = "") -> str:
+        return self.text if self.whole else f"{self.text}{part}={shown(layout)}"
+
+
+@dataclass
+class _Reader:
+    """What has been read so far; fields as in ``Constraints``."""
+
+    graph: PlanningGraph
+    mesh: Mesh
+    values: dict[str, tuple[Condition, ...]] = field(default_factory=dict)
+    results: dict[int, tuple[Condition, ...]] = field(default_factory=dict)
+    equal: list[Equality] = field(default_factory=list)
+    communication: list[Communication] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.graph)
+
+    def add(self, place: Place, condition: Condition) -> None:
+        if place.result is None:
+            self.values[place.node] = (*self.values.get(place.node, ()), condition)
+        else:
+            self.results[place.result] = (*self.results.get(place.result, ()), condition)
+
+    def read_inputs(self, given: Any) -> None:
+        nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
+        for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
+            self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+
+    def read_outputs(self, given: Any) -> None:
+        ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
+        returned = operands(self.graph.module.graph.output_node())
+        for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
+            place = Place(returned[ends[name]].name, 0, ends[name])
+            self._add_layout(place, layout, f"output {name}", _Said(name, f"output_layouts[{name}]"))
+
+    def read(self, constraint: Constraint) -> None:
+        if isinstance(constraint, Communication):
+            self.mesh.axis(constraint.axis)
+            self.communication.append(constraint)
+        elif isinstance(constraint, Equal):
+            self._read_equal(constraint)
+        elif isinstance(constraint, Forbid):
+            self._read_forbidden(constraint)
+        else:
+            self.read_pin(_Said(constraint.name, str(constraint), whole=True), constraint.layout)
+
+    def read_pin(self, said: _Said, layout: Any) -> None:
+        several = _of_results(layout)
+        for named in self.names.find(said.name, "" if said.whole else "pin ", said.text, several is not None):
+            if len(named.places) == 1:
+                whole = several[0] if several is not None and len(several) == 1 else layout
+                self._add_layout(_there(named, 0, whole, said), whole, f"{said.name!r} ({named.what})", said)
+                continue
+            if several is None or len(several) != len(named.places):
+                raise _wrong_count(named, several, self.mesh, said)
+            for index, wanted in enumerate(several):
+                if wanted is not None:
+                    self._add_layout(_there(named, index, wanted, said), wanted, f"result {index} of {named.what}", said, f"[{index}]")
+
+    def _add_layout(self, place: Place, layout: Any, what: str, said: _Said, part: str = "") -> None:
+        """A LayoutError about it says what the user wrote."""
+        try:
+            found = pattern(layout, self.mesh, self._dims(place), what)
+        except LayoutError as error:
+            raise LayoutError(error.what, where=error.where or said.text + part, remedy=error.remedy) from error
+        self.add(place, Condition(found, said.of(layout, part), place.output))
+
+    def _read_forbidden(self, forbid: Forbid) -> None:
+        """A place that cannot have such a layout at all is left out; raises LayoutError where none can."""
+        layout = forbid.layout if forbid.axis is None else {forbid.axis: _one(forbid)}
+        found: list[tuple[Place, Pattern]] = []
+        errors: list[LayoutError] = []
+        for named in self.names.find(forbid.name, "", str(forbid), several=True):
+            for place in filter(None, named.places):
+                try:
+                    found.append((place, pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")))
+                except LayoutError as error:
+                    errors.append(error)
+        if errors and not found:
+            raise LayoutError(errors[0].what, where=errors[0].where or str(forbid), remedy=errors[0].remedy) from errors[0]
+        for place, taboo in found:
+            self.add(place, Condition(taboo, str(forbid), place.output, forbidden=True))
+
+    def _read_equal(self, equal: Equal) -> None:
+        places: dict[Place, None] = {}
+        for name in equal.names:
+            for named in self.names.find(name, "", str(equal)):
+                if len(named.places) != 1:
+                    what = f"{named.what} has {len(named.places)} results"
+                    raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
+                places[_there(named, 0, "a name", _Said(name, str(equal), whole=True))] = None
+        if len(places) < 2:
+            remedy = "name at least two, or give a glob that matches several"
+            raise ConstraintError(f"only {', '.join(p.node for p in places)} is named to be equal", where=str(equal), remedy=remedy)
+        self.equal.append(Equality(tuple(places), str(equal)))
+
+    def _dims(self, place: Place) -> int:
+        value = place.value(self.graph)
+        assert value is not None
+        return value.dim()
+
+
+def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
+    """A result that is asked for; raises LayoutError where it is no tensor."""
+    place = named.places[index]
+    if place is None:
+        what = f"result {index} of {named.what} is no tensor, or nothing reads it"
+        raise LayoutError(what, where=said.text, remedy=f"give None in place of {wanted!r}")
+    return place
+
+
+def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _Said) -> LayoutError:
+    what = f"{named.what} has {len(named.places)} results, {said.text} gives {1 if given is None else len(given)} layout(s)"
+    example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
+    return LayoutError(what, where=said.text, remedy=f"give one for each, None where free: pins={{{said.name!r}: ({example})}}")
+
+
+def _one(forbid: Forbid) -> Placement:
+    """The placement that is forbidden on one axis."""
+    given = forbid.layout
+    if isinstance(given, str):
+        given = Layout.parse(given)
+    if isinstance(given, Sequence) and len(given) == 1:
+        given = given[0]
+    if not isinstance(given, Placement):
+        what = f"{forbid.layout!r} is no placement on axis {forbid.axis!r}"
+        raise LayoutError(what, where=str(forbid), remedy="with axis= give one placement: 'S(1)', 'R' or 'P'")
+    return given
 
 
 def _of_results(layout: Any) -> list[Any] | None:
@@ -115,19 +241,10 @@ def _of_results(layout: Any) -> list[Any] | None:
     return list(layout) if several else None
 
 
-def _pin(layout: Any, mesh: Mesh, value: torch.Tensor, what: str, said: str, output: int = 0) -> Pin:
-    """The pin that the user wrote as ``said``; a LayoutError about it says so."""
-    try:
-        found = pattern(layout, mesh, value.dim(), what)
-    except LayoutError as error:
-        raise LayoutError(error.what, where=error.where or said, remedy=error.remedy) from error
-    return Pin(found, f"{said}={_show(layout)}", output)
-
-
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """Reads ``"RS(0)"``, a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (axes not named stay free)."""
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (axes not named stay free)."""
     if isinstance(layout, str):
-        layout = Layout.parse(layout)
+        layout = _parsed(layout)
     if isinstance(layout, Mapping):
         named = {mesh.axis(axis): placement for axis, placement in layout.items()}
         for axis, placement in layout.items():
@@ -139,22 +256,17 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
         raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
     if len(layout) != mesh.ndim:
         raise LayoutError(
-            f"layout {_show(layout)} of {what} has {len(layout)} placements, the mesh has {mesh.ndim} axes ({mesh})",
+            f"layout {shown(layout)} of {what} has {len(layout)} placements, the mesh has {mesh.ndim} axes ({mesh})",
             remedy="give one placement per mesh axis, in mesh order",
         )
     return tuple(None if p is None else normal_placement(p, ndim, what) for p in layout)
 
 
-def _show(layout: Any) -> str:
-    if isinstance(layout, Mapping):
-        return "{" + ", ".join(f"{k}: {_show([v])}" for k, v in layout.items()) + "}"
-    if isinstance(layout, str):
-        return repr(layout)
-    return "".join("*" if p is None else placement_str(p) for p in layout)
-
-
-def _add(values: dict[str, tuple[Pin, ...]], name: str, pin: Pin) -> None:
-    values[name] = (*values.get(name, ()), pin)
+def _parsed(text: str) -> Sequence[Placement | None]:
+    """A layout in which axes may be free: ``S(0)*``."""
+    plain = Layout.parse(text.replace("*", "R"))
+    free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
+    return [None if axis in free else placement for axis, placement in enumerate(plain)]
 
 
 def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:
@@ -191,31 +303,6 @@ def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh:
     return all(isinstance(p, Placement) for p in given.values()) or all(key in by_axis for key in given)
 
 
-def _matches(graph: PlanningGraph, name: str, layout: Any) -> list[fx.Node]:
-    """Nodes that a pin means: by the user's name or glob of a parameter, buffer or input, else by node name or glob.
-
-    Nodes with several results by their own name, and by globs with layouts of several.
-    """
-    known = {i.name: i.node for i in graph.inputs}
-    known.update({alias: known[target] for alias, target in graph.aliases.items() if target in known})
-    glob = _of_results(layout) is not None
-    tensors = {n.name: n for n in graph.nodes if n.op != "output" and outputs_of(n) and (is_tensor(n) or glob or n.name == name)}
-    found = [graph.by_name[node] for user, node in known.items() if user == name or fnmatch.fnmatchcase(user, name)]
-    found = found or [n for node, n in tensors.items() if node == name or fnmatch.fnmatchcase(node, name)]
-    if not found:
-        what = f"pin {name!r} matches no parameter, buffer, input or node{closest(name, [*known, *tensors])}"
-        parameters = (i.name for i in graph.inputs_of("parameter"))
-        raise ConstraintError(what, where=f"pins[{name!r}]", remedy=f"name one of {_some([*parameters, *known, *tensors])}")
-    return list(dict.fromkeys(found))
-
-
-def _some(names: Iterable[str], most: int = 5) -> str:
-    """The first few of ``names``, and how many more there are."""
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - most
-    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 PLAN_PINS = "pins, which are a plan"
 
 
@@ -233,7 +320,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
     for node in plan.nodes:
         if node.name not in graph.by_name:
             what = f"the plan names node {node.name!r}, which this graph lacks{closest(node.name, graph.by_name)}"
-            raise ConstraintError(what, where=PLAN_PINS, remedy=f"name one of {_some(n.name for n in planned_nodes(graph))}")
+            raise ConstraintError(what, where=PLAN_PINS, remedy=f"name one of {some(n.name for n in planned_nodes(graph))}")
         target = graph.by_name[node.name]
         if is_getitem(target):
             remedy = f"name {target.args[0]} instead"
@@ -243,13 +330,13 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
     return specs
 
 
-def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Pin]]:
+def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Condition]]:
     """A gradient or mutated buffer that the plan returns in a layout asks its input for it."""
     if "output" in specs:
         nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
         for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):
             if end.kind != "output":
-                yield nodes[end.name], Pin(layout, f"{end.kind} {end.name}: {layout} of the plan given as pins")
+                yield nodes[end.name], Condition(layout, f"{end.kind} {end.name}: {layout} of the plan given as pins")
 
 
 def _check_spec(node: fx.Node, spec: OpSpec, mesh: Mesh) -> None:

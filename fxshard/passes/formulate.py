@@ -6,6 +6,7 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
   for each layout that they read.
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
+- what the user wants equal: an edge from each to the first.
 - memory: a parameter's shard, and its gradient's, over one interval.
 """
 
@@ -27,8 +28,9 @@ from fxshard.errors import ConstraintError
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, input_layouts
-from fxshard.passes.constrain import Constraints, Pin
+from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
+from fxshard.passes.names import Place
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
@@ -106,10 +108,12 @@ class _Builder:
                 self._node(node, parameters)
         self._results()
         self._start_tangents()
+        self._start_equal()
         readers = self._readers()
         for name, found in readers.items():
             self._value(self.graph.by_name[name], found)
         self._tangents()
+        self._equalities()
         limit = self.constraints.memory_limit
         intervals = tuple(None if u is None else (0, 1) for u in self.usages)
         problem = PlacementProblem(
@@ -181,8 +185,9 @@ class _Builder:
             return specs
         for pin, output in pins:
             if not any(pin.admits(s.outputs[output]) for s in specs):
+                gives = "always gives it" if pin.forbidden else "never gives that layout"
                 raise ConstraintError(
-                    f"{pin.said} cannot hold: {node.name} ({_op(node)}) never gives that layout",
+                    f"{pin.said} cannot hold: {node.name} ({_op(node)}) {gives}",
                     where=place(node, self.graph),
                     remedy=f"it can give {', '.join(sorted({str(s.outputs[output]) for s in specs})[:12])}",
                 )
@@ -207,7 +212,7 @@ class _Builder:
             wishes = [(pin.said, pin.admits) for pin in self.constraints.results.get(index, ())]
             if whole is not None:
                 said = planned_spec(f"output {end.name}", whole.inputs[index])
-                wishes.append((said, Pin(whole.inputs[index], said).admits))
+                wishes.append((said, Condition(whole.inputs[index], said).admits))
             for said, holds in wishes:
                 if not any(map(holds, layouts)):
                     remedy = "outputs can be replicated or sharded where they are longer than 1, not partial"
@@ -273,6 +278,31 @@ class _Builder:
         by_name = {o.tangent: i for i, o in enumerate(self.graph.outputs)}
         return [(*self.result_vars[by_name[end.name]], *self.node_vars[end.node]) for end in self.graph.inputs_of("tangent")]
 
+    def _equalities(self) -> None:
+        """What the user wants to lie alike lies as the first of it."""
+        for equality in self.constraints.equal:
+            (first, layouts), *others = map(self._at, equality.places)
+            for var, its in others:
+                self._edge(first, var, _agree(layouts, its))
+
+    def _start_equal(self) -> None:
+        """The start agrees on them, in the first layout that all can have."""
+        for equality in self.constraints.equal:
+            ends = [self._at(place) for place in equality.places]
+            common = next((layout for layout in ends[0][1] if all(layout in layouts for _, layouts in ends)), None)
+            if common is not None:
+                for var, layouts in ends:
+                    self.start[var] = layouts.index(common)
+
+    def _at(self, place: Place) -> tuple[int, tuple[Layout | None, ...]]:
+        """(variable, the layout of a place in each of its states)."""
+        if place.result in self.result_vars:
+            return self.result_vars[place.result]
+        source, index = producer(self.graph.by_name[place.node])
+        var, specs = self.node_vars[source.name]
+        output = index if source.name != place.node else place.output
+        return var, tuple(s.outputs[output] for s in specs)
+
 
 @lru_cache(maxsize=8192)
 def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
@@ -285,7 +315,7 @@ def _prices(paths: Table, layouts: Sequence[Layout]) -> np.ndarray:
     return paths.prices[np.ix_(numbers, numbers)]
 
 
-def _agree(left: Sequence[Layout], right: Sequence[Layout]) -> np.ndarray:
+def _agree(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.ndarray:
     """0 where two layouts are equal, inf elsewhere."""
     return np.array([[0.0 if a == b else np.inf for b in right] for a in left])
 
@@ -314,7 +344,7 @@ def planned_spec(name: str, spec: object) -> str:
     return f"{name}: {spec} of the plan given as pins"
 
 
-def _gives(pin: Pin, output: int) -> Callable[[OpSpec], bool]:
+def _gives(pin: Condition, output: int) -> Callable[[OpSpec], bool]:
     return lambda spec: pin.admits(spec.outputs[output])
 
 
@@ -327,7 +357,7 @@ def place(node: fx.Node, graph: PlanningGraph) -> str:
     return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
 
 
-def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Pin, int]]:
+def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, int]]:
     """(pin, output index) on the node or on its getitems."""
     pins = [(pin, pin.output) for pin in constraints.values.get(node.name, ())]
     for user in node.users:

@@ -41,6 +41,7 @@ class Request:
     memory_limit: int | None = None
     objective: str = "time"
     time_limit: float | None = None
+    constraints: Any = None
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,16 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     r = c.request
     found = constrain.constraints_of(
-        c.graph, c.mesh, input_layouts=r.input_layouts, output_layouts=r.output_layouts, pins=r.pins, memory_limit=r.memory_limit
+        c.graph,
+        c.mesh,
+        input_layouts=r.input_layouts,
+        output_layouts=r.output_layouts,
+        pins=r.pins,
+        memory_limit=r.memory_limit,
+        constraints=r.constraints,
     )
     said = f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
+    said += f", {len(found.equal)} equalities, {len(found.communication)} limits on communication"
     return replace(c, constraints=found), said
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import ConstraintError, PlanError, closest
 from fxshard.layout import Layout
-from fxshard.passes.constrain import Pin, pattern
+from fxshard.passes.constrain import Condition, pattern
 from fxshard.passes.pipeline import Request
 from fxshard.planning_graph import GraphInput, PlanningGraph, outputs_of
 from fxshard.program import ShardedProgram
@@ -90,7 +90,7 @@ def _free(end: GraphInput, held: Held) -> bool:
 
 def _check_pin(name: str, layout: Any, end: GraphInput, value: torch.Tensor, options: BackendOptions) -> None:
     mesh = options.planning_mesh
-    pin = Pin(pattern(layout, mesh, value.dim(), f"{name!r} ({end.name})"), "")
+    pin = Condition(pattern(layout, mesh, value.dim(), f"{name!r} ({end.name})"), "")
     if isinstance(value, DTensor) or end.kind != "input":
         if pin.admits(layout_of(value, options)):
             return

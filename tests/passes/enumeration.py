@@ -8,7 +8,7 @@ nodes compute, exceeds the bound.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,8 @@ class Enumeration:
     keep: Callable[[str, OpSpec], bool] = lambda name, spec: True
     keep_result: Callable[[int, Layout], bool] = lambda index, layout: True
     memory_limit: int | None = None
+    alike: Sequence[Collection[str]] = ()
+    """Nodes, and results (``outputs[0]``), of one layout."""
     nodes: list[fx.Node] = field(init=False)
     twins: list[str | None] = field(init=False)
     """For each result the input that lies as it does: a gradient's parameter, an output's tangent."""
@@ -141,6 +143,7 @@ class Enumeration:
     def least(self, bound: float) -> float:
         """The least cost below ``bound``, or ``bound`` where there is none."""
         self.best, self.specs, self.paid = bound, {}, set()
+        self.lies: dict[str, Layout] = {}
         self._descend(0, 0.0, 0)
         return self.best
 
@@ -153,9 +156,12 @@ class Enumeration:
         node = self.nodes[i] if i < len(self.nodes) else None
         reads = operands(node) if node is not None else (self.returned[i - len(self.nodes)],)
         twin = None if node is not None else self.twins[i - len(self.nodes)]
+        name = node.name if node is not None else f"outputs[{i - len(self.nodes)}]"
         for spec, compute in self.options[i]:
             held = memory
             if twin is not None and self.specs[twin].outputs[0] != spec.inputs[0]:
+                continue
+            if not self._alike(name, (spec.outputs or spec.inputs)[0]):
                 continue
             if node is not None:
                 self.specs[node.name] = spec
@@ -167,6 +173,14 @@ class Enumeration:
             self.paid |= new.keys()
             self._descend(i + 1, cost + compute + sum(new.values()), held)
             self.paid -= new.keys()
+        self.lies.pop(name, None)
+
+    def _alike(self, name: str, layout: Layout) -> bool:
+        """Whether what is chosen so far lies as this does, where it has to; this is noted."""
+        self.lies.pop(name, None)
+        others = [other for group in self.alike if name in group for other in group]
+        self.lies[name] = layout
+        return all(self.lies.get(other, layout) == layout for other in others)
 
     def _price(self, operand: fx.Node, want: Layout) -> float:
         source, index = producer(operand)

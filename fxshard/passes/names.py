@@ -1,0 +1,107 @@
+"""What a user's name means in a graph: an input, an output, what a submodule returns, a node; or a glob of one kind of these."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fxshard.errors import ConstraintError, closest
+from fxshard.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
+
+KINDS = "parameter, buffer, input, output, module or node"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the graph: result ``output`` of ``node``, or what the model returns as its output ``result``."""
+
+    node: str
+    output: int = 0
+    result: int | None = None
+
+    def value(self, graph: PlanningGraph) -> torch.Tensor | None:
+        return outputs_of(graph.by_name[self.node])[self.output]
+
+
+@dataclass(frozen=True)
+class Named:
+    """One thing that a name means: its tensors, several where a node has several results or a module returns several.
+
+    None for what is no tensor, or what nothing reads, so that the graph lacks it.
+    """
+
+    what: str
+    places: tuple[Place | None, ...]
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a graph: of its ends first, then of modules, then of nodes; a name or glob is looked up in this order."""
+
+    graph: PlanningGraph
+
+    def find(self, name: str, what: str, where: str, several: bool = False) -> list[Named]:
+        """What ``name`` means, exactly or as a glob (of nodes those with one result, or ``several``), or with ``[k]`` result k of it.
+
+        ``what`` and ``where`` are for the ConstraintError when it means nothing.
+        """
+        found = self._find(name, several)
+        part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+        if not found and part is not None:
+            index = int(part[2])
+            whole = [n for n in self._find(part[1], several=True) if len(n.places) > index]
+            found = [Named(f"result {index} of {n.what}", n.places[index : index + 1]) for n in whole]
+        if not found:
+            known = [name for table in self._tables for name in table]
+            parameters = (i.name for i in self.graph.inputs_of("parameter"))
+            remedy = f"name one of {some([*parameters, *known])}"
+            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, known)}", where=where, remedy=remedy)
+        return list(dict.fromkeys(found))
+
+    def means_something(self, name: str) -> bool:
+        part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+        return bool(self._find(name, several=True) or (part is not None and self._find(part[1], several=True)))
+
+    def _find(self, name: str, several: bool) -> Sequence[Named]:
+        for table in self._tables:
+            if name in table:
+                return table[name]
+        for table in self._tables:
+            nodes = table is self._tables[-1]
+            named = [n for key, found in table.items() if fnmatch.fnmatchcase(key, name) for n in found]
+            kept = [n for n in named if several or not nodes or is_tensor(self.graph.by_name[n.what])]
+            if kept:
+                return kept
+        return ()
+
+    @cached_property
+    def _tables(self) -> tuple[Mapping[str, Sequence[Named]], ...]:
+        graph = self.graph
+        ends = {i.name: [Named(i.node, (Place(i.node),))] for i in graph.inputs}
+        ends |= {alias: ends[target] for alias, target in graph.aliases.items() if target in ends}
+        returned = operands(graph.module.graph.output_node())
+        for index, (end, node) in enumerate(zip(graph.outputs, returned, strict=True)):
+            if end.kind == "output":
+                ends[end.name] = [Named(end.name, (Place(node.name, 0, index),))]
+        modules = {
+            name: [Named(f"what {name} returns", tuple(Place(node) if node else None for node in call)) for call in calls]
+            for name, calls in graph.returned.items()
+        }
+        nodes = {
+            n.name: [Named(n.name, tuple(None if v is None else Place(n.name, k) for k, v in enumerate(outputs_of(n))))]
+            for n in graph.nodes
+            if n.op != "output" and outputs_of(n)
+        }
+        return ends, modules, nodes
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first few of ``names``, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")

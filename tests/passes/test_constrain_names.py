@@ -1,0 +1,115 @@
+"""What a name means: modules by what they return, results by their number, and which comes first where a name means several things."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from passes.constrained import MESH, PAIR, L
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from fxshard import Equal, Pin
+from fxshard.errors import ConstraintError, LayoutError
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.sharding_plan import ShardingPlan
+
+
+class Pair(nn.Module):
+    """Returns two tensors, the second one unread at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.relu(x).relu(), x.exp()
+
+
+class Block(nn.Module):
+    """``relu`` is a module, called twice, and the name of a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.pair, self.relu, self.same = Pair(), nn.Linear(8, 8, bias=False), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mlp(self.same(x))
+        a, b = self.pair(x)
+        c, _ = self.pair(a)
+        return self.relu(self.relu(a + b) + c)
+
+
+@lru_cache
+def graph() -> PlanningGraph:
+    return trace(nn.ModuleDict({"layers": nn.Sequential(Block(), Block())}).layers, (torch.ones(4, 6, 8),))
+
+
+def planned(**request: Any) -> ShardingPlan:
+    return plan_graph(graph(), MESH, Request(**request))
+
+
+def given(plan: ShardingPlan, module: str) -> list[list[str | None]]:
+    """Layouts of what the calls of a module returned."""
+    by_name = graph().by_name
+    return [[None if n is None else str(plan.specs[by_name[n].name].outputs[0]) for n in call] for call in graph().returned[module]]
+
+
+@pytest.mark.parametrize("layout", ["S(1)R", "S(1)*", {"dp": Shard(1)}], ids=str)
+def test_a_module_is_what_it_returns(layout: Any) -> None:
+    """By its name and by a glob, in pins and as a constraint; the result of the sum after it stays free."""
+    for plan in (planned(pins={"*.mlp": layout}), planned(constraints=[Pin("0.mlp", layout), Pin("1.mlp", layout)])):
+        for name in ("0.mlp", "1.mlp"):
+            (((found,),),) = [given(plan, name)]
+            assert found.startswith("S(1)") and (layout != "S(1)R" or found == "S(1)R")
+
+
+def test_all_calls_of_a_module() -> None:
+    assert given(planned(pins={"0.relu": "RS(2)"}), "0.relu") == [["RS(2)"], ["RS(2)"]]
+
+
+def test_an_input_handed_through_is_that_input() -> None:
+    plan = planned(pins={"0.same": "S(1)S(2)"})
+    assert plan.layout_of("args[0]") == L("S(1)S(2)")
+
+
+def test_several_results_of_a_module() -> None:
+    """A layout for each, or one by its number; that of the second call is read by nothing and has none."""
+    with pytest.raises(LayoutError, match=r"(?s)what 0.pair returns has 2 results.*\('RR', None\)"):
+        planned(pins={"0.pair": "RR"})
+    plan = planned(pins={"0.pair": ("S(0)S(1)", None)})
+    assert [call[0] for call in given(plan, "0.pair")] == ["S(0)S(1)"] * 2
+    plan = planned(constraints=[Pin("0.pair[0]", "S(1)S(0)")])
+    assert [call[0] for call in given(plan, "0.pair")] == ["S(1)S(0)"] * 2
+    with pytest.raises(LayoutError, match=r"result 1 of what 0.pair returns is no tensor, or nothing reads it"):
+        planned(pins={"0.pair[1]": "RR"})
+    with pytest.raises(ConstraintError, match=r"(?s)what 0.pair returns has 2 results.*Equal\('0.pair', '1.pair'\).*'0.pair\[0\]'"):
+        planned(constraints=[Equal("0.pair", "1.pair")])
+
+
+def test_which_comes_first() -> None:
+    """Exactly as it stands: inputs, then modules, then nodes. As a glob: likewise, one kind only."""
+    nodes = set(graph().by_name)
+    assert "relu" in nodes and "add" in nodes
+    plan = planned(pins={"relu": "S(0)S(1)"})
+    assert plan.layout_of("relu") == L("S(0)S(1)")
+    plan = planned(pins={"*.relu": "RS(1)"})  # modules 0.relu, 0.pair.relu, ..., and no node
+    assert given(plan, "0.relu") == given(plan, "1.pair.relu") == [["RS(1)"]] * 2
+    plan = planned(pins={"0.mlp.*": "S(0)*"})  # parameters, not the modules inside
+    assert {str(v)[:4] for k, v in plan.parameter_layouts().items() if k.startswith("0.mlp.")} == {"S(0)"}
+
+
+def test_what_means_nothing() -> None:
+    for request in ({"pins": {"0.mpl": "RR"}}, {"constraints": [Pin("0.mpl", "RR")]}, {"constraints": [Equal("0.mlp", "0.mpl")]}):
+        with pytest.raises(ConstraintError) as caught:
+            planned(**request)
+        assert re.search(r"'0.mpl' matches no parameter, buffer, input, output, module or node; did you mean '0.mlp'", caught.value.what)
+        assert caught.value.where and "name one of" in str(caught.value.remedy)
+    with pytest.raises(ConstraintError, match=r"only args_0 is named to be equal"):
+        plan_graph(graph(), PAIR, Request(constraints=[Equal("args[0]", "0.same")]))
