@@ -21,6 +21,12 @@ SHOWN = 3
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
+WISHES = (
+    ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
+    ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
+    ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
+    ("--at-most", "AXIS=BYTES", "all collectives on an axis send at most this much per rank and step, for example dp=1GB"),
+)
 _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -98,8 +104,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="cpu", metavar="NAME", help="h100, h200, a100, b200 or cpu (the default)")
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
-    pin_help = "fix a parameter, a glob of them, or a node; may be repeated"
-    parser.add_argument("--pin", action="append", default=[], metavar="NAME=LAYOUT", help=pin_help)
+    for option, metavar, said in WISHES:
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
@@ -234,6 +240,7 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
         "input_layouts": _ends(options.input_layout, "--input-layout"),
         "output_layouts": _ends(options.output_layout, "--output-layout"),
         "memory_limit": parse_size(options.memory_limit) if options.memory_limit else None,
+        "constraints": _constraints(options),
         "objective": options.objective,
         "dump": options.dump,
     }
@@ -244,6 +251,9 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
     given = {
         "--pin": options.pin,
+        "--equal": options.equal,
+        "--forbid": options.forbid,
+        "--at-most": options.at_most,
         "--input-layout": options.input_layout,
         "--output-layout": options.output_layout,
         "--memory-limit": options.memory_limit,
@@ -295,6 +305,25 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
         if pins.setdefault(name, layout) != layout:
             raise OptionError(f"{name!r} is pinned to {pins[name]} and to {layout}", remedy="give one layout for it")
     return pins or None
+
+
+def _constraints(options: argparse.Namespace) -> list[Any]:
+    from fxshard.constraints import Communication, Equal, Forbid
+
+    equal = [Equal(*_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight")) for text in options.equal]
+    forbid = []
+    for text in options.forbid:
+        name, layout = _sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp")
+        layout, _, axis = layout.partition("@")
+        forbid.append(Forbid(name, layout, axis=axis or None))
+    limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
+    return [*equal, *forbid, *(Communication(axis, at_most=parse_size(size)) for axis, size in limits)]
+
+
+def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
+    if not all(parts) or len(parts) < 2:
+        raise OptionError(f"cannot read {option} {text!r}", remedy=f"write it like {option} '{example}'")
+    return parts
 
 
 def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:

@@ -91,6 +91,13 @@ Constraint = Pin | Equal | Forbid | Communication
 KINDS = (Pin, Equal, Forbid, Communication)
 
 
+def names_in(constraint: Constraint) -> tuple[str, ...]:
+    """The names of tensors in it."""
+    if isinstance(constraint, Communication):
+        return ()
+    return constraint.names if isinstance(constraint, Equal) else (constraint.name,)
+
+
 def check_constraints(given: Any) -> tuple[Constraint, ...]:
     """``given`` as a tuple; raises OptionError unless all are constraints."""
     if given is None:
@@ -120,7 +127,7 @@ def shown(layout: Any) -> str:
 def _check_name(constraint: Constraint, name: Any) -> None:
     if not isinstance(name, str) or not name:
         kind = type(constraint).__name__
-        axis = "the name of a mesh axis" if isinstance(constraint, Communication) else "a name or glob, as text"
+        axis = "the name of a mesh axis, as text" if isinstance(constraint, Communication) else "a name or glob, as text"
         raise OptionError(f"{kind} needs {axis}, not {name!r}", where="constraints", remedy=f"write {_EXAMPLES[kind]}")
 
 

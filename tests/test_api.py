@@ -113,6 +113,7 @@ def test_what_a_plan_leaves_no_room_for() -> None:
     x = torch.ones(8, 16)
     plan = fxshard.plan(MLP(), (x,), MESH, train=False)
     wishes = {"pins": {"a": "RR"}, "input_layouts": "RR", "output_layouts": "RR", "memory_limit": 9, "objective": "communication"}
+    wishes["constraints"] = [fxshard.Pin("a", "RR")]
     for name, value in wishes.items():
         refused(OptionError, f"{name} would be ignored", lambda n=name, v=value: fxshard.export(MLP(), (x,), MESH, plan, **{n: v}))
     fxshard.export(MLP(), (x,), MESH, plan, objective="time")
@@ -129,6 +130,8 @@ def test_what_is_no_device_mesh_or_no_pins() -> None:
             refused(OptionError, "a torch DeviceMesh is needed", call)
     refused(OptionError, "pins map names to layouts", lambda: fxshard.plan(MLP(), (x,), MESH, pins=5))
     refused(OptionError, "pins map names to layouts", lambda: fxshard.export(MLP(), (x,), MESH, pins=[("a", "RR")]))
+    refused(OptionError, "among the constraints is a tuple", lambda: fxshard.plan(MLP(), (x,), MESH, constraints=[("a", "RR")]))
+    refused(OptionError, "constraints are a Pin", lambda: fxshard.export(MLP(), (x,), MESH, constraints=fxshard.Pin("a", "RR")))
     refused(OptionError, "not an nn.Module", lambda: fxshard.parallelize(3, (x,), MESH))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fxshard import cli
+from fxshard import Communication, Equal, Forbid, cli
 from fxshard.errors import OptionError
 from fxshard.sharding_plan import ShardingPlan
 from tests.plans import small_plan
@@ -82,6 +82,18 @@ def test_options_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> 
     assert (kwargs["train"], kwargs["objective"], kwargs["memory_limit"], kwargs["pins"]) == (False, "communication", 2**31, {"a=b": "RR"})
 
 
+def test_constraints_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> None:
+    texts = ["--equal", "a=b.*=c", "--forbid", "*.weight=RS(0)", "--forbid", "a=P(max)@dp", "--at-most", "dp=1.5GB", "--at-most", "tp=7"]
+    assert cli.main(["plan", f"{model}:training", "--mesh", "tp=4", *texts]) == 0
+    assert calls[0][1][1]["constraints"] == [
+        Equal("a", "b.*", "c"),
+        Forbid("*.weight", "RS(0)"),
+        Forbid("a", "P(max)", axis="dp"),
+        Communication("dp", at_most=1_500_000_000),
+        Communication("tp", at_most=7),
+    ]
+
+
 def test_layouts_of_ends_and_a_time_limit(model: str, calls: list[tuple[str, Any]]) -> None:
     ends = ["--input-layout", "S(0)", "--output-layout", "outputs[0]=R", "--output-layout", "outputs[1]=S(1)"]
     assert cli.main(["plan", f"{model}:training", "--mesh", "tp=4", *ends, "--time-limit", "2.5"]) == 0
@@ -121,6 +133,12 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "'a' is pinned to R and to S(0)"),
     (["--mesh", "dp=2", "--memory-limit", "8 apples"], "cannot read '8 apples' as a number of bytes"),
     (["--mesh", "dp=2", "--pin", "nothing=R"], "pin 'nothing' matches"),
+    (["--mesh", "dp=2", "--equal", "nothing"], "cannot read --equal 'nothing'"),
+    (["--mesh", "dp=2", "--equal", "0.weight=nothing"], "'nothing' matches no"),
+    (["--mesh", "dp=2", "--forbid", "0.weight"], "cannot read --forbid '0.weight'"),
+    (["--mesh", "dp=2", "--at-most", "dp"], "cannot read --at-most 'dp'"),
+    (["--mesh", "dp=2", "--at-most", "dp=lots"], "cannot read 'lots' as a number of bytes"),
+    (["--mesh", "dp=2", "--at-most", "tp=1GB"], "the mesh has no axis 'tp'"),
     (["--mesh", "dp=2", "--input-layout", "R", "--input-layout", "a=R"], "cannot read --input-layout 'R'"),
     (["--mesh", "dp=2", "--output-layout", "a=R", "--output-layout", "a=S(0)"], "--output-layout gives 'a' R and S(0)"),
     (["--mesh", "dp=2", "--input-layout", "other=R"], "input_layouts names 'other'"),

@@ -139,7 +139,10 @@ class _Reader:
 
     def read(self, constraint: Constraint) -> None:
         if isinstance(constraint, Communication):
-            self.mesh.axis(constraint.axis)
+            try:
+                self.mesh.axis(constraint.axis)
+            except LayoutError as error:
+                raise LayoutError(error.what, where=str(constraint), remedy=error.remedy) from error
             self.communication.append(constraint)
         elif isinstance(constraint, Equal):
             self._read_equal(constraint)

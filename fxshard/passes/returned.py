@@ -1,11 +1,13 @@
 """What the modules of a model return, by name: noted while the model is captured, read off the traced graph.
 
 While a model is captured, every call of a submodule is followed by ``fxshard.returned`` of the tensors that it returned. These nodes
-go through the trace like any other, so that they see what becomes of the values; ``values_of_modules`` takes them out.
+go through the trace like any other, so that they see what becomes of the values; ``values_of_modules`` takes them out. A graph that
+``torch.compile`` captured says of each node only which calls it was made in (``note_calls``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
@@ -32,6 +34,34 @@ def other_names(model: nn.Module) -> dict[str, str]:
     """Further names of modules that a model holds more than once -> the first name."""
     first: dict[int, str] = {}
     return {name: first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if first.setdefault(id(m), name) != name}
+
+
+def note_calls(graph: fx.Graph) -> None:
+    """Notes in a graph that Dynamo captured without ``noted``: what is computed in a call of a module and read outside of it."""
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    calls: dict[tuple[str, ...], tuple[str, list[fx.Node]]] = {}
+    inside: dict[fx.Node, set[tuple[str, ...]]] = {}
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {} if node.op in ("call_function", "call_method") else {}
+        keys = tuple(f"{key} {path}" for key, (path, _) in stack.items())
+        inside[node] = {keys[: k + 1] for k in range(len(keys))}
+        for k, (path, _) in enumerate(stack.values()):
+            calls.setdefault(keys[: k + 1], (_user_path(path), []))[1].append(node)
+    for call, (name, nodes) in calls.items():
+        read = [n for n in nodes if any(call not in inside[user] for user in n.users)]
+        values = [v for n in read for v in ([n] if _is_tensor(n) else [u for u in n.users if _is_tensor(u)])]
+        if name and values:
+            with graph.inserting_after(max((*nodes, *values), key=order.__getitem__)):
+                graph.call_function(RETURNED, (list(dict.fromkeys(values)), name))
+
+
+def _user_path(path: str) -> str:
+    """``L['self'].layers.0`` -> ``layers.0``."""
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
 def let_go(joint: fx.GraphModule) -> None:

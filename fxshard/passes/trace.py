@@ -155,7 +155,9 @@ def check_call(model: Any, args: Any) -> None:
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
-def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
+def joint_graph(
+    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None
+) -> fx.GraphModule:
     """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
     in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)

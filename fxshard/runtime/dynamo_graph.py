@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
 from fxshard.errors import TraceError
 from fxshard.passes.probe import probe
+from fxshard.passes.returned import note_calls
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
@@ -67,7 +68,7 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     frame, variables = dynamo_frame()
     part = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUMED)
     arguments = tuple(_place(source, variables) for source, _ in sources)
-    return DynamoGraph(_own_copy(module), tuple(names), tuple(kinds), arguments, distributed, part)
+    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, part)
 
 
 def _place(source: str, variables: Sequence[str]) -> int:
@@ -97,10 +98,12 @@ def user_name(source: str) -> str:
     return rest.removeprefix(".") if of_module and rest else root.group(1) + rest
 
 
-def _own_copy(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that keeps source lines but none of the values that Dynamo saw."""
+def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
+    """A copy that keeps source lines but none of the values that Dynamo saw; ``noted``: with what its modules return."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    if noted:
+        note_calls(graph)
     for node in graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
     return fx.GraphModule(module, graph)

@@ -20,10 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
+from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.mesh import Hardware, Mesh, as_mesh, find_hardware
 from fxshard.passes.formulate import OBJECTIVES
+from fxshard.passes.names import Names
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
@@ -59,6 +61,7 @@ class Settings:
     memory_limit: int | None = None
     objective: str = "time"
     time_limit: float | None = None
+    constraints: Sequence[Constraint] | None = None
     compiler: str = "inductor"
     timeout: float = TIMEOUT
     dump: str | Path | None = None
@@ -89,7 +92,7 @@ def parallelize(
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
-            ``objective``, ``time_limit``, ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
+            ``objective``, ``time_limit``, ``constraints``, ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
             ranks while planning), ``dump``, ``planner``.
 
     Raises:
@@ -101,8 +104,8 @@ def parallelize(
     settings = _settings(options)
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective")
-        check_unused(plan, **{name: getattr(settings, name) for name in decided})
+        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
+        check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -131,6 +134,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     check_number("memory_limit", settings.memory_limit)
     check_number("time_limit", settings.time_limit)
     check_pins(settings.pins)
+    check_constraints(settings.constraints)
     if settings.hardware is not None:
         find_hardware(settings.hardware)
     if not isinstance(settings.dump, str | Path | None):
@@ -234,6 +238,7 @@ class ShardedForward:
             memory_limit=s.memory_limit,
             objective=s.objective,
             time_limit=s.time_limit,
+            constraints=self._constraints(graph, first),
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
@@ -290,8 +295,15 @@ class ShardedForward:
         if first:
             return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
         kept = {} if given is None or isinstance(given, ShardingPlan) else given
-        others = [*(i.name for i in graph.inputs if i.kind != "parameter"), *(n.name for n in graph.nodes if n.op == "call_function")]
+        others = [i.name for i in graph.inputs if i.kind != "parameter"] + [o.name for o in graph.outputs if o.kind == "output"]
+        others += [*graph.returned, *(n.name for n in graph.nodes if n.op == "call_function")]
         return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
+
+    def _constraints(self, graph: PlanningGraph, first: bool) -> tuple[Constraint, ...]:
+        """The user's; after the first program those whose names mean something in this graph."""
+        given = check_constraints(self.settings.constraints)
+        names = Names(graph)
+        return given if first else tuple(c for c in given if all(map(names.means_something, names_in(c))))
 
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:

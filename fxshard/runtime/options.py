@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh import Hardware, Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
@@ -30,8 +31,8 @@ class BackendOptions:
 
     ``mesh``: the DeviceMesh to run on, needed; or, in a process that is alone, a ``fxshard.Mesh`` of one rank.
     ``hardware``: preset that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
-    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``: as in ``fxshard.plan``; inputs go by the names of
-    forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
+    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``: as in ``fxshard.plan``; inputs go by the
+    names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
     ``timeout``: seconds to wait for other ranks.
@@ -45,6 +46,7 @@ class BackendOptions:
     pins: Mapping[str, Any] | None = None
     input_layouts: Any = None
     output_layouts: Any = None
+    constraints: Sequence[Constraint] = ()
     plan: ShardingPlan | None = None
     dump: str | Path | None = None
     compiler: str = "inductor"
@@ -75,7 +77,8 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
             f"pins are a mapping from names to layouts, not a {type(given['pins']).__name__}",
             remedy="write pins={'layers.*.wq.weight': 'RS(0)'}; a whole plan goes to the option plan",
         )
-    options = BackendOptions(**{**given, "plan": _plan(given.get("plan"))})
+    constraints = check_constraints(given.get("constraints"))
+    options = BackendOptions(**{**given, "constraints": constraints, "plan": _plan(given.get("plan"))})
     if options.plan is not None:
         check_plan(options.plan, options.planning_mesh)
     return options

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from fxshard.constraints import Constraint, Pin, names_in
 from fxshard.errors import ConstraintError, PlanError, closest
 from fxshard.layout import Layout
 from fxshard.passes.constrain import Condition, pattern
+from fxshard.passes.names import Names
 from fxshard.passes.pipeline import Request
 from fxshard.planning_graph import GraphInput, PlanningGraph, outputs_of
 from fxshard.program import ShardedProgram
@@ -32,8 +34,9 @@ def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], op
     Raises ConstraintError for a pin that contradicts how a tensor lies, PlanError for a DTensor on another mesh.
     """
     _check_meshes(held, options)
-    pins = _user_pins(graph, held, options, part)
-    inputs = {i.name: layout_of(held[i.name], options) for i in graph.inputs_of("input") if not _pinned(i, pins)}
+    pins, constraints = _user_pins(graph, held, options, part), _user_constraints(graph, held, options, part)
+    pinned = [*pins, *(c.name for c in constraints if isinstance(c, Pin))]
+    inputs = {i.name: layout_of(held[i.name], options) for i in graph.inputs_of("input") if not _pinned(i, pinned)}
     inputs.update(_user_inputs(graph, held, options, part))
     own = {i.name: layout_of(held[i.name], options) for i in graph.inputs if i.kind in ("parameter", "buffer")}
     return Request(
@@ -44,6 +47,7 @@ def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], op
         memory_limit=options.memory_limit,
         objective=options.objective,
         time_limit=options.time_limit,
+        constraints=constraints,
     )
 
 
@@ -74,28 +78,43 @@ def _check_meshes(held: Held, options: BackendOptions) -> None:
 def _user_pins(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> dict[str, Any]:
     """Pins on values and plain inputs; those on tensors that lie already are only checked."""
     kept: dict[str, Any] = {}
-    nodes = [n.name for n in graph.nodes if n.op == "call_function" and outputs_of(n)]
     for name, layout in (options.pins or {}).items():
         ends = [i for i in graph.inputs if i.name in held and _means(name, i.name)]
         for end in ends:
-            _check_pin(name, layout, end, held[end.name], options)
-        if all(_free(end, held) for end in ends) and _known(name, [*(i.name for i in graph.inputs), *nodes], "pins", part):
+            _check_pin(f"pins[{name!r}]", name, layout, end, held[end.name], options)
+        if all(_free(end, held) for end in ends) and _all_known((name,), graph, "pins", part):
             kept[name] = layout
     return kept
+
+
+def _user_constraints(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> tuple[Constraint, ...]:
+    """Those that mean something here; of pins, those on tensors that lie already are checked."""
+    kept = [c for c in options.constraints if _all_known(names_in(c), graph, str(c), part)]
+    for one in [c for c in kept if isinstance(c, Pin)]:
+        for end in [i for i in graph.inputs if i.name in held and _means(one.name, i.name)]:
+            _check_pin(str(one), one.name, one.layout, end, held[end.name], options)
+    return tuple(kept)
+
+
+def _all_known(given: Sequence[str], graph: PlanningGraph, what: str, part: bool) -> bool:
+    """Whether names go on to the planner, which refuses what matches nothing."""
+    names = Names(graph)
+    known = [*(i.name for i in graph.inputs), *graph.returned, *(n.name for n in graph.nodes if n.op == "call_function" and outputs_of(n))]
+    return all(names.means_something(name) or _known(name, known, what, part) for name in given)
 
 
 def _free(end: GraphInput, held: Held) -> bool:
     return end.kind == "input" and not isinstance(held[end.name], DTensor)
 
 
-def _check_pin(name: str, layout: Any, end: GraphInput, value: torch.Tensor, options: BackendOptions) -> None:
+def _check_pin(said: str, name: str, layout: Any, end: GraphInput, value: torch.Tensor, options: BackendOptions) -> None:
     mesh = options.planning_mesh
     pin = Condition(pattern(layout, mesh, value.dim(), f"{name!r} ({end.name})"), "")
     if isinstance(value, DTensor) or end.kind != "input":
         if pin.admits(layout_of(value, options)):
             return
         raise ConstraintError(
-            f"pins[{name!r}] asks for {end.kind} {end.name} in {layout}, but it is {_describe(value, options)}",
+            f"{said} asks for {end.kind} {end.name} in {layout}, but it is {_describe(value, options)}",
             remedy="torch.compile leaves tensors where they are: distribute it in that layout first "
             "(torch.distributed.tensor.distribute_tensor), or use fxshard.parallelize",
         )
@@ -105,7 +124,7 @@ def _describe(value: torch.Tensor, options: BackendOptions) -> str:
     return f"a DTensor in {layout_of(value, options)}" if isinstance(value, DTensor) else "a plain tensor, whole on each rank"
 
 
-def _pinned(end: GraphInput, pins: Mapping[str, Any]) -> bool:
+def _pinned(end: GraphInput, pins: Sequence[str]) -> bool:
     return any(_means(name, end.name) for name in pins)
 
 
@@ -127,7 +146,7 @@ def _user_inputs(graph: PlanningGraph, held: Held, options: BackendOptions, part
     kept = {n: layout for n, layout in given.items() if _known(n, names, "input_layouts", part)}
     for end in graph.inputs_of("input"):
         if end.name in kept and isinstance(held[end.name], DTensor):
-            _check_pin(end.name, kept[end.name], end, held[end.name], options)
+            _check_pin(f"pins[{end.name!r}]", end.name, kept[end.name], end, held[end.name], options)
     return kept
 
 

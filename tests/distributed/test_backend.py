@@ -137,7 +137,7 @@ def work_is_shared() -> None:
     pins = {"*.weight": "R", "*.bias": "R", "einsum": "S(0)"}
     plan = fxshard.plan(MLP(), (x,), mesh_of_two(), input_layouts="R", output_layouts="R", pins=pins)
     try:
-        for others in ({"pins": {"einsum": "S(0)"}}, {"plan": plan}):
+        for others in ({"pins": {"einsum": "S(0)"}}, {"plan": plan}, {"constraints": [fxshard.Pin("einsum", "S(0)")]}):
             model = MLP()
             train_both(model, sharded(model, **others), copy.deepcopy(model), lambda m: m(x).pow(2).mean())
     finally:

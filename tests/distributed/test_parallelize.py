@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
+from fxshard.constraints import Equal, Forbid, Pin
 from fxshard.errors import OptionError, PlanError, RunError, TraceError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -242,17 +243,19 @@ def submodule() -> None:
     torch.set_default_dtype(torch.float64)
     model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)), nn.Linear(6, 2))
     reference, x = copy.deepcopy(model), torch.randn(4, 6)
-    pins = {"0.weight": "S(0)", "2.weight": "S(1)"}
+    constraints = [Pin("0.weight", "S(0)"), Equal("2.bias", "0.bias"), Forbid("2.weight", "R"), Forbid("2.weight", "S(0)")]
     model[1].register_forward_hook(lambda module, inputs, out: out.cos())
     reference[1].register_forward_hook(lambda module, inputs, out: out.cos())
-    parallelize(model[1], (x,), mesh(), compiler="eager", pins=pins)
+    parallelize(model[1], (x,), mesh(), compiler="eager", constraints=constraints)
     for m in (model, reference):
         m[1].register_forward_hook(lambda module, inputs, out: out * 3)
         m[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
         m(x).square().sum().backward()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         same(p.grad, q.grad)
-    assert model[1][0].weight.grad.placements == (Shard(0),)
+    assert model[1][0].weight.grad.placements == (Shard(0),) and model[1][2].weight.placements == (Shard(1),)
+    with torch.no_grad():  # another program, in which the names mean something too
+        same(model(x), reference(x))
 
 
 def from_meta() -> None:
@@ -342,6 +345,8 @@ def errors() -> None:
         ({"dump": 3}, "dump is a int"),
         ({"planner": 3}, "the planner is a int"),
         ({"plan": random_plan(Net(), (x,), mesh()), "pins": {"b.weight": "R"}}, "pins would be ignored"),
+        ({"plan": random_plan(Net(), (x,), mesh()), "constraints": [Pin("b.weight", "R")]}, "constraints would be ignored"),
+        ({"constraints": {"b.weight": "R"}}, "constraints are a dict"),
         ({"plan": 3}, "plan is a int"),
     ):
         with pytest.raises(OptionError, match=said) as error:

@@ -13,6 +13,7 @@ from zoo import bert, vit
 
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
+from fxshard.runtime.dynamo_graph import read_graph, specialised, trace_graph
 
 
 class Several(nn.Module):
@@ -73,7 +74,7 @@ def computed(graph: PlanningGraph, model: nn.Module, args: Any, kwargs: Any) -> 
     """Every node's value; tangents are ones."""
     paths = pytree.tree_flatten_with_path((args, kwargs))[0]
     given = {("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]): leaf for path, leaf in paths}
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers()), **given}
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers()), **given, **kwargs}
     interpreter = Values(graph.module)
     fakes = [graph.by_name[i.node].meta["val"] for i in graph.inputs]
     ones = [torch.ones(fake.shape, dtype=fake.dtype) for fake in fakes]
@@ -124,3 +125,40 @@ def test_notes_leave_the_graph_as_it_is() -> None:
     graph = trace(Outer(), (torch.ones(2, 3),), train=False)
     assert [n.op for n in graph.nodes] == ["placeholder", "call_function", "output"]
     assert graph.returned == {"inner": (("relu", None),)}
+
+
+class Plain(Whole):
+    """Reads all that its modules return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = nn.Bilinear(8, 8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stack(self.several(self.inplace(self.linear(x)), self.again(self.norm(x))))
+
+
+def test_a_graph_of_torch_compile() -> None:
+    """There what a module returns is what is computed in a call of it and read outside: nothing of what only hands its input through.
+
+    A module that is held twice goes by the name by which it is called.
+    """
+    model, args = Plain(), (torch.randn(8, 8),)
+    found: list[PlanningGraph] = []
+
+    def backend(module: fx.GraphModule, examples: Any) -> Any:
+        graph = read_graph(module, examples)
+        copy, tensors, _ = specialised(graph, examples)
+        found.append(trace_graph(copy, tensors, graph.names, graph.kinds))
+        return module
+
+    torch.compile(model, backend=backend)(*args)
+    (graph,) = found
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = computed(graph, model, args, {"x": args[0]} | named)
+    seen = seen_by_hooks(model, args, {})
+    seen["again"] = [seen["linear"].pop()]
+    assert set(graph.returned) == set(seen) - {"stack.1"}
+    for name, calls in graph.returned.items():
+        for nodes, tensors in zip(calls, seen[name], strict=True):
+            torch.testing.assert_close([values[node] for node in nodes], tensors, msg=f"{name}: {nodes}")

@@ -1,0 +1,95 @@
+"""What cannot hold together is named by a smallest set, each as the user wrote it, with one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from passes.constrained import MESH, PAIR, planned
+from torch.distributed.tensor import Shard
+
+from fxshard import Communication, Equal, Forbid, Pin
+from fxshard.errors import ConstraintError, LayoutError, OptionError
+from fxshard.mesh import Mesh
+
+BESIDE = [Pin("down.*", {"dp": Shard(0)}), Forbid("silu", "S(0)R"), Equal("*.bias")]
+"""Has no part in any contradiction."""
+
+
+def refused(*constraints: Any, mesh: Mesh = MESH, **request: Any) -> ConstraintError:
+    with pytest.raises(ConstraintError) as caught:
+        planned(mesh, constraints=[*BESIDE[: 0 if mesh is PAIR else None], *constraints], **request)
+    assert caught.value.where and caught.value.remedy
+    return caught.value
+
+
+def test_two_that_meet_in_one_value() -> None:
+    error = refused(Forbid("up.weight", "S(0)", axis="tp"), pins={"up.weight": "*S(0)"})
+    assert error.what == "these constraints cannot hold together: pins['up.weight']='*S(0)'; Forbid('up.weight', 'S(0)', axis='tp')"
+    assert error.where == "parameter up.weight"
+
+
+def test_equal_values_that_are_pinned_apart() -> None:
+    error = refused(Equal("*.weight"), Pin("up.weight", "RS(0)"), Forbid("embed.weight", {"tp": Shard(0)}))
+    expected = "Pin('up.weight', 'RS(0)'); Forbid('embed.weight', {tp: S(0)}); Equal('*.weight')"
+    assert error.what == f"these constraints cannot hold together: {expected}"
+    assert "parameter up.weight" in str(error.where)
+
+
+def test_a_glob_is_named_with_one_place() -> None:
+    """All nodes are replicated but the values that are pinned; each is at odds with the glob, one is shown."""
+    error = refused(Pin("up.*", "RS(0)"), Pin("*.weight", "RR"), Pin("*.bias", "RR"))
+    said, places = error.what.partition(": ")[2], str(error.where).split("; ")
+    assert set(said.split("; ")) in ({"Pin('up.*', 'RS(0)')", f"Pin('*.{kind}', 'RR')"} for kind in ("weight", "bias"))
+    assert len(places) == 1
+
+
+def test_what_follows_from_equality_through_others() -> None:
+    """a = b, b = c, and a and c apart: all four."""
+    chain = [Equal("args[1]", "outputs[1]"), Equal("outputs[1]", "down"), Pin("args[1]", "RS(0)"), Forbid("down", "RS(0)")]
+    error = refused(*chain)
+    assert set(error.what.partition(": ")[2].split("; ")) == set(map(str, chain))
+
+
+def test_everything_forbidden() -> None:
+    """A pattern that is free everywhere is any layout."""
+    error = refused(Forbid("up.weight", "*"), mesh=PAIR)
+    assert error.what == "Forbid('up.weight', '*') cannot hold: up_weight (placeholder) always gives it"
+    error = refused(*(Forbid("silu", text) for text in ("R", "S(0)", "S(1)", "S(2)")), mesh=PAIR)
+    assert error.what.count("Forbid") == 4 and "constrained.py" in str(error.where)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said", "remedy"),
+    [
+        (Pin("up.weight", "R"), "has 1 placements, the mesh has 2 axes", "one placement per mesh axis"),
+        (Forbid("up.weight", "S(2)", axis="tp"), "dim 2 in S(2) is out of range", "0 to 1"),
+        (Forbid("up.weight", "RS(0)", axis="tp"), "'RS(0)' is no placement on axis 'tp'", "give one placement"),
+        (Forbid("up.weight", "S(0)", axis="pt"), "no axis 'pt'", "dp, tp"),
+        (Communication("pp", at_most=1), "no axis 'pp'", "dp, tp"),
+    ],
+    ids=str,
+)
+def test_layouts_and_axes_that_there_are_not(constraint: Any, said: str, remedy: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        planned(constraints=[constraint])
+    assert said in caught.value.what and remedy in str(caught.value.remedy) and str(constraint) in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Pin(3, "R"), "Pin needs a name or glob, as text, not 3"),  # type: ignore[arg-type]
+        (lambda: Equal(), "Equal needs a name or glob"),
+        (lambda: Equal(["a", "b"]), "Equal needs a name or glob, as text, not ['a', 'b']"),  # type: ignore[arg-type]
+        (lambda: Forbid("", "R"), "Forbid needs a name or glob"),
+        (lambda: Communication(0, 1), "Communication needs the name of a mesh axis, as text, not 0"),  # type: ignore[arg-type]
+        (lambda: Communication("dp", at_most=-1), "cannot read at_most=-1"),
+        (lambda: Communication("dp", at_most="1GB"), "cannot read at_most='1GB'"),  # type: ignore[arg-type]
+        (lambda: Communication("dp", at_most=float("inf")), "cannot read at_most=inf"),
+    ],
+)
+def test_what_is_no_constraint_is_said_where_it_is_made(make: Any, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert said in caught.value.what and caught.value.where and caught.value.remedy
