@@ -11,11 +11,14 @@ from typing import Any
 from torch import fx
 
 from fxshard.cost import compute_time
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
+from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
-from fxshard.passes.formulate import Formulation, contradictory, formulate, parameter_bytes, place, planned_spec
+from fxshard.passes.formulate import Formulation, contradictory, formulate, place, planned_spec
+from fxshard.passes.lifetimes import held, peak
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
@@ -31,6 +34,7 @@ ROUNDING = 1e-8
 EQUAL = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
+NO_STATE = Optimizer()
 Specs = Mapping[str, OpSpec]
 
 
@@ -47,7 +51,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
-    plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit)
+    plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
     if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
@@ -65,7 +69,9 @@ def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout])
     return tuple(results[k] if o.kind == "output" else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
 
 
-def write_plan(annotated: Annotated, specs: Specs, price: Price, unit: str, memory_limit: int | None = None) -> ShardingPlan:
+def write_plan(
+    annotated: Annotated, specs: Specs, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
+) -> ShardingPlan:
     """A plan from one OpSpec per node: redistributions filled in, each paid once, and the objective summed up anew."""
     graph, mesh = annotated.graph, annotated.mesh
     timed = unit == "microseconds"
@@ -83,7 +89,7 @@ def write_plan(annotated: Annotated, specs: Specs, price: Price, unit: str, memo
         certificate=Certificate(unit, total, 0.0),
         inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
         outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
-        memory=memory_counted(graph, specs, annotated),
+        memory=memory_at_peak(graph, specs, moves, mesh, optimizer),
         memory_limit=memory_limit,
         fallbacks=annotated.fallbacks,
     )
@@ -130,16 +136,15 @@ def _redistributions(annotated: Annotated, specs: Specs, price: Price) -> list[R
     return moves
 
 
-def memory_counted(graph: PlanningGraph, specs: Specs, annotated: Annotated) -> dict[str, int]:
-    """Bytes per device of what the memory limit counts."""
-    graded = {o.name for o in graph.outputs if o.kind == "gradient"}
-    counted = {"parameters": 0, "gradients": 0}
-    for end in graph.inputs_of("parameter"):
-        layout = specs[end.node].outputs[0]
-        size = parameter_bytes(graph.by_name[end.node], layout, annotated.mesh, False)
-        counted["parameters"] += size
-        counted["gradients"] += size if end.name in graded else 0
-    return counted
+def memory_at_peak(graph: PlanningGraph, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes per device by kind when the most is in use."""
+    found = held(graph, specs, moves, mesh, optimizer)
+    time, _ = peak(found)
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.span[0] <= time < one.span[1] and one.bytes:
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+    return kinds
 
 
 def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints) -> ConstraintError:

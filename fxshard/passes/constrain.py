@@ -14,6 +14,7 @@ from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, closest
 from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
@@ -58,6 +59,7 @@ class Constraints:
     memory_limit: int | None = None
     equal: tuple[Equality, ...] = ()
     communication: tuple[Communication, ...] = ()
+    optimizer: Optimizer = field(default_factory=Optimizer)
 
 
 def constraints_of(
@@ -69,6 +71,7 @@ def constraints_of(
     pins: Mapping[str, Any] | ShardingPlan | None = None,
     memory_limit: int | None = None,
     constraints: Sequence[Constraint] | None = None,
+    optimizer: Optimizer | str | None = None,
 ) -> Constraints:
     """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
@@ -90,7 +93,8 @@ def constraints_of(
     number = isinstance(memory_limit, (int, float)) and not isinstance(memory_limit, bool)
     if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
-    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication))
+    kept = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer or "none")
+    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication), kept)
 
 
 @dataclass(frozen=True)

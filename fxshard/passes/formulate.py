@@ -7,13 +7,13 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - what the user wants equal: an edge from each to the first.
-- memory: a parameter's shard, and its gradient's, over one interval.
+- memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``lifetimes``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -25,16 +25,17 @@ from torch.distributed.tensor import Partial
 from fxshard.call import Call
 from fxshard.cost import compute_time, time_price
 from fxshard.errors import ConstraintError
-from fxshard.layout import Layout, ceil_shape
+from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
+from fxshard.passes.lifetimes import Lifetimes, parameter_state, shard_bytes
 from fxshard.passes.names import Place
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
-from fxshard.solver import PlacementProblem, Transfer
+from fxshard.solver import Live, PlacementProblem, Transfer
 
 Option = TypeVar("Option")
 OBJECTIVES = ("time", "communication")
@@ -80,12 +81,13 @@ class _Builder:
     price: Price
     objective: str
     costs: list[np.ndarray] = field(default_factory=list)
-    usages: list[np.ndarray | None] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_costs: list[np.ndarray] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
+    brought: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
+    """Value -> (index of its transfer, layouts that it knows)."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -98,14 +100,12 @@ class _Builder:
     def build(self) -> Formulation:
         self.node_vars: dict[str, tuple[int, tuple[OpSpec, ...]]] = {}
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
-        graded = {o.name for o in self.graph.outputs if o.kind == "gradient"}
-        parameters = {i.node: i.name in graded for i in self.graph.inputs if i.kind == "parameter"}
         together = {n: g for g in groups(self.graph, self._free) if joint_specs(g, self.annotated.specs) for n in g.nodes}
         for node in planned_nodes(self.graph):
             if node in together and node.name not in self.node_vars:
                 self._group(together[node])
             elif node.op != "output" and node.name not in self.node_vars:
-                self._node(node, parameters)
+                self._node(node)
         self._results()
         self._start_tangents()
         self._start_equal()
@@ -115,24 +115,44 @@ class _Builder:
         self._tangents()
         self._equalities()
         limit = self.constraints.memory_limit
-        intervals = tuple(None if u is None else (0, 1) for u in self.usages)
         problem = PlacementProblem(
             tuple(self.costs),
             tuple(self.edges),
             tuple(self.edge_costs),
-            tuple(self.usages) if limit is not None else (),
-            intervals if limit is not None else (),
-            limit,
-            tuple(self.names),
-            tuple(self.transfers),
+            usage_limit=limit,
+            node_names=tuple(self.names),
+            transfers=tuple(self.transfers),
+            lives=() if limit is None else tuple(self._lives()),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit, tuple(self.start))
 
-    def _variable(self, name: str, costs: np.ndarray, usage: np.ndarray | None = None, start: int = 0) -> int:
+    def _lives(self) -> Iterator[Live]:
+        """What is in memory, and when: of nodes by what they give, of transfers by what values are brought into."""
+        times, sizes = Lifetimes(self.graph), self.mesh.shape
+        for value in times.values:
+            source, index = producer(value)
+            var, specs = self.node_vars[source.name]
+            shape, itemsize = plain_shape(value.meta["val"].shape), value.meta["val"].dtype.itemsize
+            returned = times.only_returned(value) and source.op != "placeholder"
+            brought = self.brought.get(value.name)
+            if not times.is_view(source):
+                state = parameter_state(value, self.constraints.optimizer) if times.kind(value) == "parameters" else 1.0
+                amounts = [state * shard_bytes(shape, itemsize, s.outputs[index], sizes) for s in specs]
+                lo, hi = times.own(value)
+                yield Live(lo, times.end if returned and brought is None else hi, np.array(amounts), var)
+            if brought is not None:
+                transfer, layouts = brought
+                there = np.tile([float(shard_bytes(shape, itemsize, layout, sizes)) for layout in layouts], (len(layouts), 1))
+                other = there - np.diag(np.diagonal(there))
+                lo, hi = times.moved(value, times.readers[value])
+                yield Live(lo, lo + 1 if returned else hi, other, transfer=transfer)
+                if returned:
+                    yield Live(lo + 1, hi, there, transfer=transfer)
+
+    def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
         self.costs.append(costs)
-        self.usages.append(usage)
         self.names.append(name)
         return len(self.costs) - 1
 
@@ -140,13 +160,9 @@ class _Builder:
         self.edges.append((i, j))
         self.edge_costs.append(costs)
 
-    def _node(self, node: fx.Node, parameters: Mapping[str, bool]) -> None:
+    def _node(self, node: fx.Node) -> None:
         specs = self._admitted(node)
-        costs = self._computing(node, specs)
-        usage = None
-        if node.name in parameters:
-            usage = np.array([parameter_bytes(node, s.outputs[0], self.mesh, parameters[node.name]) for s in specs], dtype=np.float64)
-        self.node_vars[node.name] = (self._variable(node.name, costs, usage), specs)
+        self.node_vars[node.name] = (self._variable(node.name, self._computing(node, specs)), specs)
 
     def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         call = self.annotated.calls.get(node.name)
@@ -255,6 +271,7 @@ class _Builder:
         alike = {(r.var, r.layouts): (r.var, np.array([number[x] for x in r.layouts])) for r in others}
         wants = tuple(alike.values())
         if wants:
+            self.brought[node.name] = len(self.transfers), layouts
             self.transfers.append(Transfer(var, np.array([number[h] for h in have]), wants, prices))
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
@@ -369,13 +386,6 @@ def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, int]
 def result_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
     """Layouts in which an output may be returned."""
     return input_layouts(node, mesh)
-
-
-def parameter_bytes(node: fx.Node, layout: Layout, mesh: Mesh, with_gradient: bool) -> int:
-    """Bytes of a parameter's largest shard, twice where it has a gradient."""
-    value = node.meta["val"]
-    count = int(np.prod(ceil_shape(tuple(value.shape), layout, mesh.shape), dtype=np.int64))
-    return count * value.dtype.itemsize * (2 if with_gradient else 1)
 
 
 def _op(node: fx.Node) -> str:

@@ -42,6 +42,7 @@ class Request:
     objective: str = "time"
     time_limit: float | None = None
     constraints: Any = None
+    optimizer: Any = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
         pins=r.pins,
         memory_limit=r.memory_limit,
         constraints=r.constraints,
+        optimizer=r.optimizer,
     )
     said = f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
     said += f", {len(found.equal)} equalities, {len(found.communication)} limits on communication"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from .relax import Relaxation
 from .scaling import quantise
 from .search import PartSearch
 from .solution import Solution, certify
+
+EXPLAIN_WORK = 3e8
+"""Work for each search for the least that a row can be, once it is known that nothing fits."""
 
 
 def solve(
@@ -43,7 +47,7 @@ def solve(
     best, bound = (_by_cases if model.transfers else _at_once)(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound == np.inf:
-        raise explain(problem, solve)
+        raise explain(problem, partial(solve, work_limit=EXPLAIN_WORK))
     if best is None:
         raise NoPlanError(_unfinished(budget))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)

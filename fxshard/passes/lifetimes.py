@@ -1,0 +1,175 @@
+"""When values are in memory, in the order of the graph: what the planner limits, and what a plan is said to need.
+
+A value takes the bytes of its shard, at ceil sizes, from the node that makes it to the last node that reads it or a view of it;
+inputs and what is returned stay to the end. One that is brought into another layout takes the bytes of that one too, from its first
+reader on (what is only returned is brought there at once). Views take nothing. Parameters come with their optimiser's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from torch import fx
+
+from fxshard.cost.compute import FREE
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.layout import Layout, ceil_shape
+from fxshard.mesh import Mesh
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
+from fxshard.sharding_plan import OpSpec, Redistribution
+
+Span = tuple[int, int]
+"""Times lo <= t < hi; a time is the index of a planned node."""
+
+
+@lru_cache(maxsize=65536)
+def shard_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, sizes: tuple[int, ...]) -> int:
+    """Bytes of the largest shard of a tensor on a mesh of these sizes; 0 where only running tells."""
+    return 0 if UNKNOWN in shape else math.prod(ceil_shape(shape, layout, sizes)) * itemsize
+
+
+@dataclass(frozen=True)
+class Held:
+    """One stretch of memory: of which value, for what (``parameters``, ``optimizer``, ``gradients``, ...), when, how many bytes."""
+
+    value: str
+    kind: str
+    span: Span
+    bytes: int
+
+
+class Lifetimes:
+    """The times of a graph's values, whatever their layouts."""
+
+    def __init__(self, graph: PlanningGraph) -> None:
+        self.graph = graph
+        nodes = planned_nodes(graph)
+        self.time = {node: k for k, node in enumerate(nodes)}
+        self.end = len(nodes)
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
+        for node in nodes:
+            for operand in operands(node):
+                self.readers.setdefault(operand, []).append(node)
+        self._last: dict[fx.Node, int] = {}
+        for node in reversed(list(graph.nodes)):
+            if node.op != "output" and is_tensor(node):
+                reads = (self.read_until(node, r) for r in self.readers.get(node, ()))
+                self._last[node] = max(reads, default=self.born(node) + 1)
+
+    @cached_property
+    def values(self) -> list[fx.Node]:
+        """All tensors of the graph, views too."""
+        return [n for n in self.graph.nodes if n.op != "output" and is_tensor(n)]
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """What the values at the ends of the graph are, by node."""
+        names = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "tangent": "inputs", "seed": "inputs"}
+        found = {end.node: names[end.kind] for end in self.graph.inputs}
+        ends = operands(self.graph.module.graph.output_node())
+        for end, node in zip(self.graph.outputs, ends, strict=True):
+            found.setdefault(node.name, "gradients" if end.kind == "gradient" else "outputs")
+        return found
+
+    def kind(self, value: fx.Node) -> str:
+        return self.kinds.get(value.name, "activations")
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether what a node gives lies in the memory of what it reads."""
+        return node.op == "call_function" and str(node.target) in FREE
+
+    def born(self, value: fx.Node) -> int:
+        source = producer(value)[0]
+        return 0 if source.op == "placeholder" else self.time[source]
+
+    def read_until(self, value: fx.Node, reader: fx.Node) -> int:
+        """When a reader needs a value no more: a view needs it as long as it is needed itself."""
+        if reader.op == "output":
+            return self.end
+        return self._last.get(reader, self.time[reader] + 1) if self.is_view(reader) else self.time[reader] + 1
+
+    def own(self, value: fx.Node) -> Span:
+        """When a value is there in the layout in which it is made, whichever its readers choose to read."""
+        if producer(value)[0].op == "placeholder":
+            return 0, self.end
+        if self.only_returned(value):
+            return self.born(value), max([self.born(value) + 1, *(self.own(r)[1] for r in self.readers[value] if r.op != "output")])
+        return self.born(value), self._last[value]
+
+    def moved(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
+        """When it is there in another layout, for these readers of it."""
+        found = list(readers)
+        first = self.born(value) if all(r.op == "output" for r in found) else min(self.time[r] for r in found)
+        return first, max(self.read_until(value, r) for r in found)
+
+    def only_returned(self, value: fx.Node) -> bool:
+        """Whether it, or views of it, are returned and nothing else: it is brought into the layout asked for where it is made."""
+        readers = self.readers.get(value, [])
+        return bool(readers) and all(r.op == "output" or (self.is_view(r) and self.only_returned(r)) for r in readers)
+
+
+def parameter_state(node: fx.Node, optimizer: Optimizer) -> float:
+    """Bytes of a parameter with its optimiser's state, for each byte of itself."""
+    value = node.meta["val"]
+    return 1 + optimizer.bytes_per_element(value.dtype) / value.dtype.itemsize
+
+
+def held(
+    graph: PlanningGraph, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+) -> list[Held]:
+    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
+    times, found = Lifetimes(graph), []
+    entries: dict[str, list[Redistribution]] = {}
+    for move in moves:
+        entries.setdefault(move.value, []).append(move)
+    for value in times.values:
+        source, index = producer(value)
+        kind = times.kind(value)
+        if not times.is_view(source):
+            size = _bytes(value, specs[source.name].outputs[index], mesh)
+            span = (0, times.end) if source.op == "placeholder" else (times.born(value), _until(value, times, entries))
+            found.append(Held(value.name, kind, span, size))
+            if kind == "parameters" and (extra := round(size * (parameter_state(value, optimizer) - 1))):
+                found.append(Held(value.name, "optimizer", (0, times.end), extra))
+        for entry in entries.get(value.name, []):
+            why = kind if all(reader == "output" for reader, _ in entry.readers) else "redistributed"
+            found.append(Held(value.name, why, times.moved(value, _nodes(graph, entry)), _bytes(value, entry.target, mesh)))
+    return found
+
+
+def _until(value: fx.Node, times: Lifetimes, entries: Mapping[str, Sequence[Redistribution]]) -> int:
+    """When a value is needed no more in the layout in which it is made."""
+    moves = entries.get(value.name, ())
+    moved = {reader for entry in moves for reader, _ in entry.readers}
+    ends = [times.born(value) + 1, *(times.moved(value, _nodes(times.graph, entry))[0] + 1 for entry in moves)]
+    for reader in times.readers.get(value, []):
+        if reader.name not in moved:
+            ends.append(_until(reader, times, entries) if times.is_view(reader) else times.read_until(value, reader))
+    return max(ends)
+
+
+def peak(held_: Sequence[Held]) -> tuple[int, int]:
+    """(time, bytes) of the most that is held at once, the first time it is."""
+    changes: dict[int, int] = {}
+    for one in held_:
+        changes[one.span[0]] = changes.get(one.span[0], 0) + one.bytes
+        changes[one.span[1]] = changes.get(one.span[1], 0) - one.bytes
+    best, now, total = 0, 0, 0
+    for time in sorted(changes):
+        total += changes[time]
+        if total > now:
+            best, now = time, total
+    return best, now
+
+
+def _nodes(graph: PlanningGraph, entry: Redistribution) -> list[fx.Node]:
+    return [graph.by_name[name] for name, _ in entry.readers]
+
+
+def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:
+    assert layout is not None
+    tensor = value.meta["val"]
+    return shard_bytes(plain_shape(tensor.shape), tensor.dtype.itemsize, layout, mesh.shape)
