@@ -1,0 +1,23 @@
+"""What the measuring processes run; torch is imported there only, so that a process starts small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.planning.measure import Measured
+
+KINDS = ("dynamo and joint export", "joint export", "make_fx")
+"""The bare traces of ``measure.BARE``."""
+
+
+def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None) -> Measured:
+    from bench.planning import measure
+
+    return measure.ours(model, layers, mesh, hardware, time_limit)
+
+
+def bare(kind: str, model: str, layers: int) -> Measured:
+    from bench.planning import measure
+
+    return measure.bare(kind, model, layers)

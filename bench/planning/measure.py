@@ -1,0 +1,118 @@
+"""One measurement, each in a process of its own: torch's bare traces, and fxshard's passes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bench.planning.models import MODELS
+from fxshard._torch_compat import FakeTensorMode, aot_export_joint_with_descriptors, capture_dynamo_graph, pytree
+from fxshard.mesh import parse_mesh
+from fxshard.passes.pipeline import PLANNING, Compilation, Request
+from fxshard.passes.trace import fake_copy, fake_tensor
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Seconds on the clock and of the processor; what was made; the most memory of the process so far, in bytes."""
+
+    name: str
+    wall: float
+    cpu: float
+    made: str
+    memory: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``gap``: of the plan, None of a bare trace."""
+
+    stages: tuple[Stage, ...]
+    gap: float | None = None
+    hash: str = ""
+
+
+def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None) -> Measured:
+    """fxshard's passes from the model to a verified plan."""
+    _quiet()
+    module, args, kwargs = MODELS[model](layers)
+    state = Compilation(parse_mesh(mesh, hardware), Request(module, args, kwargs, time_limit=time_limit))
+    stages = []
+    for one in PLANNING:
+        with _timed(one.name, stages) as made:
+            state, said = one.run(state)
+            made.append(said)
+    assert state.plan is not None
+    return Measured(tuple(stages), state.plan.gap, state.plan.hash)
+
+
+def bare(kind: str, model: str, layers: int) -> Measured:
+    """A joint graph of forward and backward by torch's own tools alone, of the same model on the same fakes."""
+    _quiet()
+    module, args, kwargs = MODELS[model](layers)
+    stages: list[Stage] = []
+    with _timed("fakes", stages) as made:
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        fake = fake_copy(module, mode)
+        given, named = pytree.tree_map(lambda a: fake_tensor(a, mode), (args, kwargs))
+        made.append("fake tensors")
+    with _timed(kind, stages) as made, mode:
+        try:
+            made.append(f"graph of {len(BARE[kind](fake, given, named).graph.nodes)} nodes")
+        except Exception as error:
+            made.append(f"no graph: {type(error).__name__}")
+    return Measured(tuple(stages))
+
+
+def _captured(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    graph = capture_dynamo_graph(module)(*args, **kwargs)
+    graph.graph.set_codegen(fx.graph.CodeGen())
+    graph.recompile()
+    return _joint(graph, tuple(a for a in pytree.tree_leaves((args, kwargs))), {})
+
+
+def _joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    with contextlib.ExitStack() as stack:
+        return aot_export_joint_with_descriptors(stack, module, args, kwargs).graph_module
+
+
+def _by_make_fx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    def step(parameters: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        loss = torch.func.functional_call(module, parameters, args, kwargs)
+        return loss, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+
+    return make_fx(step)(dict(module.named_parameters()), args, kwargs)
+
+
+BARE: dict[str, Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], fx.GraphModule]] = {
+    "dynamo and joint export": _captured,
+    "joint export": _joint,
+    "make_fx": _by_make_fx,
+}
+"""Dynamo and AOTAutograd, the way of ``torch.compile`` and of sharders built on it, and ours; then without Dynamo, which looks at no
+side effects and breaks; then without AOTAutograd, which leaves what is written in place as it is."""
+
+
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _timed(name: str, stages: list[Stage]) -> Iterator[list[str]]:
+    made: list[str] = []
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield made
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    stages.append(Stage(name, wall, cpu, "".join(made), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
