@@ -66,8 +66,8 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = {"plan_json": "sharding_plan", "verify_program": "program"}
-"""Files that belong to another file's room: the plan and its JSON are one, a program and what holds in it."""
+SHARED = {"_torch_capture": COMPAT, "plan_json": "sharding_plan", "verify_program": "program"}
+"""Files that belong to another file's room: the plan and its JSON are one, a program and what holds in it, torch's private names."""
 
 
 @dataclass(frozen=True, order=True)

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
+from fxshard._torch_capture import without_code, without_guards
 from fxshard._torch_compat import (
     BufferAOTInput,
     FakeTensor,
@@ -69,7 +70,7 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
-    with readable_errors(type(model).__name__), _grad(train):
+    with readable_errors(type(model).__name__), _grad(train), without_code():
         try:
             joint, names, out_spec = _capture(model, arguments, train, {})
         except FxshardError:
@@ -98,7 +99,17 @@ def _capture(
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
     again = Spelled if spelled else contextlib.nullcontext
-    captures = (mode, again(), inlined(), _written_out(), flex_attention_of_any_device(), sizes_from_data(), regions(), noted(fake_model))
+    captures = (
+        mode,
+        again(),
+        inlined(),
+        _written_out(),
+        flex_attention_of_any_device(),
+        sizes_from_data(),
+        regions(),
+        noted(fake_model),
+        without_guards(),
+    )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
@@ -155,9 +166,7 @@ def check_call(model: Any, args: Any) -> None:
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
-def joint_graph(
-    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None
-) -> fx.GraphModule:
+def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
     """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
     in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)
@@ -324,7 +333,7 @@ def _join_seeds(joint: fx.GraphModule) -> None:
 
 
 def _name_inputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[GraphInput, ...]:
-    inputs = []
+    inputs, taken = [], {n.name for n in joint.graph.nodes}
     for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
         if not isinstance(node.meta.get("val"), torch.Tensor):
             if node.users:
@@ -332,9 +341,10 @@ def _name_inputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequenc
                     f"input {node.name} is not a tensor and could not be made a constant", remedy="pass plain Python numbers or tensors"
                 )
             joint.graph.erase_node(node)
+            taken.discard(node.name)
             continue
         kind, name = _input_of(node.meta.get("desc"), names, paths)
-        _rename(joint, node, name if kind in ("parameter", "buffer", "input") else node.name)
+        _rename(node, name if kind in ("parameter", "buffer", "input") else node.name, taken)
         inputs.append(GraphInput(node.name, kind, name))
     return tuple(inputs)
 
@@ -387,15 +397,16 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
     return tuple(outputs), fixed
 
 
-def _rename(joint: fx.GraphModule, node: fx.Node, name: str) -> None:
-    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``."""
+def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
+    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``; ``taken`` are those of all nodes."""
+    taken.discard(node.name)
     clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
     clean = f"_{clean}" if clean[0].isdigit() else clean
-    taken = {n.name for n in joint.graph.nodes if n is not node}
     unique, count = clean, 0
     while unique in taken:
         count += 1
         unique = f"{clean}__{count}"
+    taken.add(unique)
     node.name = unique
     node.target = unique
 

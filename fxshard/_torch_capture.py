@@ -1,0 +1,26 @@
+"""Private names of torch (2.13), like ``_torch_compat``: what a capture does without, when its graph is planned and never called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+
+@contextlib.contextmanager
+def without_guards() -> Iterator[None]:
+    """While Dynamo captures: it writes no guards. They say when a compiled graph may be called again; export builds them only to
+    compare them with dims that were marked as dynamic, and fakes bear no such marks."""
+    from torch._dynamo.convert_frame import GraphCaptureOutput
+
+    with mock.patch.object(GraphCaptureOutput, "build_guards", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def without_code() -> Iterator[None]:
+    """Graph modules made meanwhile write their Python code when they are called first: interpreters never do."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        yield
