@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree
-from fxshard.planning_graph import operands, outputs_of, plain_shape
+from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,38 @@ class Call:
         return self._hash
 
 
+def is_hashable(call: Call) -> bool:
+    """Not with symbolic sizes in it."""
+    try:
+        hash(call)
+    except TypeError:
+        return False
+    return True
+
+
 def call_of(node: fx.Node) -> Call:
     """The ``Call`` behind a graph node."""
-    count = iter(range(len(operands(node))))
-    args, kwargs = pytree.tree_map(
-        lambda a: Operand(next(count)) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), torch.Tensor) else a,
-        (tuple(node.args), dict(node.kwargs)),
-    )
-    metas = tuple(TensorMeta(plain_shape(o.meta["val"].shape), o.meta["val"].dtype) for o in operands(node))
-    outs = tuple(None if v is None else TensorMeta(plain_shape(v.shape), v.dtype) for v in outputs_of(node))
-    return Call(str(node.target), _freeze(args), tuple(sorted((k, _freeze(v)) for k, v in kwargs.items())), metas, outs)
+    read, given = operands(node), outputs_of(node)
+    places = iter(range(len(read)))
+    args = tuple(_frozen(a, places) for a in node.args)
+    kwargs = tuple(sorted((k, _frozen(v, places)) for k, v in node.kwargs.items()))
+    return Call(str(node.target), args, kwargs, tuple(map(_meta, read)), tuple(None if v is None else _meta_of(v) for v in given))
 
 
-def _freeze(value: Any) -> Any:
+def _frozen(value: Any, places: Iterator[int]) -> Any:
+    """An argument with its tensors replaced by their ``places`` among the operands, lists by tuples."""
+    if isinstance(value, fx.Node):
+        return Operand(next(places)) if is_tensor(value) else value
     if isinstance(value, (list, tuple)):
-        return tuple(_freeze(v) for v in value)
+        return tuple(_frozen(v, places) for v in value)
+    if isinstance(value, dict):
+        return {k: _frozen(v, places) for k, v in value.items()}
     return value
+
+
+def _meta(node: fx.Node) -> TensorMeta:
+    return _meta_of(node.meta["val"])
+
+
+def _meta_of(value: torch.Tensor) -> TensorMeta:
+    return TensorMeta(plain_shape(value.shape), value.dtype)

@@ -213,7 +213,24 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensors that ``node`` reads, in order of occurrence in its args and kwargs, repeats included."""
     if is_getitem(node):
         return ()
-    return tuple(a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node) and is_tensor(a))
+    found: list[fx.Node] = []
+    _collect(node.args, found)
+    if node.kwargs:
+        _collect(node.kwargs, found)
+    return tuple(found)
+
+
+def _collect(value: Any, found: list[fx.Node]) -> None:
+    """Appends the tensors in an argument in the order of pytree's leaves; asked of each node many times, so without pytree."""
+    if isinstance(value, fx.Node):
+        if is_tensor(value):
+            found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
 
 
 def is_tensor(node: fx.Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxshard.call import Call
+from fxshard.call import Call, is_hashable
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
 from fxshard.passes.regions import region_specs
@@ -30,17 +30,21 @@ class Annotated:
 
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
-    calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    calls = _calls(graph)
     late = {n.name: cause for n in planned_nodes(graph) if n.op == "call_function" and (cause := run_time_cause(n))}
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     local = region_specs(graph, mesh)
+    inputs: dict[tuple[int, ...], tuple[OpSpec, ...]] = {}
     for node in planned_nodes(graph):
         if node.name in local:
             specs[node.name] = (local[node.name],)
         elif node.op == "placeholder":
-            specs[node.name] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
+            shape = plain_shape(node.meta["val"].shape)
+            if shape not in inputs:
+                inputs[shape] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
+            specs[node.name] = inputs[shape]
         elif node.op == "call_function":
             call = calls[node.name]
             strategy = _replicated(call, mesh, late[node.name]) if node.name in late else op_strategy(call, mesh, reductions[node.name])
@@ -48,6 +52,13 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
+
+
+def _calls(graph: PlanningGraph) -> dict[str, Call]:
+    """The calls of a graph; equal ones are one object, so that whoever asks about them again need not compare them."""
+    known: dict[Call, Call] = {}
+    calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    return {name: known.setdefault(call, call) if is_hashable(call) else call for name, call in calls.items()}
 
 
 def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:

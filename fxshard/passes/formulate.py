@@ -27,6 +27,7 @@ from fxshard.cost import compute_time, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
+from fxshard.passes.alike import Alike
 from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
@@ -86,8 +87,9 @@ class _Builder:
     edge_costs: list[np.ndarray] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
-    brought: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
-    """Value -> (index of its transfer, layouts that it knows)."""
+    alike: Alike = field(default_factory=Alike)
+    brought: dict[str, tuple[int, list[tuple[Layout, ...]]]] = field(default_factory=dict)
+    """Value -> (index of its transfer, the layouts at its ends)."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -100,7 +102,7 @@ class _Builder:
     def build(self) -> Formulation:
         self.node_vars: dict[str, tuple[int, tuple[OpSpec, ...]]] = {}
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
-        together = {n: g for g in groups(self.graph, self._free) if joint_specs(g, self.annotated.specs) for n in g.nodes}
+        together = {n: g for g in groups(self.graph, self._free) if self._joint(g)[0] for n in g.nodes}
         for node in planned_nodes(self.graph):
             if node in together and node.name not in self.node_vars:
                 self._group(together[node])
@@ -129,26 +131,36 @@ class _Builder:
 
     def _lives(self) -> Iterator[Live]:
         """What is in memory, and when: of nodes by what they give, of transfers by what values are brought into."""
-        times, sizes = Lifetimes(self.graph), self.mesh.shape
+        times = Lifetimes(self.graph)
         for value in times.values:
             source, index = producer(value)
             var, specs = self.node_vars[source.name]
-            shape, itemsize = plain_shape(value.meta["val"].shape), value.meta["val"].dtype.itemsize
             returned = times.only_returned(value) and source.op != "placeholder"
-            brought = self.brought.get(value.name)
+            transfer, ends = self.brought.get(value.name, (-1, []))
             if not times.is_view(source):
                 state = parameter_state(value, self.constraints.optimizer) if times.kind(value) == "parameters" else 1.0
-                amounts = [state * shard_bytes(shape, itemsize, s.outputs[index], sizes) for s in specs]
                 lo, hi = times.own(value)
-                yield Live(lo, times.end if returned and brought is None else hi, np.array(amounts), var)
-            if brought is not None:
-                transfer, layouts = brought
-                there = np.tile([float(shard_bytes(shape, itemsize, layout, sizes)) for layout in layouts], (len(layouts), 1))
-                other = there - np.diag(np.diagonal(there))
+                amounts = self._bytes(value, [self._layouts(specs, "outputs", index)])
+                yield Live(lo, times.end if returned and not ends else hi, state * amounts, var)
+            if ends:
+                there, other = self.alike(("moved", *_kind(value)), ends, lambda v=value, e=ends: self._moved_bytes(v, e))
                 lo, hi = times.moved(value, times.readers[value])
                 yield Live(lo, lo + 1 if returned else hi, other, transfer=transfer)
                 if returned:
                     yield Live(lo + 1, hi, there, transfer=transfer)
+
+    def _bytes(self, value: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> np.ndarray:
+        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several."""
+        shape, itemsize = _kind(value)
+        found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+        make = lambda: np.array([float(shard_bytes(shape, itemsize, layout, self.mesh.shape)) for layout in found])  # noqa: E731
+        return self.alike(("bytes", shape, itemsize), ends, make)
+
+    def _moved_bytes(self, value: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> tuple[np.ndarray, np.ndarray]:
+        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given."""
+        sizes = self._bytes(value, ends)
+        there = np.tile(sizes, (len(sizes), 1))
+        return there, there - np.diag(sizes)
 
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
@@ -168,7 +180,7 @@ class _Builder:
         call = self.annotated.calls.get(node.name)
         if call is None or self.objective == "communication":
             return np.zeros(len(specs))
-        return np.array(_compute_times(call, specs, self.mesh))
+        return self.alike(("compute", call), (specs,), lambda: np.array(_compute_times(call, specs, self.mesh)))
 
     def _free(self, node: fx.Node) -> bool:
         """Whether nobody said anything about a node."""
@@ -176,8 +188,22 @@ class _Builder:
 
     def _group(self, group: Group) -> None:
         """One variable for all nodes of a group: what they compute, and what is reduced between them."""
+        _, costs, options = self._joint(group)
+        var = self._variable(group.nodes[-1].name, costs)
+        for node, specs in zip(group.nodes, options, strict=True):
+            self.node_vars[node.name] = (var, specs)
+
+    def _joint(self, group: Group) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
+        """What the nodes of a group may do together: as ``joint_specs``, what each costs, and the specs of each node."""
+        specs = [self.annotated.specs[n.name] for n in group.nodes]
+        key = "group", group.sources, tuple(self.annotated.calls[n.name] for n in group.nodes)
+        return self.alike(key, specs, lambda: self._joint_costs(group, joint_specs(group, self.annotated.specs)))
+
+    def _joint_costs(
+        self, group: Group, joint: tuple[tuple[int, ...], ...]
+    ) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
         specs = self.annotated.specs
-        states = np.array(joint_specs(group, specs))
+        states = np.array(joint, dtype=np.int64).reshape(len(joint), len(group.nodes))
         costs = np.zeros(len(states))
         for column, node in zip(states.T, group.nodes, strict=True):
             costs += self._computing(node, specs[node.name])[column]
@@ -187,9 +213,7 @@ class _Builder:
                 value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
                 assert value is not None and have is not None
                 costs[state] += path_price(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
-        var = self._variable(group.nodes[-1].name, costs)
-        for column, node in zip(states.T, group.nodes, strict=True):
-            self.node_vars[node.name] = (var, tuple(specs[node.name][k] for k in column))
+        return joint, costs, tuple(tuple(specs[n.name][k] for k in column) for column, n in zip(states.T, group.nodes, strict=True))
 
     def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
         """The node's specs that its pins and the plan admit."""
@@ -245,7 +269,7 @@ class _Builder:
             elif node.op == "call_function":
                 var, specs = self.node_vars[node.name]
                 for k, operand in enumerate(operands(node)):
-                    found.setdefault(operand.name, []).append(Reader(var, tuple(s.inputs[k] for s in specs), node.name, k))
+                    found.setdefault(operand.name, []).append(Reader(var, self._layouts(specs, "inputs", k), node.name, k))
         return {name: tuple(readers) for name, readers in found.items()}
 
     def _returned(self, index: int) -> Reader:
@@ -257,27 +281,36 @@ class _Builder:
         kinds = ("parameter", "buffer", "input")
         node = next(i.node for i in self.graph.inputs if i.name == end.name and i.kind in kinds)
         var, specs = self.node_vars[node]
-        return Reader(var, tuple(s.outputs[0] for s in specs), "output", index)
+        return Reader(var, self._layouts(specs, "outputs", 0), "output", index)
+
+    def _layouts(self, specs: tuple[OpSpec, ...], ends: str, index: int) -> tuple[Layout, ...]:
+        """The layouts of one of the ``inputs`` or ``outputs`` of all specs."""
+        return self.alike(("layouts", ends, index), (specs,), lambda: tuple(getattr(s, ends)[index] for s in specs))
 
     def _value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
         """The transfer of a value from the layout that its producer gives to those that its readers want."""
         source, index = producer(node)
         var, specs = self.node_vars[source.name]
-        have = tuple(s.outputs[index] for s in specs)
+        have = self._layouts(specs, "outputs", index)
         others = [r for r in readers if r.var != var]  # one that is the producer (an input returned as it is) moves nothing
-        layouts = tuple(dict.fromkeys([*have, *(layout for r in others for layout in r.layouts)]))
+        if not others:
+            return
+        ends = [have, *(r.layouts for r in others)]
+        prices, (source_numbers, *wants) = self.alike(("prices", *_kind(node)), ends, lambda: self._priced(node, ends))
+        alike = {(r.var, want.tobytes()): (r.var, want) for r, want in zip(others, wants, strict=True)}
+        self.brought[node.name] = len(self.transfers), ends
+        self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
+
+    def _priced(self, node: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Prices between all layouts at the ends of a value, and for each end the numbers of its layouts among them."""
+        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         number = {layout: k for k, layout in enumerate(layouts)}
         prices = _prices(self._table(node, layouts), layouts)
-        alike = {(r.var, r.layouts): (r.var, np.array([number[x] for x in r.layouts])) for r in others}
-        wants = tuple(alike.values())
-        if wants:
-            self.brought[node.name] = len(self.transfers), layouts
-            self.transfers.append(Transfer(var, np.array([number[h] for h in have]), wants, prices))
+        return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
-        value = node.meta["val"]
         ops = tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
-        return table(plain_shape(value.shape), value.dtype.itemsize, self.mesh, ops, self.price)
+        return table(*_kind(node), self.mesh, ops, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -319,6 +352,11 @@ class _Builder:
         var, specs = self.node_vars[source.name]
         output = index if source.name != place.node else place.output
         return var, tuple(s.outputs[output] for s in specs)
+
+
+def _kind(node: fx.Node) -> tuple[tuple[int, ...], int]:
+    value = node.meta["val"]
+    return plain_shape(value.shape), value.dtype.itemsize
 
 
 @lru_cache(maxsize=8192)

@@ -41,7 +41,8 @@ def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
     fallbacks = dict(annotated.fallbacks)
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]
-        if node.op != "output" and spec not in annotated.specs[node.name]:
+        legal = annotated.specs[node.name] if node.op != "output" else ()
+        if node.op != "output" and not any(s is spec for s in legal) and spec not in legal:
             remedy = "choose one of its OpSpecs; fxshard.plan(pins=...) fills in the rest"
             reason = fallbacks.get(node.name, "")
             if reason.startswith(NO_RULE):
