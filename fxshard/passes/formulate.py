@@ -143,7 +143,7 @@ class _Builder:
                 amounts = self._bytes(value, [self._layouts(specs, "outputs", index)])
                 yield Live(lo, times.end if returned and not ends else hi, state * amounts, var)
             if ends:
-                there, other = self.alike(("moved", *_kind(value)), ends, lambda v=value, e=ends: self._moved_bytes(v, e))
+                there, other = self.alike(("moved", *_kind(value)), ends, partial(self._moved_bytes, value, ends))
                 lo, hi = times.moved(value, times.readers[value])
                 yield Live(lo, lo + 1 if returned else hi, other, transfer=transfer)
                 if returned:

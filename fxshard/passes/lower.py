@@ -1,7 +1,7 @@
 """lower: a planning graph and its plan -> ShardedProgram, one local graph per size class.
 
 Each node becomes its local form on local shapes; each redistribution of the plan is emitted once, where its first
-reader stands; an operator whose operands or results are empty on a rank is replaced by the neutral element.
+reader stands, or for what is only returned where it is made; an operator whose operands or results are empty on a rank is replaced by the neutral element.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ class _Lowering:
 
     def run(self) -> fx.GraphModule:
         self.moves = {(r.value, r.target): (i, r) for i, r in enumerate(self.plan.redistributions)}
+        self.returned = {r.value: (i, r) for i, r in enumerate(self.plan.redistributions) if all(n == "output" for n, _ in r.readers)}
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -211,12 +212,20 @@ class _Lowering:
         if is_tensor(node):
             self._verify(results, _shape(node), spec.outputs[0], node)
             self.values[node.name, spec.outputs[0]] = results
+            self._return(node)
             return
         for user in node.users:
             index = user.args[1]
             result = results[index] if isinstance(results, tuple) else self.local.item(results, index)
             self._verify(result, plain_shape(outs[index].shape), spec.outputs[index], node)
             self.values[user.name, spec.outputs[index]] = result
+            self._return(user)
+
+    def _return(self, value: fx.Node) -> None:
+        """What is only returned is brought into its layout at once, so that what it was need not be kept."""
+        if value.name in self.returned:
+            index, entry = self.returned[value.name]
+            self.values[value.name, entry.target] = self._move(value, index, entry)
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(

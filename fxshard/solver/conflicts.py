@@ -41,16 +41,16 @@ def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
     misses = []
     for name, one in limits:
         alone = from_problem(one)
-        least, bound = _least_usage(alone, model, minimise)
+        least, bound, choices = _least_usage(alone, model, minimise)
         if least > alone.limits.max(initial=-np.inf):
             shift = one.rows[0].ceiling - float(alone.limits[0]) if one.rows else 0.0
-            misses.append((name, one.rows, least + shift, bound + shift))
+            misses.append((name, one.rows, least + shift, bound + shift, choices))
     if not misses:
         return InfeasibleError(f"no allowed choice fits in {' and '.join(name for name, _ in limits)} together, though one fits in each")
-    name, rows, least, bound = misses[0]
+    name, rows, least, bound, choices = misses[0]
     what = "sum" if rows else "peak"
     message = f"no allowed choice fits in {name}: the least {what} found is {least:.17g}, and none is below {bound:.17g}"
-    return InfeasibleError(message, (), least, bound, rows[0].name if rows else None)
+    return InfeasibleError(message, (), least, bound, rows[0].name if rows else None, choices)
 
 
 def possible(model: Model) -> bool:
@@ -119,20 +119,22 @@ def _part(model: Model, nodes: list[int]) -> Model:
     return restrict(model, np.asarray(nodes, dtype=np.int64), 1.0)
 
 
-def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float]:
-    """The least peak found, and a bound on it: the least weighted usage for growing weights on the rows that peak."""
+def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float, tuple[int, ...]]:
+    """The least peak found, a bound on it, and the choices that give it: the least weighted usage for growing weights on the rows that peak."""
     weight = np.zeros(len(memory.limits))
     weight[int(_floor(memory).argmax())] = 1.0
-    least, bound = np.inf, float(_floor(memory).max())
+    least, bound, choices = np.inf, float(_floor(memory).max()), ()
     for step in range(1, MEMORY_STEPS + 1):
         solution = minimise(_weighted(memory, hard, weight))
         usage = memory.usage(np.asarray(solution.choices))
-        least, bound = min(least, float(usage.max(initial=0.0))), max(bound, solution.lower_bound)
+        if (found := float(usage.max(initial=0.0))) < least:
+            least, choices = found, solution.choices
+        bound = max(bound, solution.lower_bound)
         if least <= bound * (1 + 1e-12):
             break
         weight *= step / (step + 1)
         weight[int(usage.argmax())] += 1 / (step + 1)
-    return least, min(bound, least)
+    return least, min(bound, least), choices
 
 
 def _floor(memory: Model) -> FloatArray:

@@ -9,6 +9,7 @@ class InfeasibleError(Exception):
     nodes: indexes of a small set of nodes that already conflict among themselves; empty where memory is the reason.
     least_usage: the smallest peak found that the costs allow, bytes; a limit of this much is enough (None: not memory).
     usage_bound: no allowed choice peaks below this, bytes (None: not memory).
+    least_choices: the choices that use so little (None: neither memory nor a row).
     row: name of the row that cannot be kept, in whose units these two are then (None: memory).
     """
 
@@ -19,12 +20,14 @@ class InfeasibleError(Exception):
         least_usage: float | None = None,
         usage_bound: float | None = None,
         row: str | None = None,
+        least_choices: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(message)
         self.nodes = nodes
         self.least_usage = least_usage
         self.usage_bound = usage_bound
         self.row = row
+        self.least_choices = least_choices
 
 
 class NoPlanError(Exception):
