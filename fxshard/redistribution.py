@@ -141,6 +141,12 @@ def path_price(source: Layout, target: Layout, shape: tuple[int, ...], itemsize:
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path))
 
 
+def path_bytes(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
+    """Bytes that each rank sends on one axis along the steps of the cheapest path from ``source`` to ``target``."""
+    paths = table(tuple(shape), itemsize, mesh, _partial_ops(source, target), price)
+    return float(paths.sent(axis)[paths.index[source], paths.index[target]])
+
+
 def step_price(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
     """Price of ``step`` from ``layout``; what a rank writes is its shard after the step."""
     after = layout.with_axis(step.axis, step.target)
@@ -157,6 +163,8 @@ class Table:
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
         self.layouts = all_layouts(len(shape), mesh.ndim, ops)
+        self.tensor = shape, itemsize, mesh
+        self._sent: dict[int, np.ndarray] = {}
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         count = len(self.layouts)
         weights = np.full((count, count), np.inf)
@@ -176,6 +184,25 @@ class Table:
             assert step is not None
             out.append(step)
         return tuple(out)
+
+    def sent(self, axis: int) -> np.ndarray:
+        """(layouts, layouts) bytes that a rank sends on one axis along each path; 0 where there is none."""
+        if axis not in self._sent:
+            found = np.full(self.prices.shape, -1.0)
+            for i, j in np.ndindex(*found.shape):
+                self._fill(found, axis, i, j)
+            self._sent[axis] = found
+        return self._sent[axis]
+
+    def _fill(self, found: np.ndarray, axis: int, i: int, j: int) -> float:
+        if found[i, j] < 0:
+            middle = self.via[i, j]
+            if middle >= 0:
+                found[i, j] = self._fill(found, axis, i, middle) + self._fill(found, axis, middle, j)
+            else:
+                one = self.steps(self.layouts[i], self.layouts[j]) if np.isfinite(self.prices[i, j]) else ()
+                found[i, j] = sum(sent_bytes(step, self.layouts[i], *self.tensor) for step in one if step.axis == axis)
+        return float(found[i, j])
 
     def _path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]

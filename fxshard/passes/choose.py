@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -15,9 +16,10 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
+from fxshard.passes import budgets
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
-from fxshard.passes.formulate import Formulation, contradictory, formulate, place, planned_spec
+from fxshard.passes.formulate import OBJECTIVES, Formulation, contradictory, formulate, place, planned_spec
 from fxshard.passes.lifetimes import held, peak
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
@@ -43,7 +45,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     try:
         solution = solve(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
-        raise infeasible(error, annotated, constraints) from error
+        raise infeasible(error, annotated, constraints, formulation) from error
     except NoPlanError as error:
         where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
@@ -55,6 +57,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
+    budgets.check(plan, constraints.communication)
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective
@@ -147,28 +150,36 @@ def memory_at_peak(graph: PlanningGraph, specs: Specs, moves: Sequence[Redistrib
     return kinds
 
 
-def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints) -> ConstraintError:
-    """Names the user's constraints that cannot hold together, or the least memory found."""
-    least = getattr(error, "least_usage", None)
-    if least is not None:
+def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
+    """Names the user's constraints that cannot hold together, or the least memory or communication found."""
+    if error.least_usage is not None and error.row is None:
         return ConstraintError(
             f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
             where=f"{len(annotated.graph.inputs_of('parameter'))} parameters on mesh {annotated.mesh}",
-            remedy=f"the least found is {int(least)} bytes of parameters and gradients; raise the limit or use a larger mesh",
+            remedy=f"the least found is {int(error.least_usage)} bytes of parameters and gradients; raise the limit or use a larger mesh",
         )
-    wishes = contradiction(annotated, constraints)
+    if error.least_usage is not None:
+        return ConstraintError(
+            f"nothing fits in {error.row}",
+            where=f"{len(formulation.problem.transfers)} values on mesh {annotated.mesh}",
+            remedy=f"the least found is {int(error.least_usage)} bytes sent per rank; raise the limit, or loosen the other constraints",
+        )
+    objective = OBJECTIVES[formulation.unit == "bytes"]
+    limited = not error.nodes
+    wishes = contradiction(annotated, constraints, objective, limited)
     if not wishes:
         where = f"mesh {annotated.mesh}"
         return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
-    nodes = [annotated.graph.by_name[w.node] for w in wishes]
-    return contradictory([w.said for w in wishes], "; ".join(dict.fromkeys(place(n, annotated.graph) for n in nodes)))
+    nodes = [annotated.graph.by_name[w.node] for w in wishes if w.node]
+    places = dict.fromkeys(place(n, annotated.graph) for n in nodes)
+    return contradictory([w.said for w in wishes], "; ".join(places) or f"mesh {annotated.mesh}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """One constraint of the user's in one place: on a value or a result (by ``key``), a node's spec, or what is equal.
+    """One constraint of the user's in one place: on a value or a result (by ``key``), a node's spec, what is equal, or a limit.
 
-    ``said``: as the user wrote it, the same for all places that one glob means; ``node``: where it applies.
+    ``said``: as the user wrote it, the same for all places that one glob means; ``node``: where it applies (no place: a limit).
     """
 
     kind: str
@@ -178,20 +189,24 @@ class Wish:
     node: str
 
 
-def contradiction(annotated: Annotated, constraints: Constraints) -> list[Wish]:
-    """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds."""
-    wishes = _wishes(annotated, constraints)
-    if _holds(annotated, _rebuilt(wishes)):
+def contradiction(annotated: Annotated, constraints: Constraints, objective: str, limited: bool) -> list[Wish]:
+    """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds.
+
+    ``limited``: limits on memory and communication take part, in which paths matter, so that ``objective`` does.
+    """
+    wishes = _wishes(annotated, constraints, limited)
+    holds = partial(_holds, annotated, objective if limited else "communication")
+    if holds(wishes):
         return []
     said: dict[str, list[Wish]] = {}
     for wish in wishes:
         said.setdefault(wish.said, []).append(wish)
-    fewest = _fewest(annotated, list(said.values()))
-    places = _fewest(annotated, [[wish] for wish in itertools.chain(*fewest)])
+    fewest = _fewest(holds, list(said.values()))
+    places = _fewest(holds, [[wish] for wish in itertools.chain(*fewest)])
     return list({block[0].said: block[0] for block in reversed(places)}.values())[::-1]
 
 
-def _wishes(annotated: Annotated, constraints: Constraints) -> list[Wish]:
+def _wishes(annotated: Annotated, constraints: Constraints, limited: bool) -> list[Wish]:
     returned = operands(annotated.graph.module.graph.output_node())
     found = [Wish("value", name, one, one.said, name) for name, asked in constraints.values.items() for one in asked]
     found += [Wish("result", k, one, one.said, returned[k].name) for k, asked in constraints.results.items() for one in asked]
@@ -199,17 +214,21 @@ def _wishes(annotated: Annotated, constraints: Constraints) -> list[Wish]:
     for one in constraints.equal:
         first, *others = one.places
         found += [Wish("equal", None, Equality((first, other), one.said), one.said, other.node) for other in others]
+    if limited:
+        found += [Wish("communication", None, limit, str(limit), "") for limit in constraints.communication]
+    if limited and constraints.memory_limit is not None:
+        found.append(Wish("memory", None, constraints.memory_limit, f"memory_limit={constraints.memory_limit}", ""))
     return found
 
 
-def _fewest(annotated: Annotated, blocks: list[list[Wish]]) -> list[list[Wish]]:
+def _fewest(holds: Callable[[Sequence[Wish]], bool], blocks: list[list[Wish]]) -> list[list[Wish]]:
     """A smallest part of these that cannot hold together, by leaving out ever smaller runs of them."""
     size = len(blocks)
     while size:
         start = 0
         while start < len(blocks):
             fewer = blocks[:start] + blocks[start + size :]
-            if _holds(annotated, _rebuilt([wish for block in fewer for wish in block])):
+            if holds([wish for block in fewer for wish in block]):
                 start += size
             else:
                 blocks = fewer
@@ -225,13 +244,14 @@ def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
             target: dict[Any, tuple[Condition, ...]] = values if wish.kind == "value" else results
             target[wish.key] = (*target.get(wish.key, ()), wish.wanted)
     specs = {w.key: w.wanted for w in wishes if w.kind == "spec"}
-    return Constraints(values, results, specs, equal=tuple(w.wanted for w in wishes if w.kind == "equal"))
+    equal, limits, memory = (tuple(w.wanted for w in wishes if w.kind == kind) for kind in ("equal", "communication", "memory"))
+    return Constraints(values, results, specs, memory[0] if memory else None, equal, limits)
 
 
-def _holds(annotated: Annotated, constraints: Constraints) -> bool:
+def _holds(annotated: Annotated, objective: str, wishes: Sequence[Wish]) -> bool:
     """Whether anything at all is allowed under them; what cannot be told within the work limit counts as if."""
     try:
-        solve(formulate(annotated, constraints, "communication").problem.without_costs(), work_limit=WORK_LIMIT)
+        solve(formulate(annotated, _rebuilt(wishes), objective).problem.without_costs(), work_limit=WORK_LIMIT)
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:

@@ -6,7 +6,7 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
   for each layout that they read.
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
-- what the user wants equal: an edge from each to the first.
+- what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
 - memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``lifetimes``).
 """
 
@@ -29,6 +29,7 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.alike import Alike
 from fxshard.passes.annotate import Annotated, input_layouts
+from fxshard.passes.budgets import Moved, rows
 from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
 from fxshard.passes.lifetimes import Lifetimes, parameter_state, shard_bytes
@@ -36,7 +37,7 @@ from fxshard.passes.names import Place
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
-from fxshard.solver import Live, PlacementProblem, Transfer
+from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
 Option = TypeVar("Option")
 OBJECTIVES = ("time", "communication")
@@ -90,6 +91,8 @@ class _Builder:
     alike: Alike = field(default_factory=Alike)
     brought: dict[str, tuple[int, list[tuple[Layout, ...]]]] = field(default_factory=dict)
     """Value -> (index of its transfer, the layouts at its ends)."""
+    joined: list[tuple[int, Group]] = field(default_factory=list)
+    """(variable, the group that it decides)."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -125,6 +128,7 @@ class _Builder:
             node_names=tuple(self.names),
             transfers=tuple(self.transfers),
             lives=() if limit is None else tuple(self._lives()),
+            rows=self._budgets(),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit, tuple(self.start))
@@ -162,6 +166,24 @@ class _Builder:
         there = np.tile(sizes, (len(sizes), 1))
         return there, there - np.diag(sizes)
 
+    def _budgets(self) -> tuple[Row, ...]:
+        """What may be sent on an axis: of transfers what they send, of a group's state what is handed over in it."""
+        limits = self.constraints.communication
+        moved = list(self._moved()) if limits else []
+        return rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
+
+    def _moved(self) -> Iterator[Moved]:
+        for name, (transfer, ends) in self.brought.items():
+            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+            yield Moved(*_kind(self.graph.by_name[name]), layouts, transfer=transfer)
+        for var, group in self.joined:
+            options = [self.node_vars[n.name][1] for n in group.nodes]
+            for state, chosen in enumerate(zip(*options, strict=True)):
+                for member, output, want in handed_over(group, chosen):
+                    value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
+                    assert value is not None and have is not None
+                    yield Moved(plain_shape(value.shape), value.dtype.itemsize, (have, want), var=var, state=state)
+
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
         self.costs.append(costs)
@@ -190,6 +212,7 @@ class _Builder:
         """One variable for all nodes of a group: what they compute, and what is reduced between them."""
         _, costs, options = self._joint(group)
         var = self._variable(group.nodes[-1].name, costs)
+        self.joined.append((var, group))
         for node, specs in zip(group.nodes, options, strict=True):
             self.node_vars[node.name] = (var, specs)
 

@@ -8,7 +8,7 @@ nodes compute, exceeds the bound.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Hardware, Link, Mesh
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
-from fxshard.redistribution import bytes_price, path_price
+from fxshard.redistribution import bytes_price, path_price, sent_bytes, steps, walk
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 aten, ops = torch.ops.aten, torch.ops.fxshard
@@ -114,6 +114,8 @@ class Enumeration:
     memory_limit: int | None = None
     alike: Sequence[Collection[str]] = ()
     """Nodes, and results (``outputs[0]``), of one layout."""
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that a rank may send on an axis."""
     nodes: list[fx.Node] = field(init=False)
     twins: list[str | None] = field(init=False)
     """For each result the input that lies as it does: a gradient's parameter, an output's tangent."""
@@ -144,10 +146,10 @@ class Enumeration:
         """The least cost below ``bound``, or ``bound`` where there is none."""
         self.best, self.specs, self.paid = bound, {}, set()
         self.lies: dict[str, Layout] = {}
-        self._descend(0, 0.0, 0)
+        self._descend(0, 0.0, 0, (0,) * self.annotated.mesh.ndim)
         return self.best
 
-    def _descend(self, i: int, cost: float, memory: int) -> None:
+    def _descend(self, i: int, cost: float, memory: int, sent: tuple[int, ...]) -> None:
         if cost + self.remaining[i] >= self.best:
             return
         if i == len(self.options):
@@ -170,8 +172,12 @@ class Enumeration:
                 continue
             new = {(o.name, want): self._price(o, want) for o, want in zip(reads, spec.inputs, strict=True)}
             new = {key: price for key, price in new.items() if key not in self.paid}
+            moves = {(o, want) for o, want in zip(reads, spec.inputs, strict=True) if (o.name, want) in new}
+            after = self._sent(sent, moves) if self.at_most else sent
+            if any(after[self.annotated.mesh.axis(axis)] > most for axis, most in self.at_most.items()):
+                continue
             self.paid |= new.keys()
-            self._descend(i + 1, cost + compute + sum(new.values()), held)
+            self._descend(i + 1, cost + compute + sum(new.values()), held, after)
             self.paid -= new.keys()
         self.lies.pop(name, None)
 
@@ -186,6 +192,17 @@ class Enumeration:
         source, index = producer(operand)
         have, value = self.specs[source.name].outputs[index], operand.meta["val"]
         return path_price(have, want, tuple(value.shape), value.dtype.itemsize, self.annotated.mesh, self.price) if have != want else 0.0
+
+    def _sent(self, sent: tuple[int, ...], moves: Collection[tuple[fx.Node, Layout]]) -> tuple[int, ...]:
+        """Bytes sent on each axis once these values are moved too."""
+        total, mesh = list(sent), self.annotated.mesh
+        for operand, want in moves:
+            source, index = producer(operand)
+            have, value = self.specs[source.name].outputs[index], operand.meta["val"]
+            shape, itemsize = tuple(value.shape), value.dtype.itemsize
+            for layout, step, _ in walk(have, steps(have, want, shape, itemsize, mesh, self.price)):
+                total[step.axis] += sent_bytes(step, layout, shape, itemsize, mesh)
+        return tuple(total)
 
     def _bytes(self, node: fx.Node, spec: OpSpec) -> int:
         """Of the first rank's shard, the largest; twice with a gradient."""

@@ -1,0 +1,61 @@
+"""Limits on what is sent on a mesh axis: rows of the problem, and whether a finished plan keeps them.
+
+A plan's bytes on an axis are those of the cheapest path of each redistribution: the limit chooses layouts, not other paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxshard.constraints import Communication
+from fxshard.errors import PlanError
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.redistribution import Price, path_bytes
+from fxshard.sharding_plan import ShardingPlan
+from fxshard.solver import Row
+from fxshard.solver.rows import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor (global ``shape``, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
+    ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    layouts: tuple[Layout, ...]
+    transfer: int = -1
+    var: int = -1
+    state: int = -1
+
+
+def rows(limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> tuple[Row, ...]:
+    """One row per limit, in bytes per rank; ``states``: how many each variable has."""
+    return tuple(_row(limit, mesh, price, moved, states) for limit in limits)
+
+
+def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> Row:
+    axis = mesh.axis(limit.axis)
+    nodes: dict[int, np.ndarray] = {}
+    transfers = []
+    for one in moved:
+        sent = np.array([[path_bytes(a, b, one.shape, one.itemsize, mesh, price, axis) for b in one.layouts] for a in one.layouts])
+        if one.transfer >= 0:
+            transfers.append((one.transfer, sent))
+        else:
+            weights = nodes.setdefault(one.var, np.zeros(states[one.var]))
+            weights[one.state] += sent[0, 1]
+    return Row(float(limit.at_most), tuple(nodes.items()), tuple(transfers), name=str(limit))
+
+
+def check(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
+    """Raises PlanError when the plan's collectives send more; they were counted anew."""
+    for limit in limits:
+        sent = sum(c.bytes for c in plan.collectives if c.axis == limit.axis)
+        if sent > limit.at_most * (1 + TOLERANCE):
+            what = f"the plan sends {sent} bytes on axis {limit.axis}, more than {limit}"
+            raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
