@@ -217,7 +217,7 @@ def _wishes(annotated: Annotated, constraints: Constraints, limited: bool) -> li
     if limited:
         found += [Wish("communication", None, limit, str(limit), "") for limit in constraints.communication]
     if limited and constraints.memory_limit is not None:
-        found.append(Wish("memory", None, constraints.memory_limit, f"memory_limit={constraints.memory_limit}", ""))
+        found.append(Wish("memory", None, constraints, f"memory_limit={constraints.memory_limit}", ""))
     return found
 
 
@@ -244,8 +244,10 @@ def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
             target: dict[Any, tuple[Condition, ...]] = values if wish.kind == "value" else results
             target[wish.key] = (*target.get(wish.key, ()), wish.wanted)
     specs = {w.key: w.wanted for w in wishes if w.kind == "spec"}
-    equal, limits, memory = (tuple(w.wanted for w in wishes if w.kind == kind) for kind in ("equal", "communication", "memory"))
-    return Constraints(values, results, specs, memory[0] if memory else None, equal, limits)
+    equal, limits = (tuple(w.wanted for w in wishes if w.kind == kind) for kind in ("equal", "communication"))
+    found = Constraints(values, results, specs, equal=equal, communication=limits)
+    memory = [w.wanted for w in wishes if w.kind == "memory"]
+    return dataclasses.replace(found, memory_limit=memory[0].memory_limit, optimizer=memory[0].optimizer) if memory else found
 
 
 def _holds(annotated: Annotated, objective: str, wishes: Sequence[Wish]) -> bool:
