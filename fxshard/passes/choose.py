@@ -37,6 +37,9 @@ EQUAL = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
 NO_STATE = Optimizer()
+HEAVIEST = 5
+"""Tensors that an error about memory names."""
+
 Specs = Mapping[str, OpSpec]
 
 
@@ -50,9 +53,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
         where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
-    specs = {name: options[solution.choices[var]] for name, (var, options) in formulation.node_vars.items()}
-    results = {index: layouts[solution.choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
-    specs["output"] = OpSpec(_returned(annotated.graph, specs, results), ())
+    specs = _chosen(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
     if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
@@ -64,6 +65,14 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     return _with(
         plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or plan.objective - bound > ROUNDING * plan.objective)
     )
+
+
+def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> dict[str, OpSpec]:
+    """What choices of the problem mean: an OpSpec per node."""
+    specs = {name: options[choices[var]] for name, (var, options) in formulation.node_vars.items()}
+    results = {index: layouts[choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
+    specs["output"] = OpSpec(_returned(graph, specs, results), ())
+    return specs
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
@@ -153,11 +162,7 @@ def memory_at_peak(graph: PlanningGraph, specs: Specs, moves: Sequence[Redistrib
 def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
     """Names the user's constraints that cannot hold together, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
-        return ConstraintError(
-            f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
-            where=f"{len(annotated.graph.inputs_of('parameter'))} parameters on mesh {annotated.mesh}",
-            remedy=f"the least found is {int(error.least_usage)} bytes of parameters and gradients; raise the limit or use a larger mesh",
-        )
+        return _too_little_memory(error, annotated, constraints, formulation)
     if error.least_usage is not None:
         return ConstraintError(
             f"nothing fits in {error.row}",
@@ -173,6 +178,25 @@ def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constr
     nodes = [annotated.graph.by_name[w.node] for w in wishes if w.node]
     places = dict.fromkeys(place(n, annotated.graph) for n in nodes)
     return contradictory([w.said for w in wishes], "; ".join(places) or f"mesh {annotated.mesh}")
+
+
+def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
+    """What the least would need, and what weighs most in it."""
+    assert error.least_usage is not None and error.usage_bound is not None
+    graph, mesh, heaviest = annotated.graph, annotated.mesh, ""
+    if error.least_choices:
+        specs = _chosen(graph, formulation, error.least_choices)
+        found = held(graph, specs, _redistributions(annotated, specs, formulation.price), mesh, constraints.optimizer)
+        time, _ = peak(found)
+        names = {end.node: end.name for end in graph.inputs}
+        most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]
+        heaviest = "; most of it " + ", ".join(f"{one.bytes} for {names.get(one.value, one.value)} ({one.kind})" for one in most)
+    return ConstraintError(
+        f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
+        where=f"{len(graph.inputs_of('parameter'))} parameters on mesh {mesh}",
+        remedy=f"the least found is {math.ceil(error.least_usage)} bytes, no plan needs less than {math.floor(error.usage_bound)}{heaviest}; "
+        "raise the limit, use a larger mesh or a smaller batch",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 import torch
+from passes.memory_truth import most_held
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import Shard
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
@@ -117,6 +117,8 @@ class Enumeration:
     at_most: Mapping[str, float] = field(default_factory=dict)
     """Bytes that a rank may send on an axis."""
     nodes: list[fx.Node] = field(init=False)
+    lying: list[Layout] = field(init=False)
+    """The layouts in which results are returned."""
     twins: list[str | None] = field(init=False)
     """For each result the input that lies as it does: a gradient's parameter, an output's tangent."""
 
@@ -125,7 +127,7 @@ class Enumeration:
         self.price = time_price(mesh) if self.objective == "time" else bytes_price
         self.nodes = [n for n in graph.nodes if n.op != "output"]
         self.returned = operands(graph.module.graph.output_node())
-        self.parameters = {i.node for i in graph.inputs if i.kind == "parameter"}
+        self.lying = [Layout.parse("R" * mesh.ndim)] * len(self.returned)
         self.options: list[list[tuple[OpSpec, float]]] = []
         for node in self.nodes:
             call = self.annotated.calls.get(node.name)
@@ -146,30 +148,29 @@ class Enumeration:
         """The least cost below ``bound``, or ``bound`` where there is none."""
         self.best, self.specs, self.paid = bound, {}, set()
         self.lies: dict[str, Layout] = {}
-        self._descend(0, 0.0, 0, (0,) * self.annotated.mesh.ndim)
+        self._descend(0, 0.0, (0,) * self.annotated.mesh.ndim)
         return self.best
 
-    def _descend(self, i: int, cost: float, memory: int, sent: tuple[int, ...]) -> None:
+    def _descend(self, i: int, cost: float, sent: tuple[int, ...]) -> None:
         if cost + self.remaining[i] >= self.best:
             return
         if i == len(self.options):
-            self.best = cost
+            if self.memory_limit is None or self.held() <= self.memory_limit:
+                self.best = cost
             return
         node = self.nodes[i] if i < len(self.nodes) else None
         reads = operands(node) if node is not None else (self.returned[i - len(self.nodes)],)
         twin = None if node is not None else self.twins[i - len(self.nodes)]
         name = node.name if node is not None else f"outputs[{i - len(self.nodes)}]"
         for spec, compute in self.options[i]:
-            held = memory
             if twin is not None and self.specs[twin].outputs[0] != spec.inputs[0]:
                 continue
             if not self._alike(name, (spec.outputs or spec.inputs)[0]):
                 continue
             if node is not None:
                 self.specs[node.name] = spec
-                held += self._bytes(node, spec) if node.name in self.parameters else 0
-            if self.memory_limit is not None and held > self.memory_limit:
-                continue
+            else:
+                self.lying[i - len(self.nodes)] = spec.inputs[0]
             new = {(o.name, want): self._price(o, want) for o, want in zip(reads, spec.inputs, strict=True)}
             new = {key: price for key, price in new.items() if key not in self.paid}
             moves = {(o, want) for o, want in zip(reads, spec.inputs, strict=True) if (o.name, want) in new}
@@ -177,9 +178,13 @@ class Enumeration:
             if any(after[self.annotated.mesh.axis(axis)] > most for axis, most in self.at_most.items()):
                 continue
             self.paid |= new.keys()
-            self._descend(i + 1, cost + compute + sum(new.values()), held, after)
+            self._descend(i + 1, cost + compute + sum(new.values()), after)
             self.paid -= new.keys()
         self.lies.pop(name, None)
+
+    def held(self) -> int:
+        """Bytes of what is chosen."""
+        return most_held(self.annotated.graph, self.specs, self.lying, self.annotated.mesh)
 
     def _alike(self, name: str, layout: Layout) -> bool:
         """Whether what is chosen so far lies as this does, where it has to; this is noted."""
@@ -203,15 +208,6 @@ class Enumeration:
             for layout, step, _ in walk(have, steps(have, want, shape, itemsize, mesh, self.price)):
                 total[step.axis] += sent_bytes(step, layout, shape, itemsize, mesh)
         return tuple(total)
-
-    def _bytes(self, node: fx.Node, spec: OpSpec) -> int:
-        """Of the first rank's shard, the largest; twice with a gradient."""
-        value = node.meta["val"].shape
-        held = list(value)
-        for placement, n in zip(spec.outputs[0], self.annotated.mesh.shape, strict=True):
-            if isinstance(placement, Shard):
-                held[placement.dim] = -(-held[placement.dim] // n)
-        return 4 * torch.Size(held).numel() * (2 if self.annotated.graph.train else 1)
 
     def cost_of(self, plan: ShardingPlan) -> float:
         """What the plan's specs cost, by the same count."""

