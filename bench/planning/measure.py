@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from bench.planning.models import MODELS
 from fxshard._torch_compat import FakeTensorMode, aot_export_joint_with_descriptors, capture_dynamo_graph, pytree
 from fxshard.mesh import parse_mesh
-from fxshard.passes.pipeline import PLANNING, Compilation, Request
+from fxshard.passes.pipeline import PLANNING, Compilation, Request, run
 from fxshard.passes.trace import fake_copy, fake_tensor
 
 
@@ -51,8 +51,8 @@ def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | 
     stages = []
     for one in PLANNING:
         with _timed(one.name, stages) as made:
-            state, said = one.run(state)
-            made.append(said)
+            state = run((one,), state, dump=False)
+            made.append(state.records[-1].made)
     assert state.plan is not None
     return Measured(tuple(stages), state.plan.gap, state.plan.hash)
 

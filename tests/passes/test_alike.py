@@ -1,0 +1,83 @@
+"""What parts of a graph that are alike share: nothing that tells them apart, and the very problem that each alone would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from passes.tracing import SQUARE, Function
+from zoo import llama
+
+from fxshard.layout import Layout
+from fxshard.passes.alike import Alike
+from fxshard.passes.annotate import annotate
+from fxshard.passes.constrain import constraints_of
+from fxshard.passes.formulate import Formulation, formulate
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+
+
+def test_kept_for_the_same_objects_only() -> None:
+    alike, made = Alike(), []
+    first, second = (1, 2), tuple([1, 2])  # equal, two objects
+
+    def ask(key: object, *objects: object) -> object:
+        return alike(key, objects, lambda: made.append(object()) or made[-1])
+
+    assert ask("key", first) is ask("key", first)
+    assert ask("key", second) is not ask("key", first)
+    assert ask("other", first) is not ask("key", first)
+    assert ask("key", first, second) is not ask("key", second, first)
+    assert len(made) == 5
+
+
+def test_objects_are_kept_so_that_none_gets_the_id_of_one_that_is_gone() -> None:
+    alike = Alike()
+    assert [alike("key", [[n]], lambda n=n: n) for n in range(100)] == list(range(100))
+
+
+@cache
+def repeated_reads() -> PlanningGraph:
+    """A value that one node reads twice, one that is returned as it is, one that two outputs and a gradient share."""
+
+    def body(self: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x @ y
+        return z * z, z.softmax(-1) + z, x
+
+    return trace(Function(body), (torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)))
+
+
+@cache
+def small_llama() -> PlanningGraph:
+    return trace(*llama())
+
+
+@pytest.mark.parametrize("graph", [repeated_reads, small_llama], ids=["reads", "llama"])
+@pytest.mark.parametrize("objective", ["time", "communication"])
+def test_problem_is_the_same_without_sharing(graph: Callable[[], PlanningGraph], objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = graph()
+    name = traced.inputs[0].name
+    annotated = annotate(traced, SQUARE)
+    constraints = constraints_of(traced, SQUARE, pins={name: Layout.parse("RS(0)")})
+    shared = formulate(annotated, constraints, objective)
+    monkeypatch.setattr(Alike, "__call__", lambda self, key, objects, make: make())
+    assert _numbers(formulate(annotated, constraints, objective)) == _numbers(shared)
+
+
+def _numbers(formulation: Formulation) -> list[Any]:
+    """All of a problem in comparable form."""
+    p = formulation.problem
+    transfers = [(t.source, _list(t.have), [(n, _list(w)) for n, w in t.readers], _list(t.prices)) for t in p.transfers]
+    return [p.node_names, _lists(p.node_costs), p.edges, _lists(p.edge_costs), transfers, formulation.start]
+
+
+def _lists(arrays: Sequence[np.ndarray]) -> list[Any]:
+    return [_list(a) for a in arrays]
+
+
+def _list(array: np.ndarray) -> Any:
+    return array.tolist()
