@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxshard
-from fxshard.errors import FileError, OptionError, PlanError, RunError, TraceError
+from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.dynamo_graph import trace_graph, user_name
 
 ONE = fxshard.Mesh({"dp": 1})
@@ -203,3 +203,19 @@ def test_devices_that_a_graph_names_are_the_cpus_while_planning() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x.cuda(non_blocking=True).to("cuda:1").to(torch.device("cuda", 0)) + 1)
     planned = trace_graph(graph, [torch.ones(2)], ["x"], ["input"])
     assert {n.meta["val"].device.type for n in planned.nodes if n.op != "output"} == {"cpu"}
+
+
+def test_constraints_on_what_modules_return() -> None:
+    """A name of a module means something in Dynamo's graph; one that means nothing, and a pin that cannot be, are errors."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    constraints = [fxshard.Pin("1", "R"), fxshard.Equal("0", "2"), fxshard.Forbid("0", "S(1)"), fxshard.Communication("dp", at_most=0)]
+    torch.testing.assert_close(sharded(model, constraints=constraints)(x), model(x))
+    for bad, said in (
+        (fxshard.Pin("3", "R"), "'3' matches no parameter, buffer, input, output, module or node"),
+        (fxshard.Pin("0.weight", "S(0)"), r"Pin\('0.weight', 'S\(0\)'\) asks for parameter 0.weight"),
+        (fxshard.Equal("0", "4"), "'4' matches no"),
+    ):
+        with pytest.raises(ConstraintError, match=said):
+            sharded(model, constraints=[bad])(x)
+    with pytest.raises(OptionError, match="constraints are a Pin"):
+        sharded(model, constraints=constraints[0])(x)
