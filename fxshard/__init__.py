@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from fxshard.api import export, load, local_batch, lower, parallelize, plan, simulate
     from fxshard.constraints import Communication, Equal, Forbid, Pin
     from fxshard.errors import FxshardError
+    from fxshard.hardware import Hardware, Link
     from fxshard.layout import Layout
-    from fxshard.mesh import Hardware, Link, Mesh
+    from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
     from fxshard.sharding_plan import OpSpec, ShardingPlan
     from fxshard.strategies.user_rules import register_rule
@@ -35,8 +36,8 @@ _HOME = {
     "Pin": "fxshard.constraints",
     "FxshardError": "fxshard.errors",
     "Layout": "fxshard.layout",
-    "Hardware": "fxshard.mesh",
-    "Link": "fxshard.mesh",
+    "Hardware": "fxshard.hardware",
+    "Link": "fxshard.hardware",
     "Mesh": "fxshard.mesh",
     "ShardedProgram": "fxshard.program",
     "OpSpec": "fxshard.sharding_plan",

@@ -101,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE.py:FACTORY", help=FACTORY_HELP)
     parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, for example dp=2,tp=4")
-    parser.add_argument("--hardware", default="cpu", metavar="NAME", help="h100, h200, a100, b200 or cpu (the default)")
+    hardware_help = "h100, h200, a100, b200, cpu (the default), or a file that fxshard calibrate wrote"
+    parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
     for option, metavar, said in WISHES:

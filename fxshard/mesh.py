@@ -1,4 +1,4 @@
-"""A device mesh that needs no process group: axes, sizes, and the hardware below it."""
+"""A device mesh that needs no process group: axes, sizes, and where they lie on the hardware below."""
 
 from __future__ import annotations
 
@@ -6,65 +6,47 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import LayoutError, OptionError, closest
+from fxshard.hardware import HARDWARE, Hardware, Link
+from fxshard.hardware_file import find_hardware
 
 
 @dataclass(frozen=True)
-class Link:
-    """What one rank sends over: ``bandwidth`` in bytes per second, ``latency`` in microseconds per hop."""
+class Span:
+    """Where the groups of an axis lie: ``size`` ranks each, ``stride`` ranks apart, of which ``per_node`` share a node.
 
-    bandwidth: float
-    latency: float
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """One kind of device and its network.
-
-    ``flops``: FLOP per second by element size in bytes; ``memory_bandwidth``: bytes per second; ``launch``: microseconds
-    per kernel; ``node_size``: devices that ``inside`` joins, beyond it ``between`` is the slowest link.
+    ``per_node`` is ``size`` where every group lies in one node, 1 where all its ranks are in nodes of their own, and None
+    where nodes hold unlike numbers of them.
     """
 
-    name: str
-    flops: Mapping[int, float] = field(hash=False)
-    memory_bandwidth: float
-    launch: float
-    node_size: int
-    inside: Link
-    between: Link
+    size: int
+    stride: int
+    per_node: int | None
 
-
-# Dense rates from the vendors' data sheets; links are effective rates of NCCL's ring, latencies its tuner's per-hop constants.
-# The cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, 13 GB/s in a copy, and
-# for two ranks an all-reduce of 0.19 ms and 1 GB/s.
-HARDWARE = {
-    h.name: h
-    for h in (
-        Hardware("h100", {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0)),
-        Hardware("h200", {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0)),
-        Hardware("a100", {1: 624e12, 2: 312e12, 4: 19.5e12, 8: 9.7e12}, 2.0e12, 3.0, 8, Link(240e9, 1.9), Link(25e9, 4.0)),
-        Hardware("b200", {1: 4500e12, 2: 2250e12, 4: 80e12, 8: 40e12}, 8.0e12, 3.0, 8, Link(740e9, 1.9), Link(50e9, 4.0)),
-        Hardware("cpu", {1: 50e9, 2: 50e9, 4: 50e9, 8: 25e9}, 10e9, 3.0, 64, Link(2e9, 50.0), Link(1e9, 100.0)),
-    )
-}
+    @property
+    def is_inside(self) -> bool:
+        return self.per_node == self.size
 
 
 @dataclass(frozen=True, init=False)
 class Mesh:
     """Named axes and their sizes, in the order of a ``DeviceMesh``; the last axis joins neighbouring ranks.
 
-    ``Mesh({"dp": 2, "tp": 4}, hardware="h100")``. Raises OptionError for an unknown preset or a bad axis.
+    ``Mesh({"dp": 2, "tp": 4}, hardware="h100")``. ``hardware``: a preset's name, a file that ``fxshard calibrate`` wrote,
+    or a ``Hardware``; ``links``: those of single axes by name, in place of the hardware's.
+    Raises OptionError for an unknown preset or a bad axis, FileError for a file that will not do.
     """
 
     axis_names: tuple[str, ...]
     shape: tuple[int, ...]
     hardware: Hardware
 
-    def __init__(self, axes: Mapping[str, int], hardware: str | Hardware = "cpu") -> None:
+    def __init__(self, axes: Mapping[str, int], hardware: str | Path | Hardware = "cpu", links: Mapping[str, Link] | None = None) -> None:
         if not isinstance(axes, Mapping):
             raise OptionError(f"the axes of a mesh are a {type(axes).__name__}", remedy="give names and sizes: Mesh({'dp': 2, 'tp': 4})")
         for name, size in axes.items():
@@ -76,7 +58,12 @@ class Mesh:
             raise OptionError("a mesh needs at least one axis", remedy="for one device write Mesh({'dp': 1})")
         object.__setattr__(self, "axis_names", tuple(axes))
         object.__setattr__(self, "shape", tuple(axes.values()))
-        object.__setattr__(self, "hardware", find_hardware(hardware))
+        found = find_hardware(hardware)
+        object.__setattr__(self, "hardware", replace(found, axes={**found.axes, **links}) if links else found)
+        for name in links or ():
+            self.axis(name)
+        for axis in range(self.ndim):
+            self.link(axis)
 
     @property
     def ndim(self) -> int:
@@ -114,26 +101,31 @@ class Mesh:
         """Ranks that differ from ``coordinate`` in ``axis`` only, in the order of that axis."""
         return tuple(self.rank((*coordinate[:axis], i, *coordinate[axis + 1 :])) for i in range(self.shape[axis]))
 
+    def span(self, axis: int) -> Span:
+        """Where the groups of ``axis`` lie on nodes, which hold ``hardware.node_size`` ranks each, in rank order."""
+        size, stride, node = self.shape[axis], math.prod(self.shape[axis + 1 :]), self.hardware.node_size
+        block = size * stride
+        if size == 1 or self.size <= node or node % block == 0:
+            return Span(size, stride, size)
+        if stride >= node:
+            return Span(size, stride, 1)
+        return Span(size, stride, node // stride if node % stride == block % node == 0 else None)
+
     def link(self, axis: int) -> Link:
-        """The slowest link that a collective on ``axis`` crosses."""
-        span = math.prod(self.shape[axis:])
-        return self.hardware.inside if span <= self.hardware.node_size else self.hardware.between
+        """The slowest link that a collective on ``axis`` crosses; raises OptionError where the hardware does not know it."""
+        h, name = self.hardware, self.axis_names[axis]
+        link = h.axes.get(name, h.inside if self.span(axis).is_inside else h.between)
+        if link is None:
+            what = f"axis {name!r} joins nodes, and the hardware {h.name!r} does not know the link between them"
+            remedy = "calibrate on two nodes, give links={" + repr(name) + ": Link(bandwidth, latency)}, or write 'between' into its file"
+            raise OptionError(what, where=f"a mesh of {self.size} ranks on nodes of {h.node_size}", remedy=remedy)
+        return link
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
 
 
-def find_hardware(hardware: str | Hardware) -> Hardware:
-    """A preset by name; raises OptionError naming the closest one."""
-    if isinstance(hardware, Hardware):
-        return hardware
-    if not isinstance(hardware, str) or hardware not in HARDWARE:
-        what = f"unknown hardware {hardware!r}{closest(hardware, HARDWARE)}"
-        raise OptionError(what, where="hardware", remedy=f"presets are {', '.join(HARDWARE)}")
-    return HARDWARE[hardware]
-
-
-def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Hardware | None = None) -> Mesh:
+def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = None) -> Mesh:
     """A ``Mesh`` of the same shape as ``mesh``; unnamed axes of a DeviceMesh are called ``axis0``, ``axis1``, ..."""
     if isinstance(mesh, Mesh):
         return mesh if hardware is None else Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)), hardware)
@@ -156,7 +148,7 @@ def _device_hardware(device_type: str) -> str:
     return next((h for h in HARDWARE if h in name), "cpu")
 
 
-def parse_mesh(text: str, hardware: str | Hardware = "cpu") -> Mesh:
+def parse_mesh(text: str, hardware: str | Path | Hardware = "cpu") -> Mesh:
     """Reads ``dp=2,tp=4``; raises OptionError on anything else."""
     if not isinstance(text, str):
         raise OptionError(f"cannot read a mesh from a {type(text).__name__}", remedy="write it like 'dp=2,tp=4'")

@@ -16,15 +16,16 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FxshardError, LayoutError, PlanError
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.hardware import HARDWARE
+from fxshard.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.layout import Layout, check, placement_str
-from fxshard.mesh import HARDWARE, Hardware, Link, Mesh
+from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN
 from fxshard.redistribution import Step, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
 FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
-ITEMSIZES = (1, 2, 4, 8, 16)
 LARGEST = 2**63 - 1
 FIX = "correct this field, or make the plan again"
 BY_HAND = (
@@ -71,19 +72,7 @@ def write_mesh(mesh: Mesh) -> dict[str, Any]:
     """Axes as pairs, in order; the hardware by name when it is a preset, by its numbers otherwise."""
     axes = [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
     h = mesh.hardware
-    return {"axes": axes, "hardware": h.name if HARDWARE.get(h.name) == h else _write_hardware(h)}
-
-
-def _write_hardware(h: Hardware) -> dict[str, Any]:
-    return {
-        "name": h.name,
-        "flops": {str(size): float(h.flops[size]) for size in sorted(h.flops)},
-        "memory_bandwidth": float(h.memory_bandwidth),
-        "launch": float(h.launch),
-        "node_size": h.node_size,
-        "inside": {"bandwidth": float(h.inside.bandwidth), "latency": float(h.inside.latency)},
-        "between": {"bandwidth": float(h.between.bandwidth), "latency": float(h.between.latency)},
-    }
+    return {"axes": axes, "hardware": h.name if HARDWARE.get(h.name) == h else write_hardware(h)}
 
 
 def _write_certificate(c: Certificate) -> dict[str, Any]:
@@ -191,44 +180,13 @@ def read_mesh(field: Field) -> Mesh:
     pairs = [(name.text(), size.whole(1)) for name, size in (pair.items(2) for pair in field.get("axes", Field.items))]
     if len(dict(pairs)) != len(pairs):
         raise field.fail("two mesh axes have the same name", FIX)
-    hardware = field.get("hardware", _read_hardware, HARDWARE["cpu"])
+    hardware = field.get("hardware", read_hardware, HARDWARE["cpu"])
     if math.prod(size for _, size in pairs) > LARGEST:
         raise field.fail("no mesh has so many ranks", FIX)
     try:
         return Mesh(dict(pairs), hardware)
     except FxshardError as error:
         raise field.fail(error.what, error.remedy) from error
-
-
-def _read_hardware(field: Field) -> Hardware:
-    if isinstance(field.value, str):
-        if field.value not in HARDWARE:
-            remedy = f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers"
-            raise field.fail(f"unknown hardware {field.value!r}", remedy)
-        return HARDWARE[field.value]
-    field.known(("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between"))
-    return Hardware(
-        name=field.get("name", Field.text),
-        flops=field.get("flops", _read_flops),
-        memory_bandwidth=field.get("memory_bandwidth", _rate),
-        launch=field.get("launch", _figure),
-        node_size=field.get("node_size", lambda f: f.whole(1)),
-        inside=field.get("inside", _read_link),
-        between=field.get("between", _read_link),
-    )
-
-
-def _read_flops(field: Field) -> dict[int, float]:
-    entries = field.entries()
-    for size, entry in entries.items():
-        if size not in map(str, ITEMSIZES):
-            raise entry.fail(f"{size!r} is not the size of an element in bytes", FIX)
-    return {int(size): _rate(entry) for size, entry in entries.items()}
-
-
-def _read_link(field: Field) -> Link:
-    field.known(("bandwidth", "latency"))
-    return Link(field.get("bandwidth", _rate), field.get("latency", _figure))
 
 
 def _read_certificate(field: Field) -> Certificate:
@@ -245,13 +203,6 @@ def _read_certificate(field: Field) -> Certificate:
 def _figure(field: Field) -> float:
     """A time, a latency, a number of bytes."""
     return field.number(0.0)
-
-
-def _rate(field: Field) -> float:
-    rate = _figure(field)
-    if not rate:
-        raise field.fail("at a rate of 0 nothing ends", FIX)
-    return rate
 
 
 def _read_end(field: Field) -> PlanEnd:

@@ -6,9 +6,10 @@ import math
 
 import hypothesis.strategies as st
 
+from fxshard.hardware import Curve, Hardware, Link, Measured
 from fxshard.layout import Layout
-from fxshard.mesh import Hardware, Link, Mesh
-from fxshard.redistribution import Step, path_price, single_step, steps
+from fxshard.mesh import Mesh
+from fxshard.redistribution import COLLECTIVES, Step, path_price, single_step, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
 L = Layout.parse
@@ -39,14 +40,23 @@ def small_plan() -> ShardingPlan:
     )
 
 
+def _curve(points: list[tuple[int, float]]) -> Curve:
+    """Made to ascend."""
+    sizes, times = (sorted(one) for one in zip(*points, strict=True))
+    return Curve(tuple((size + i, time + i * (1.0 + max(times))) for i, (size, time) in enumerate(zip(sizes, times, strict=True))))
+
+
 names = st.text(min_size=1, max_size=8)
 figures = st.floats(0, 1e15)
 rates = st.floats(1e-9, 1e15)
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 links = st.builds(Link, rates, figures)
-hardware = st.builds(
-    Hardware, names, st.dictionaries(st.sampled_from((1, 2, 4, 8)), rates), rates, figures, st.integers(1, 64), links, links
-)
+curves = st.lists(st.tuples(st.integers(0, 2**60), figures), min_size=2, max_size=4).map(_curve)
+groups = st.tuples(st.sampled_from(COLLECTIVES), st.integers(2, 8), st.integers(1, 8))
+measured = st.builds(Measured, st.dictionaries(names, curves, max_size=2), st.none() | curves, st.dictionaries(groups, curves, max_size=2))
+axes = st.dictionaries(names, links, max_size=2)
+speeds = st.dictionaries(st.sampled_from((1, 2, 4, 8)), rates)
+hardware = st.builds(Hardware, names, speeds, rates, figures, st.integers(1, 64), links, links, axes, measured)
 meshes = st.builds(
     Mesh,
     st.dictionaries(st.sampled_from(("dp", "tp", "pp", "ep")), st.integers(1, 4), min_size=1, max_size=3),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import replace
+
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxshard.errors import FxshardError, LayoutError, OptionError
-from fxshard.mesh import HARDWARE, Mesh, as_mesh, find_hardware, parse_mesh
+from fxshard.hardware import HARDWARE, Link
+from fxshard.hardware_file import find_hardware
+from fxshard.mesh import Mesh, as_mesh, parse_mesh
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 3)])
@@ -30,6 +38,28 @@ def test_links_by_the_span_of_an_axis() -> None:
     assert [Mesh({"dp": 4, "tp": 4}, "h100").link(a) for a in (0, 1)] == [between, inside]
     assert [Mesh({"pp": 2, "dp": 2, "tp": 8}, "h100").link(a) for a in (0, 1, 2)] == [between, between, inside]
     assert Mesh({"tp": 16}, "h100").link(0) == between
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 12))
+def test_spans_are_those_of_ranks_that_are_counted(shape: list[int], node: int) -> None:
+    """Every group of an axis, rank by rank: how many of it are in each node."""
+    mesh = Mesh({f"a{i}": n for i, n in enumerate(shape)}, replace(HARDWARE["h100"], node_size=node))
+    for axis, n in enumerate(shape):
+        held = {count for c in mesh.coordinates() for count in Counter(rank // node for rank in mesh.group(axis, c)).values()}
+        span = mesh.span(axis)
+        assert span.size == n and span.stride == math.prod(shape[axis + 1 :])
+        assert span.is_inside == (held == {n})
+        assert span.per_node == (held.pop() if len(held) == 1 else None)
+
+
+def test_an_unknown_link_between_nodes_is_asked_for_where_it_is_crossed() -> None:
+    one = replace(HARDWARE["h100"], name="one node", between=None)
+    assert Mesh({"dp": 2, "tp": 4}, one).link(0) == one.inside
+    with pytest.raises(OptionError, match=r"axis 'dp' joins nodes, and the hardware 'one node' does not know[\s\S]*calibrate on two nodes"):
+        Mesh({"dp": 2, "tp": 8}, one)
+    assert Mesh({"dp": 2, "tp": 8}, one, links={"dp": Link(1e9, 5.0)}).link(0) == Link(1e9, 5.0)
+    with pytest.raises(LayoutError, match="no axis 'tq'"):
+        Mesh({"dp": 2, "tp": 4}, one, links={"tq": Link(1e9, 5.0)})
 
 
 def test_presets() -> None:

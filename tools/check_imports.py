@@ -25,7 +25,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT}
-    plan = base | {"layout", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
+    plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
     program = plan | {"program", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints"}
@@ -37,7 +37,8 @@ def _rooms() -> dict[str, frozenset[str]]:
         "errors": set(),
         COMPAT: {"errors"},
         "layout": base,
-        "mesh": base,
+        "hardware": base | {"files"},
+        "mesh": base | {"hardware"},
         "redistribution": base | {"layout", "mesh"},
         "planning_graph": base,
         "call": base | {"planning_graph"},
@@ -66,8 +67,14 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = {"_torch_capture": COMPAT, "plan_json": "sharding_plan", "verify_program": "program"}
-"""Files that belong to another file's room: the plan and its JSON are one, a program and what holds in it, torch's private names."""
+SHARED = {
+    "_torch_capture": COMPAT,
+    "plan_json": "sharding_plan",
+    "hardware_file": "hardware",
+    "verify_program": "program",
+}
+"""Files that belong to another file's room: a plan and its JSON are one, hardware and its file, a program and what holds in it,
+torch's private names."""
 
 
 @dataclass(frozen=True, order=True)

@@ -1,6 +1,8 @@
 """Compute by roofline: the greater of FLOPs over the device's rate and bytes over its memory bandwidth (Williams et al., 2009).
 
-All sizes are ceil sizes: the rank with the most work sets the pace.
+All sizes are ceil sizes: the rank with the most work sets the pace. Rates go by the size of an element; where products of a dtype
+or copies were measured, by the size of the work too. The launch of a kernel is not in it: all plans of a graph run the same
+operators, so it would add the same to each (the collectives, of which plans have more or fewer, are charged one).
 """
 
 from __future__ import annotations
@@ -8,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
+
 from fxshard.call import Call, Operand
+from fxshard.errors import OptionError
+from fxshard.hardware import Hardware
 from fxshard.layout import ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN
@@ -73,10 +79,29 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     fused = () if alone else FUSED.get(call.op, ())
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
     moved = sum(math.prod(s) * m.dtype.itemsize for i, (s, m) in enumerate(zip(shapes, metas, strict=True)) if i not in read)
-    itemsize = next((m.dtype.itemsize for m in metas if m.dtype.is_floating_point), 4)
-    rate = mesh.hardware.flops.get(itemsize) or mesh.hardware.flops[4]
     flops = _FLOPS.get(call.op, _pointwise)(call, inputs, outputs)
-    return max(flops / rate, moved / mesh.hardware.memory_bandwidth) * 1e6
+    dtype = next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32)
+    return max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), _traffic(mesh.hardware, moved))
+
+
+def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: bool) -> float:
+    """Microseconds; a complex number counts as four products of its parts. ``product``: a matrix product, which may be measured."""
+    if dtype.is_complex:
+        dtype, flops = dtype.to_real(), 4 * flops
+    curve = hardware.measured.products.get(str(dtype).removeprefix("torch.")) if product else None
+    if curve is not None:
+        return curve(flops)
+    rate = hardware.flops.get(dtype.itemsize) or hardware.flops.get(4)
+    if rate is None:
+        what = f"the hardware {hardware.name!r} has no FLOP rate for elements of {dtype.itemsize} bytes, nor of 4"
+        raise OptionError(what, remedy="give it one: Hardware(flops={4: 1e12, ...})")
+    return flops / rate * 1e6
+
+
+def _traffic(hardware: Hardware, moved: int) -> float:
+    """Microseconds of reading and writing ``moved`` bytes."""
+    curve = hardware.measured.copy
+    return curve(moved) if curve is not None else moved / hardware.memory_bandwidth * 1e6
 
 
 Flops = Callable[[Call, list[Shape], list[Shape]], float]

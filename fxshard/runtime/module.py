@@ -22,8 +22,10 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RunError, closest
+from fxshard.hardware import Hardware
+from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
-from fxshard.mesh import Hardware, Mesh, as_mesh, find_hardware
+from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.names import Names
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
@@ -54,7 +56,7 @@ Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 class Settings:
     """How the programs of one module are planned and compiled; fields as in ``parallelize``."""
 
-    hardware: str | Hardware | None = None
+    hardware: str | Path | Hardware | None = None
     input_layouts: Any = None
     output_layouts: Any = None
     pins: Any = None

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError, PlanError, closest
-from fxshard.mesh import Hardware, Mesh, as_mesh
+from fxshard.hardware import Hardware
+from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import COMPILERS
@@ -30,7 +31,7 @@ class BackendOptions:
     """What the user asked the backend for.
 
     ``mesh``: the DeviceMesh to run on, needed; or, in a process that is alone, a ``fxshard.Mesh`` of one rank.
-    ``hardware``: preset that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
+    ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
     ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``: as in ``fxshard.plan``; inputs go by the
     names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
@@ -39,7 +40,7 @@ class BackendOptions:
     """
 
     mesh: DeviceMesh | Mesh
-    hardware: str | Hardware | None = None
+    hardware: str | Path | Hardware | None = None
     objective: str = "time"
     memory_limit: int | None = None
     time_limit: float | None = None

@@ -8,7 +8,8 @@ from typing import Any
 from zoo import Case, make
 
 import fxshard
-from fxshard.mesh import Hardware, Link, Mesh, parse_mesh
+from fxshard.hardware import Hardware, Link
+from fxshard.mesh import Mesh, parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph

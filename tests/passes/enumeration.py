@@ -21,8 +21,9 @@ from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
 from fxshard.cost import compute_time, time_price
+from fxshard.hardware import Hardware, Link
 from fxshard.layout import Layout, all_layouts
-from fxshard.mesh import Hardware, Link, Mesh
+from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
 from fxshard.redistribution import bytes_price, path_price, sent_bytes, steps, walk
