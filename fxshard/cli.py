@@ -88,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
     check.set_defaults(command=_check_op)
 
+    _add_calibrate(commands)
+
     demo_help = "train a small Llama on two ranks of this machine and compare with one device"
     about = (
         "Trains a small Llama on the sources of Python's standard library: on two gloo ranks of this machine, compiled by Inductor, with "
@@ -96,6 +98,20 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help=demo_help, description=about)
     demo.set_defaults(command=_demo)
     return parser
+
+
+def _add_calibrate(commands: Any) -> None:
+    about = (
+        "Measures products, copies and collectives, makes hardware of half of the measurements, and says how far its predictions are from "
+        "the other half. Under torchrun the running ranks measure; otherwise processes are started here, as many as the mesh has ranks."
+    )
+    calibrate = commands.add_parser("calibrate", help="measure this machine or cluster, and write a hardware file", description=about)
+    mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun one axis)"
+    calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
+    calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
+    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds: seconds, and larger errors")
+    calibrate.set_defaults(command=_calibrate)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -211,6 +227,12 @@ def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
         return tqdm(entries, desc=what, leave=False)
     print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
     return entries
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from fxshard.runtime.calibrate import main as run_calibrate
+
+    run_calibrate(options.mesh, options.output, options.device, options.quick)
 
 
 def _demo(options: argparse.Namespace) -> None:

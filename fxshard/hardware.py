@@ -45,18 +45,28 @@ def _slope(start: tuple[int, float], end: tuple[int, float]) -> float:
 
 
 @dataclass(frozen=True)
+class Efficiency:
+    """Of a kind of collective: ``latency`` times as much latency as the links have, and ``bandwidth`` times as much bandwidth."""
+
+    latency: float = 1.0
+    bandwidth: float = 1.0
+
+
+@dataclass(frozen=True)
 class Measured:
     """Curves that say more than a rate; where there is none, the rates of ``Hardware`` hold.
 
     ``products``: by the name of a dtype (``"bfloat16"``), time of a matrix product over its FLOPs, without the launch.
     ``copy``: time over the bytes read and written, without the launch. ``collectives``: by kind, size and stride of a
     group (``("all_reduce", 4, 2)``: four ranks, two ranks apart), time over the bytes that a rank sends, launch included,
-    while all groups of that kind communicate.
+    while all groups of that kind communicate. ``efficiency``: by kind, what a collective reaches of the links' latency and
+    bandwidth, for groups that were not measured.
     """
 
     products: Mapping[str, Curve] = field(default_factory=dict)
     copy: Curve | None = None
     collectives: Mapping[tuple[str, int, int], Curve] = field(default_factory=dict)
+    efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fxshard.errors import OptionError, closest
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
-from fxshard.hardware import HARDWARE, Curve, Hardware, Link, Measured
+from fxshard.hardware import HARDWARE, Curve, Efficiency, Hardware, Link, Measured
 
 K = TypeVar("K")
 FORMAT, VERSION = "fxshard-hardware", 1
@@ -68,30 +68,33 @@ def write_hardware(h: Hardware) -> dict[str, Any]:
         "memory_bandwidth": float(h.memory_bandwidth),
         "launch": float(h.launch),
         "node_size": h.node_size,
-        "inside": _write_link(h.inside),
-        "between": None if h.between is None else _write_link(h.between),
+        "inside": _write_speed(h.inside),
+        "between": None if h.between is None else _write_speed(h.between),
     }
     if h.axes:
-        out["axes"] = {name: _write_link(h.axes[name]) for name in sorted(h.axes)}
+        out["axes"] = {name: _write_speed(h.axes[name]) for name in sorted(h.axes)}
     if h.measured.products:
         out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
     if h.measured.copy is not None:
         out["copy"] = _write_curve(h.measured.copy)
+    if h.measured.efficiency:
+        out["efficiency"] = {kind: _write_speed(h.measured.efficiency[kind]) for kind in sorted(h.measured.efficiency)}
     if h.measured.collectives:
         curves = sorted(h.measured.collectives.items())
         out["collectives"] = [{"kind": k, "size": n, "stride": s, "points": _write_curve(curve)} for (k, n, s), curve in curves]
     return out
 
 
-def _write_link(link: Link) -> dict[str, float]:
-    return {"bandwidth": float(link.bandwidth), "latency": float(link.latency)}
+def _write_speed(speed: Link | Efficiency) -> dict[str, float]:
+    return {"bandwidth": float(speed.bandwidth), "latency": float(speed.latency)}
 
 
 def _write_curve(curve: Curve) -> list[list[float]]:
     return [[int(size), float(time)] for size, time in curve.points]
 
 
-_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes", "products", "copy", "collectives")
+_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes")
+_MEASURED = ("products", "copy", "efficiency", "collectives")
 
 
 def read_hardware(field: Field) -> Hardware:
@@ -105,7 +108,7 @@ def read_hardware(field: Field) -> Hardware:
 
 
 def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
-    field.known((*_NAMES, *beside))
+    field.known((*_NAMES, *_MEASURED, *beside))
     return Hardware(
         name=field.get("name", Field.text),
         flops=field.get("flops", _read_flops),
@@ -118,6 +121,9 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
         measured=Measured(
             products=field.get("products", lambda f: _read_curves(f, _read_product), {}),
             copy=field.get("copy", _read_curve, None),
+            efficiency=field.get(
+                "efficiency", lambda f: {_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()}, {}
+            ),
             collectives=field.get("collectives", lambda f: _read_curves(f, _read_collective), {}),
         ),
     )
@@ -146,6 +152,17 @@ def _read_curves(field: Field, read: Callable[[Field], tuple[K, Curve]]) -> dict
     return out
 
 
+def _kind(text: str, field: Field) -> str:
+    if text not in KINDS:
+        raise field.fail(f"unknown collective {text!r}{closest(text, KINDS)}", f"collectives are {', '.join(KINDS)}")
+    return text
+
+
+def _read_efficiency(field: Field) -> Efficiency:
+    field.known(("bandwidth", "latency"))
+    return Efficiency(field.get("latency", _figure), field.get("bandwidth", _rate))
+
+
 def _read_product(field: Field) -> tuple[str, Curve]:
     field.known(("dtype", "points"))
     return field.get("dtype", Field.text), field.get("points", _read_curve)
@@ -153,9 +170,7 @@ def _read_product(field: Field) -> tuple[str, Curve]:
 
 def _read_collective(field: Field) -> tuple[tuple[str, int, int], Curve]:
     field.known(("kind", "size", "stride", "points"))
-    kind = field.get("kind", Field.text)
-    if kind not in KINDS:
-        raise field.fail(f"unknown collective {kind!r}{closest(kind, KINDS)}", f"collectives are {', '.join(KINDS)}")
+    kind = _kind(field.get("kind", Field.text), field)
     size, stride = field.get("size", lambda f: f.whole(2)), field.get("stride", lambda f: f.whole(1))
     return (kind, size, stride), field.get("points", _read_curve)
 

@@ -135,10 +135,10 @@ def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = No
             remedy="write fxshard.Mesh({'dp': 2}) or torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('dp',))",
         )
     names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-    return Mesh(dict(zip(names, mesh.shape, strict=True)), hardware or _device_hardware(mesh.device_type))
+    return Mesh(dict(zip(names, mesh.shape, strict=True)), hardware or preset_of_device(mesh.device_type))
 
 
-def _device_hardware(device_type: str) -> str:
+def preset_of_device(device_type: str) -> str:
     """The preset whose name occurs in the CUDA device's name, ``cpu`` where there is none."""
     if device_type != "cuda":
         return "cpu"

@@ -12,7 +12,8 @@ A group with g ranks in each of m nodes, n = g m, has the ring and tree through 
 as NCCL's tuner does (2(m-1) of an all-reduce's between nodes, the rest inside) and g rings or trees at once, one per rank's share
 of the network; and the hierarchical form: reduce-scatter inside, all-reduce of N/g between, all-gather inside (likewise the others,
 an all-to-all inside and then between). Bytes that plans report stay those of the ring (``redistribution.sent_bytes``).
-Where the hardware holds a measurement of such a group, that is the time.
+Where the hardware holds a measurement of such a group, that is the time; where it says what a kind of collective reaches of the
+links (``Measured.efficiency``), forms take that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fxshard.hardware import Link
+from fxshard.cost.compute import traffic_time
+from fxshard.hardware import Efficiency, Link
 from fxshard.mesh import Mesh, Span
 from fxshard.redistribution import COLLECTIVES, Price, Step
 
@@ -97,17 +99,23 @@ def _after(inner: Form, outer: Form, parts: int) -> Form:
 
 @lru_cache(maxsize=1024)
 def timing(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
-    """Microseconds of a collective on ``axis`` by the bytes that each rank sends."""
+    """Microseconds of a collective on ``axis`` by the bytes that each rank sends: as measured on such groups, else by the formula."""
+    span, h = mesh.span(axis), mesh.hardware
+    if mesh.axis_names[axis] in h.axes or span.per_node is None:
+        return formula(mesh, kind, axis)
+    return h.measured.collectives.get((kind, span.size, span.stride)) or formula(mesh, kind, axis)
+
+
+def formula(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
+    """Microseconds of the cheapest form by the bytes that each rank sends."""
     span, h = mesh.span(axis), mesh.hardware
     own = h.axes.get(mesh.axis_names[axis])
-    measured = h.measured.collectives.get((kind, span.size, span.stride)) if own is None and span.per_node is not None else None
-    if measured is not None:
-        return measured
     if own is None:
         found = forms(kind, span, h.inside, h.between)
     else:
         found = (_ring(kind, span.size, own),) if span.is_inside else _flat(kind, span.size, own)
-    lines = [(h.launch + form.latency, form.per_byte / share(kind, span.size)) for form in found]
+    reached = h.measured.efficiency.get(kind, Efficiency())
+    lines = [(h.launch + f.latency * reached.latency, f.per_byte / reached.bandwidth / share(kind, span.size)) for f in found]
     return lambda sent: min(start + slope * sent for start, slope in lines)
 
 
@@ -126,6 +134,6 @@ def time_price(mesh: Mesh) -> Price:
         if step.is_collective:
             time = times.get((step.kind, step.axis))
             return time(sent) if time else 0.0
-        return LOCAL_STEP + written / mesh.hardware.memory_bandwidth * 1e6
+        return LOCAL_STEP + traffic_time(mesh.hardware, written)
 
     return price

@@ -1,7 +1,8 @@
 """Compute by roofline: the greater of FLOPs over the device's rate and bytes over its memory bandwidth (Williams et al., 2009).
 
-All sizes are ceil sizes: the rank with the most work sets the pace. Rates go by the size of an element; where products of a dtype
-or copies were measured, by the size of the work too. The launch of a kernel is not in it: all plans of a graph run the same
+All sizes are ceil sizes: the rank with the most work sets the pace. Rates go by the size of an element (one without
+a rate has that of the next larger size, else of four bytes; integers have the latter); where products of a dtype or copies were
+measured, by the size of the work too. The launch of a kernel is not in it: all plans of a graph run the same
 operators, so it would add the same to each (the collectives, of which plans have more or fewer, are charged one).
 """
 
@@ -79,9 +80,14 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     fused = () if alone else FUSED.get(call.op, ())
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
     moved = sum(math.prod(s) * m.dtype.itemsize for i, (s, m) in enumerate(zip(shapes, metas, strict=True)) if i not in read)
-    flops = _FLOPS.get(call.op, _pointwise)(call, inputs, outputs)
+    flops = flops_of(call, inputs, outputs)
     dtype = next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32)
-    return max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), _traffic(mesh.hardware, moved))
+    return max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, moved))
+
+
+def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """FLOPs of one operator on shards of these shapes."""
+    return _FLOPS.get(call.op, _pointwise)(call, inputs, outputs)
 
 
 def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: bool) -> float:
@@ -91,14 +97,15 @@ def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: b
     curve = hardware.measured.products.get(str(dtype).removeprefix("torch.")) if product else None
     if curve is not None:
         return curve(flops)
-    rate = hardware.flops.get(dtype.itemsize) or hardware.flops.get(4)
+    size, rates = dtype.itemsize, hardware.flops
+    rate = next((rates[s] for s in (size, 2 * size, 4 * size, 4) if s in rates), None)
     if rate is None:
-        what = f"the hardware {hardware.name!r} has no FLOP rate for elements of {dtype.itemsize} bytes, nor of 4"
+        what = f"the hardware {hardware.name!r} has no FLOP rate for elements of {size} bytes, nor for larger ones, nor for those of 4"
         raise OptionError(what, remedy="give it one: Hardware(flops={4: 1e12, ...})")
     return flops / rate * 1e6
 
 
-def _traffic(hardware: Hardware, moved: int) -> float:
+def traffic_time(hardware: Hardware, moved: float) -> float:
     """Microseconds of reading and writing ``moved`` bytes."""
     curve = hardware.measured.copy
     return curve(moved) if curve is not None else moved / hardware.memory_bandwidth * 1e6

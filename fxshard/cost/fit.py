@@ -1,0 +1,251 @@
+"""Hardware from measurements, and how far its predictions are from measurements that it was not made from.
+
+Times of products and copies become curves over FLOPs and bytes, those of each collective on each axis a curve over the bytes sent. For
+groups that were not measured there are the links under which the formulas come closest to all collectives at once, and what each
+kind reaches of them. Closest is meant in the logarithm of the time, so that a factor of two counts alike at a kilobyte and at a
+gigabyte (Levenberg-Marquardt).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from fxshard.call import Call
+from fxshard.cost.collectives import collective_time, formula
+from fxshard.cost.compute import compute_time, flops_of
+from fxshard.errors import RunError
+from fxshard.hardware import Curve, Efficiency, Hardware, Link, Measured
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.redistribution import COLLECTIVES
+from fxshard.sharding_plan import OpSpec
+
+K = TypeVar("K")
+COPY = "aten.clone.default"
+LEAST = 1e-3
+"""Microseconds that are left, at least, when the launch is taken off a measurement."""
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """Measured microseconds of one operator on whole tensors, launch included; ``fitted``: the hardware is made from it."""
+
+    name: str
+    call: Call
+    time: float
+    fitted: bool
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """Measured microseconds of one collective in which each rank sends ``sent`` bytes (of the ring form)."""
+
+    kind: str
+    axis: int
+    sent: int
+    time: float
+    fitted: bool
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of predictions (0.1: a tenth too long) beside ``sizes``, the bytes or FLOPs that they were made for."""
+
+    what: str
+    errors: tuple[float, ...]
+    sizes: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(map(abs, self.errors))
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """(error, with its sign; size where it is made)."""
+        return max(zip(self.errors, self.sizes, strict=True), key=lambda pair: abs(pair[0]))
+
+
+def fit_device(base: Hardware, ops: Sequence[OpTime], launch: float) -> Hardware:
+    """``base`` with the rates and curves of the products and copies in ``ops`` that are to be fitted."""
+    products: dict[str, list[tuple[int, float]]] = {}
+    copies = []
+    best: dict[int, float] = {}
+    for one in (one for one in ops if one.fitted):
+        time, meta = max(one.time - launch, LEAST), one.call.operands[0]
+        if one.call.op == COPY:
+            copies.append((2 * math.prod(meta.shape) * meta.dtype.itemsize, time))
+        else:
+            flops = int(_flops(one.call))
+            products.setdefault(str(meta.dtype).removeprefix("torch."), []).append((flops, time))
+            best[meta.dtype.itemsize] = max(best.get(meta.dtype.itemsize, 0.0), flops / time * 1e6)
+    copy = ascending(copies)
+    size, time = copy.points[-1]
+    measured = replace(base.measured, products={dtype: ascending(points) for dtype, points in products.items()}, copy=copy)
+    return replace(base, flops=best, memory_bandwidth=size / time * 1e6, launch=launch, measured=measured)
+
+
+def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
+    """The hardware of ``mesh`` with the links and curves of the collectives in ``times`` that are to be fitted."""
+    fitted = [one for one in times if one.fitted]
+    points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for one in fitted:
+        span = mesh.span(one.axis)
+        if span.per_node is not None:
+            points.setdefault((one.kind, span.size, span.stride), []).append((one.sent, one.time))
+    curves = {key: ascending(found) for key, found in points.items()}
+    inside, between = _links(mesh, fitted)
+    plain = replace(mesh.hardware, inside=inside, between=between)
+    kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
+    efficiency = {kind: _efficiency(mesh, plain, of_kind) for kind, of_kind in kinds.items() if of_kind}
+    return replace(plain, measured=replace(plain.measured, collectives=curves, efficiency=efficiency))
+
+
+def without_curves(hardware: Hardware) -> Hardware:
+    """What prices the groups that were not measured."""
+    return replace(hardware, measured=replace(hardware.measured, collectives={}))
+
+
+def op_errors(hardware: Hardware, ops: Iterable[OpTime]) -> list[Errors]:
+    """Errors of what was not fitted, by the name of the operator; a prediction is a launch and ``compute_time``."""
+    mesh = Mesh({"one": 1}, hardware)
+    found = [(one.name, _flops(one.call), hardware.launch + _alone(one.call, mesh), one.time) for one in ops if not one.fitted]
+    return _errors(found)
+
+
+def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[CollectiveTime]) -> list[Errors]:
+    """Errors of what was not fitted, by collective and axis."""
+    known = Mesh(_axes(mesh), hardware)
+    found = [one for one in times if not one.fitted]
+    names = (f"{one.kind} on {mesh.axis_names[one.axis]}" for one in found)
+    rows = [
+        (name, float(one.sent), collective_time(one.kind, one.axis, one.sent, known), one.time)
+        for name, one in zip(names, found, strict=True)
+    ]
+    return _errors(rows)
+
+
+def _errors(rows: Iterable[tuple[str, float, float, float]]) -> list[Errors]:
+    """From (what, size, predicted, measured)."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for what, size, predicted, time in rows:
+        found.setdefault(what, []).append((predicted / time - 1, size))
+    return [Errors(what, tuple(e for e, _ in pairs), tuple(s for _, s in pairs)) for what, pairs in found.items()]
+
+
+def ascending(points: Iterable[tuple[int, float]]) -> Curve:
+    """The highest curve that is nowhere above the measurements and never falls: a disturbance only ever made one of them longer."""
+    ordered = sorted(points)
+    times = list(itertools.accumulate((time for _, time in reversed(ordered)), min))[::-1]
+    if times[0] == times[-1]:
+        what = f"{len(ordered)} measurements of sizes from {ordered[0][0]} to {ordered[-1][0]} do not take longer as the size grows"
+        raise RunError(what, remedy="measure again, while the machine does less beside it")
+    return Curve(tuple(zip((size for size, _ in ordered), times, strict=True)))
+
+
+def _flops(call: Call) -> float:
+    return flops_of(call, [m.shape for m in call.operands], [m.shape for m in call.outputs if m is not None])
+
+
+def _alone(call: Call, mesh: Mesh) -> float:
+    whole = Layout.parse("R")
+    return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)
+
+
+def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | None]:
+    """(inside, between); between is None where no axis crosses it, inside the same as between where every axis does."""
+    spans = {one.axis: mesh.span(one.axis) for one in times}
+    h = mesh.hardware
+    crossed = [any(s.per_node != 1 for s in spans.values()), any(not s.is_inside for s in spans.values())]
+    starts = [link or h.inside for link in (h.inside, h.between)]
+    free = [i for i in (0, 1) if crossed[i]]
+
+    def links(logarithms: np.ndarray) -> list[Link]:
+        out = list(starts)
+        for k, i in enumerate(free):
+            latency, pace = np.exp(logarithms[2 * k : 2 * k + 2])
+            out[i] = Link(float(1 / pace), float(latency))
+        return out
+
+    def residuals(logarithms: np.ndarray) -> np.ndarray:
+        return _residuals(mesh, replace(h, inside=links(logarithms)[0], between=links(logarithms)[1]), times)
+
+    start = np.log([number for i in free for number in (max(starts[i].latency, LEAST), 1 / starts[i].bandwidth)])
+    inside, between = links(_least_squares(residuals, start))
+    return inside if crossed[0] else between, between if crossed[1] else None
+
+
+def _efficiency(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime]) -> Efficiency:
+    """Of one kind of collective, beside the links of ``hardware``."""
+
+    def reached(logarithms: np.ndarray) -> Efficiency:
+        latency, pace = np.exp(logarithms)
+        return Efficiency(float(latency), float(1 / pace))
+
+    def residuals(logarithms: np.ndarray) -> np.ndarray:
+        measured = replace(hardware.measured, efficiency={times[0].kind: reached(logarithms)})
+        return _residuals(mesh, replace(hardware, measured=measured), times)
+
+    return reached(_least_squares(residuals, np.zeros(2)))
+
+
+def _residuals(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime]) -> np.ndarray:
+    """Logarithms of predicted over measured times."""
+    on = Mesh(_axes(mesh), hardware)
+    paces = {key: formula(on, *key) for key in {(one.kind, one.axis) for one in times}}
+    return np.log([paces[one.kind, one.axis](one.sent) / one.time for one in times])
+
+
+def _axes(mesh: Mesh) -> dict[str, int]:
+    return dict(zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray, rounds: int = 100) -> np.ndarray:
+    """Levenberg-Marquardt with derivatives by differences: where the sum of squares is least, near ``start``."""
+    at, damping, step = start, 1e-2, 1e-5
+    now = residuals(at)
+    for _ in range(rounds):
+        slopes = np.stack([(residuals(at + step * e) - now) / step for e in np.eye(len(at))], axis=1)
+        square = slopes.T @ slopes
+        move = np.linalg.lstsq(square + damping * np.diag(np.diag(square)), slopes.T @ now, rcond=None)[0]
+        to = at - np.clip(move, -2.0, 2.0)
+        there = residuals(to)
+        if there @ there < now @ now:
+            at, now, damping = to, there, damping / 3
+        else:
+            damping *= 4
+    return at
+
+
+def rounded(hardware: Hardware, digits: int = 5) -> Hardware:
+    """``hardware`` with as many significant digits as a measurement has, for a file that people read."""
+
+    def few(number: float) -> float:
+        return float(f"{number:.{digits}g}")
+
+    def curve(given: Curve) -> Curve:
+        return Curve(tuple((size, few(time)) for size, time in given.points))
+
+    def link(given: Link) -> Link:
+        return Link(few(given.bandwidth), few(given.latency))
+
+    def curves(given: Mapping[K, Curve]) -> dict[K, Curve]:
+        return {key: curve(one) for key, one in given.items()}
+
+    m = hardware.measured
+    reached = {kind: Efficiency(few(one.latency), few(one.bandwidth)) for kind, one in m.efficiency.items()}
+    return replace(
+        hardware,
+        flops={size: few(rate) for size, rate in hardware.flops.items()},
+        memory_bandwidth=few(hardware.memory_bandwidth),
+        launch=few(hardware.launch),
+        inside=link(hardware.inside),
+        between=hardware.between and link(hardware.between),
+        measured=Measured(curves(m.products), m.copy and curve(m.copy), curves(m.collectives), reached),
+    )

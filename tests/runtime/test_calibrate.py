@@ -1,0 +1,101 @@
+"""Measuring for real, little of it: on this device alone, and by two ranks over gloo that the command starts itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxshard import cli
+from fxshard.cost import collective_time
+from fxshard.errors import RunError
+from fxshard.hardware_file import load
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh, parse_mesh
+from fxshard.redistribution import COLLECTIVES, sent_bytes, single_step
+from fxshard.runtime import calibrate, measure
+
+TINY = measure.Effort(rounds=25, batch=50.0, product=256, copy=20, buffer=14)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(measure.EFFORTS, ("cpu", True), TINY)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_device(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No mesh: rates of the device, links of a preset, said so; the file is taken by a mesh."""
+    path = tmp_path / "hardware.json"
+    assert cli.main(["calibrate", "--quick", "--device", "cpu", "-o", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert all(text in printed.out for text in ("links: not measured", "the preset cpu", "product, float32", "gelu", "attention"))
+    assert "measuring operators" in printed.err
+    found = load(path)
+    assert set(found.flops) == {2, 4, 8} and set(found.measured.products) == {"float32", "bfloat16", "float64"}
+    assert found.launch > 0 and found.memory_bandwidth > 0 and not found.measured.collectives
+    assert Mesh({"tp": 2}, path).hardware == found
+
+
+@pytest.mark.distributed
+def test_two_ranks(tmp_path: Path) -> None:
+    """The command as a user gives it: one report, one file, whose curves price the mesh that was measured."""
+    path = tmp_path / "hardware.json"
+    outside = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "fxshard", "calibrate", "--mesh", "tp=2", "--quick", "--device", "cpu", "-o", str(path)]
+    ended = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("prediction against measurement") == 1 and ended.stdout.count("wrote ") == 1
+    for kind in COLLECTIVES:
+        assert ended.stdout.count(f"{kind} on tp") == 2, "by the curves, by the links"
+    found = load(path)
+    assert set(found.measured.collectives) == {(kind, 2, 1) for kind in COLLECTIVES} and found.between is None
+    for kind in COLLECTIVES:
+        size, time = found.measured.collectives[kind, 2, 1].points[-1]
+        assert collective_time(kind, 0, size, parse_mesh("any=2", str(path))) == pytest.approx(time)
+
+
+def test_bytes_of_a_measured_collective_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of 24 x 4 floats on three ranks, moved by each kind of collective: a rank sends what was predicted."""
+
+    class Fake:
+        def size(self, axis: int) -> int:
+            return 3
+
+        def get_group(self, axis: int) -> object:
+            return type("Group", (), {"group_name": "none"})
+
+    steps = {"all_reduce": "P R", "all_gather": "S(0) R", "reduce_scatter": "P S(0)", "all_to_all": "S(0) S(1)"}
+    mesh = Mesh({"tp": 3})
+    for kind, ends in steps.items():
+        source, target = (Layout.parse(end) for end in ends.split())
+        step, shape = single_step(0, source[0], target[0]), (24, 6)
+        assert step is not None and step.kind == kind
+        buffer = 24 * 6 * 4 // (3 if kind == "all_to_all" else 1)  # a rank's shard is what an all-to-all exchanges
+        _, sent = measure._collective(kind, buffer, Fake(), 0, torch.ones(200))  # type: ignore[arg-type]  # of a DeviceMesh it needs two methods
+        assert sent == sent_bytes(step, source, shape, 4, mesh)
+
+
+def test_a_users_mistakes(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    mistakes = [
+        (["--mesh", "tp"], "cannot read mesh 'tp'"),
+        (["-o", str(tmp_path / "no" / "h.json")], "cannot write the file"),
+        *([(["--device", "cuda"], "there is no CUDA device here")] if not torch.cuda.is_available() else []),
+    ]
+    for options, what in mistakes:
+        assert cli.main(["calibrate", "--quick", *options]) == 2
+        assert what in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert cli.main(["calibrate", "--quick", "--device", "cpu", "--mesh", "tp=2"]) == 2
+    assert "mesh 'tp=2' has 2 ranks, and 4 are running" in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_is_named() -> None:
+    """Ranks that get an option which the command does not know."""
+    with pytest.raises(RunError, match=r"rank [01] failed"):
+        calibrate.start_ranks(Mesh({"tp": 2}), "cpu", ["calibrate", "--nonsense"])
