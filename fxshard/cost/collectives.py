@@ -114,7 +114,7 @@ def formula(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
         found = forms(kind, span, h.inside, h.between)
     else:
         found = (_ring(kind, span.size, own),) if span.is_inside else _flat(kind, span.size, own)
-    reached = h.measured.efficiency.get(kind, Efficiency())
+    reached = Efficiency() if own else h.measured.efficiency.get(kind, Efficiency())
     lines = [(h.launch + f.latency * reached.latency, f.per_byte / reached.bandwidth / share(kind, span.size)) for f in found]
     return lambda sent: min(start + slope * sent for start, slope in lines)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from fxshard.cost import collective_time
 from fxshard.cost.collectives import forms, hops, share
-from fxshard.hardware import Curve, Hardware, Link, Measured
+from fxshard.hardware import Curve, Efficiency, Hardware, Link, Measured
 from fxshard.mesh import Mesh, Span
 from fxshard.redistribution import COLLECTIVES
 
@@ -112,3 +112,14 @@ def test_a_measured_group_takes_the_time_that_was_measured() -> None:
     assert collective_time("all_reduce", 0, 4000, mesh) == pytest.approx(140)
     assert collective_time("all_gather", 0, 1500, mesh) == collective_time("all_gather", 0, 1500, Mesh({"dp": 4, "tp": 2}, H))
     assert collective_time("all_reduce", 1, 1500, mesh) == collective_time("all_reduce", 1, 1500, Mesh({"dp": 4, "tp": 2}, H))
+
+
+def test_what_a_kind_reaches_of_the_links() -> None:
+    """Twice the latency and half the bandwidth for all-gathers; a link given for an axis is taken as it is, before what was measured."""
+    measured = Measured(collectives={("all_gather", 4, 1): Curve(((8, 1.0), (16, 2.0)))}, efficiency={"all_gather": Efficiency(2.0, 0.5)})
+    own = dataclasses.replace(H, measured=measured)
+    assert collective_time("all_gather", 0, MB, Mesh({"a": 3}, own)) == pytest.approx(5 + 2 * 2 + 200)
+    assert collective_time("reduce_scatter", 0, MB, Mesh({"a": 3}, own)) == pytest.approx(5 + 2 + 100)
+    for n in (3, 4):
+        mesh = Mesh({"a": n}, own, links={"a": Link(1e8, 7.0)})
+        assert collective_time("all_gather", 0, MB, mesh) == pytest.approx(5 + (n - 1) * 7 + 10_000)

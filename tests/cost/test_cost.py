@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fxshard.call import Call, Operand, TensorMeta, call_of
 from fxshard.cost import collective_time, compute_time, time_price
-from fxshard.hardware import HARDWARE, Hardware, Link
+from fxshard.errors import OptionError
+from fxshard.hardware import HARDWARE, Curve, Hardware, Link, Measured
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.trace import trace
@@ -49,6 +52,33 @@ def test_rates_by_element_size() -> None:
     double = call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=torch.float64)
     assert time_of(half, mesh, "R R", "R") == pytest.approx(1000)
     assert time_of(double, mesh, "R R", "R") == pytest.approx(2000)
+
+
+def test_elements_without_a_rate_of_their_own() -> None:
+    """One byte takes the rate of two, a complex number four products of its parts; without any rate that will do it is an error."""
+    mesh, ms = Mesh({"a": 2}, H), 1000.0
+
+    def product(dtype: torch.dtype, on: Mesh = mesh) -> float:
+        return time_of(call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=dtype), on, "R R", "R")
+
+    assert product(torch.float8_e4m3fn) == product(torch.float16) == pytest.approx(ms)
+    assert product(torch.complex64) == pytest.approx(8 * ms)
+    with pytest.raises(OptionError, match=r"'none' has no FLOP rate for elements of 2 bytes"):
+        product(torch.float16, Mesh({"a": 2}, replace(H, name="none", flops={1: 1e12})))
+
+
+def test_measured_products_and_copies_take_the_place_of_rates() -> None:
+    """2 x 100^3 FLOP of bfloat16 as measured, of float32 by the rate; copies by the curve, products of theirs too where longer."""
+    curve, copy = Curve(((10**6, 30.0), (3 * 10**6, 70.0))), Curve(((10**4, 1.0), (10**6, 10.0)))
+    mesh = Mesh({"a": 2}, replace(H, measured=Measured({"bfloat16": curve}, copy)))
+    shapes = [(100, 100)] * 2
+    assert time_of(call("fxshard.einsum.default", shapes, (100, 100), "mk,kn->mn", dtype=torch.bfloat16), mesh, "R R", "R") == 50
+    single = time_of(call("fxshard.einsum.default", shapes, (100, 100), "mk,kn->mn"), mesh, "R R", "R")
+    assert single == pytest.approx(max(2.0, copy(3 * 40_000)))
+    add = call("aten.add.Tensor", shapes, (100, 100), dtype=torch.bfloat16)
+    assert time_of(add, mesh, "R R", "R") == pytest.approx(copy(3 * 20_000))
+    step = single_step(0, L("R")[0], L("S(0)")[0])
+    assert step is not None and time_price(mesh)(step, 0, 10**6) == pytest.approx(0.1 + 10)
 
 
 def test_pointwise_moves_what_it_reads_and_writes() -> None:
