@@ -26,7 +26,7 @@ def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT}
     plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
-    program = plan | {"program", "archive"}
+    program = plan | {"program", "archive", "memory_profile"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints"}
     runtime = passes | {"passes"}
@@ -46,6 +46,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "files": {"errors"},
         "factory": {"errors"},
         "child_process": {"errors"},
+        "memory_profile": {"errors"},
         "sharding_plan": plan - {"sharding_plan"},
         "program": plan,
         "archive": plan | {"program", "ops"},
@@ -68,7 +69,6 @@ def _rooms() -> dict[str, frozenset[str]]:
 ROOMS = _rooms()
 
 SHARED = {
-    "_torch_capture": COMPAT,
     "plan_json": "sharding_plan",
     "hardware_file": "hardware",
     "verify_program": "program",

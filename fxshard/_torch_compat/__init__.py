@@ -83,6 +83,7 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **o
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """The decompositions that Inductor's lowerings count on."""
+    import torch._inductor.lowering  # noqa: F401  (some of them ask for it)
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())

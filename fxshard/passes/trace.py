@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
-from fxshard._torch_capture import without_code, without_guards
+from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat import (
     BufferAOTInput,
     FakeTensor,

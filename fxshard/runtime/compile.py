@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,19 +112,31 @@ class _Building:
 
 
 def _bind(b: _Building) -> tuple[_Building, str]:
-    table = inductor_decompositions() if b.compiler == "inductor" else None
-    seeds = frozenset(i for i, end in enumerate(b.program.inputs) if end.kind == "seed")
-    module = device_graph(b.bound.module, b.bound.device, table, on_host=seeds)
+    module = rank_graph(b.bound, b.compiler)
     groups = ", ".join(f"{axis} as {name}" for axis, name in b.bound.groups)
     return replace(b, module=module), f"{len(module.graph.nodes)} nodes for {b.bound.coordinate} on {b.bound.device}, groups {groups}"
 
 
+def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
+    """The graph of a bound program in its device's operators, as ``compiler`` wants them."""
+    table = inductor_decompositions() if compiler == "inductor" else None
+    seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
+    return device_graph(bound.module, bound.device, table, on_host=seeds)
+
+
+def parts_of(program: ShardedProgram, module: fx.GraphModule) -> Partition | None:
+    """The forward and the backward of ``rank_graph``'s graph; None where there is nothing to differentiate."""
+    if not program.train or not any(o.kind == "gradient" for o in program.outputs):
+        return None
+    tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
+    return partition(module, forward_results(program), tangents, forward_collectives(program))
+
+
 def _partition(b: _Building) -> tuple[_Building, str]:
     assert b.module is not None
-    if not b.program.train or not any(o.kind == "gradient" for o in b.program.outputs):
+    parts = parts_of(b.program, b.module)
+    if parts is None:
         return b, "nothing to differentiate: one graph"
-    tangents = [i for i, end in enumerate(b.program.inputs) if end.kind == "tangent"]
-    parts = partition(b.module, forward_results(b.program), tangents, forward_collectives(b.program))
     sizes = f"forward of {len(parts.forward.graph.nodes)} nodes, backward of {len(parts.backward.graph.nodes)}"
     return replace(b, parts=parts), f"{sizes}, {parts.kept} values and {len(parts.kept_inputs)} inputs kept"
 
@@ -165,7 +178,7 @@ COMPILING: tuple[Pass, ...] = (
 def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> Run:
     """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph."""
     if compiler == "eager":
-        return lambda inputs: module(*inputs)
+        return _boxed(module)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
     output = copy.graph.output_node()
     output.meta["user_visible_output_idxs"] = [i for i in range(visible) if isinstance(output.args[0][i], fx.Node)]
@@ -175,6 +188,18 @@ def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> R
     except Exception as error:
         what = f"Inductor could not compile this rank's graph: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         raise RunError(what, remedy='compiler="eager" runs the same graph without it; dump= writes the graph') from error
+
+
+def _boxed(module: fx.GraphModule) -> Run:
+    """``module`` taking its inputs in one list, which it empties: each lives no longer than it is needed."""
+    graph = fx.Graph()
+    inputs, values = graph.placeholder("inputs"), {}
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for i, node in enumerate(placeholders):
+        values[node] = graph.call_function(operator.getitem, (inputs, i))
+    graph.call_method("clear", (inputs,))
+    graph.output(graph.graph_copy(module.graph, values))
+    return fx.GraphModule(module, graph)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -229,6 +254,8 @@ class _Step(torch.autograd.Function):
         ctx.watched = [(inputs[i], changes_of(inputs[i])) for i in _read_later(inputs, local, artefact.kept_inputs, kept)]
         ctx.save_for_backward(*[local[i] for i in artefact.kept_inputs], *kept)
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in artefact.tangent_of))
+        ctx.set_materialize_grads(False)  # zeros are made for results that the backward asks for, and only for those
+        ctx.ends = [(r.shape, r.dtype, r.device) for r in results]
         return results
 
     @staticmethod
@@ -240,13 +267,19 @@ class _Step(torch.autograd.Function):
         if changed is not None:  # autograd watches the local tensors, which a DTensor's own changes do not count for
             what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
             raise RunError(what, remedy="change parameters after backward, or change a clone")
-        tangents = [grads[i].contiguous() for i in artefact.tangent_of]
+        tangents = [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
         saved = list(ctx.saved_tensors)
         for i, number in ctx.numbers:  # sizes that only the forward could tell
             saved.insert(len(artefact.kept_inputs) + i, number)
+        ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: the list is then all that holds them
+        saved.extend(tangents)
         with plain_arithmetic(tangents[0].device.type):
-            out = artefact.backward([*saved, *tangents])
+            out = artefact.backward(saved)
         return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
+
+
+def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad.contiguous()
 
 
 def _read_later(

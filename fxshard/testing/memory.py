@@ -1,0 +1,164 @@
+"""What a program really holds: one rank of it is run here, while its storages, or its allocator, are watched.
+
+A rank runs alone: its collectives give what they would if all ranks held the same, in tensors of their own as on a real mesh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
+
+from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
+from fxshard.errors import RunError
+from fxshard.program import ShardedProgram
+from fxshard.runtime.bind import BoundProgram, bind
+from fxshard.runtime.compile import CompiledProgram, compile_program
+from fxshard.runtime.memory import unbound
+from fxshard.runtime.shards import scatter
+
+
+class MemoryRecorder(TorchDispatchMode):
+    """Follows storages from their creation to their death: ``alive`` bytes now, ``peak`` bytes, ``peak_op`` the operator at the peak.
+
+    Views count once. ``given`` are there from the start. What a kernel allocates for itself while it runs is not seen, nor what
+    does not come from an operator.
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self.peak_op = "start"
+        self._sizes: dict[int, int] = {}
+        self.follow(*given)
+
+    def follow(self, *tensors: torch.Tensor, op: str = "given") -> None:
+        """Counts the storages of ``tensors`` from now on."""
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            key, storage = storage_key(tensor), tensor.untyped_storage()
+            if key not in self._sizes:
+                # torch keeps a storage's Python object as long as the storage itself.
+                weakref.finalize(storage, self._died, key).atexit = False
+            self.alive += storage.nbytes() - self._sizes.get(key, 0)
+            self._sizes[key] = storage.nbytes()
+        if self.alive > self.peak:
+            self.peak, self.peak_op = self.alive, op
+
+    def _died(self, key: int) -> None:
+        self.alive -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.follow(*(t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)), op=str(func))
+        return result
+
+
+class AloneCollectives(TorchDispatchMode):
+    """Collectives without other ranks: each gives what it would if all ranks of its group held the same."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", None) != "_c10d_functional":
+            return func(*args, **(kwargs or {}))
+        name, x = func.overloadpacket.__name__, args[0]
+        if name in ("wait_tensor", "all_reduce_"):
+            return x
+        out = (kwargs or {}).get("out")
+        if name.startswith("all_gather"):
+            out = x.new_empty((args[1] * x.shape[0], *x.shape[1:])) if out is None else out
+            out.view(args[1], *x.shape).copy_(x)
+            return out
+        piece = x.chunk(args[2])[0] if name.startswith("reduce_scatter") else x
+        return piece.clone() if out is None else out.copy_(piece)
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """Bytes that a rank held at most; ``at``: the operator that ran then, empty where the allocator was watched."""
+
+    peak: int
+    at: str = ""
+
+
+def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None) -> MeasuredMemory:
+    """Runs the rank at ``coordinate`` as eager aten on the CPU and follows its storages; ``values`` as ``simulate_program`` takes them.
+
+    What Inductor allocates passes no dispatcher: ``measure_allocated`` sees it.
+    """
+    rank = _Rank.of(program, values, unbound(program, coordinate), "eager")
+    recorder = MemoryRecorder(rank.inputs)
+    with AloneCollectives(), recorder:
+        rank.step()
+    return MeasuredMemory(recorder.peak, recorder.peak_op)
+
+
+def measure_allocated(
+    program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None, compiler: str = "inductor"
+) -> MeasuredMemory:
+    """The same by what the CPU's allocator hands out and takes back, as the profiler records it; what kernels take is seen too.
+
+    Inductor asks for process groups: torch's fake one stands for them, and this process must have none.
+    """
+    with _fake_ranks(program, coordinate) as bound:
+        rank = _Rank.of(program, values, bound, compiler)
+        with AloneCollectives():
+            rank.step()  # what is set up at the first call is no memory of the program's
+        rank.forget()
+        with AloneCollectives(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            rank.step()
+    held = sum({storage_key(x): x.untyped_storage().nbytes() for x in rank.inputs}.values())
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return MeasuredMemory(max(itertools.accumulate(changes, initial=held)))
+
+
+@contextlib.contextmanager
+def _fake_ranks(program: ShardedProgram, coordinate: tuple[int, ...] | None) -> Iterator[BoundProgram]:
+    if dist.is_initialized():
+        what = "this process has a process group, and what is compiled would run in it"
+        raise RunError(what, remedy="measure in a process of its own, before init_process_group")
+    mesh = program.mesh
+    dist.init_process_group("fake", rank=mesh.rank(coordinate or (0,) * mesh.ndim), world_size=mesh.size)
+    try:
+        yield bind(program, init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names))
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A compiled program with what one rank gives it."""
+
+    compiled: CompiledProgram
+    inputs: list[torch.Tensor]
+    tangents: list[torch.Tensor]
+
+    @staticmethod
+    def of(program: ShardedProgram, values: Sequence[torch.Tensor], bound: BoundProgram, compiler: str) -> _Rank:
+        graded = {o.name for o in program.outputs if o.kind == "gradient"}
+        inputs: list[torch.Tensor] = []
+        tangents: list[torch.Tensor] = []
+        for end, value, layout in zip(program.inputs, values, program.input_layouts, strict=True):
+            local = scatter(value.detach(), layout, program.mesh, bound.coordinate).clone()
+            (tangents if end.kind == "tangent" else inputs).append(local.requires_grad_(end.name in graded))
+        return _Rank(compile_program(bound, compiler), inputs, tangents)
+
+    def step(self) -> Any:
+        """One forward and, for training, backward, the gradients accumulated in the inputs."""
+        results = self.compiled(self.inputs)
+        if self.tangents:
+            torch.autograd.backward([r for r in results if r.requires_grad], [t.clone() for t in self.tangents])
+        return results
+
+    def forget(self) -> None:
+        for x in self.inputs:
+            x.grad = None

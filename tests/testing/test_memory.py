@@ -1,0 +1,105 @@
+"""What the recorder of storages counts: known cases, and the CPU's allocator as the profiler sees it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from fxshard.testing.memory import AloneCollectives, MemoryRecorder
+
+K = 1000 * 4
+"""Bytes of a thousand float32."""
+
+
+def test_what_is_given_is_there_from_the_start_and_views_count_once() -> None:
+    x = torch.ones(1000)
+    with MemoryRecorder([x, x.view(10, 100)]) as recorder:
+        assert recorder.alive == K
+        x.add_(1)
+        rows = x.view(10, 100).t()[2:].unsqueeze(0)
+        assert recorder.alive == recorder.peak == K
+        y = rows + 1
+        assert recorder.alive == K + y.numel() * 4
+    assert recorder.peak_op == "aten.add.Tensor"
+
+
+def test_a_storage_dies_with_its_last_view() -> None:
+    with MemoryRecorder() as recorder:
+        x = torch.ones(1000)
+        part = x[:1]
+        del x
+        assert recorder.alive == K
+        del part
+        assert recorder.alive == 0 and recorder.peak == K
+
+
+def test_what_autograd_keeps_is_alive() -> None:
+    w = torch.ones(1000, requires_grad=True)
+    with MemoryRecorder([w]) as recorder:
+        loss = w.exp().sum()
+        assert recorder.alive == 2 * K + 4
+        loss.backward()
+        assert recorder.alive == 2 * K + 4  # the gradient is there, what exp kept is not
+        assert w.grad is not None
+
+
+def test_a_storage_that_grows() -> None:
+    with MemoryRecorder() as recorder:
+        x = torch.empty(1000)
+        x.resize_(2000)
+        assert recorder.alive == 2 * K
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 16), nn.LayerNorm(16))
+
+
+def attention() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
+
+
+@pytest.mark.parametrize("make", [conv, attention])
+def test_as_the_allocator(make: Callable[[], nn.Module]) -> None:
+    """Up to what kernels take for themselves, which only the allocator sees."""
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(4, 32, 64)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    step()
+    model.zero_grad()
+    given = [x, *model.parameters()]
+    with MemoryRecorder(given) as recorder:
+        step()
+    model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    truth = max(itertools.accumulate(sizes, initial=sum(t.numel() * 4 for t in given)))
+    assert recorder.peak == pytest.approx(truth, rel=0.03)
+
+
+def test_a_rank_alone() -> None:
+    """Shapes of a real mesh, numbers of one on which all ranks hold the same, storages of their own but for what is waited for."""
+    c10d = torch.ops._c10d_functional
+    x = torch.arange(8.0).view(4, 2)
+    with AloneCollectives():
+        gathered = c10d.all_gather_into_tensor(x, 2, "tp")
+        scattered = c10d.reduce_scatter_tensor(x, "sum", 2, "tp")
+        reduced = c10d.all_reduce(x, "sum", "tp")
+        exchanged = c10d.all_to_all_single(x, [2, 2], [2, 2], "tp")
+        assert c10d.wait_tensor(reduced) is reduced
+        out = torch.empty(8, 2)
+        assert c10d.all_gather_into_tensor_out(x, 2, "tp", out=out) is out and torch.equal(out, gathered)
+        assert c10d.all_reduce_(x, "sum", "tp") is x
+    assert torch.equal(gathered, torch.cat([x, x])) and torch.equal(scattered, x[:2])
+    assert torch.equal(reduced, x) and torch.equal(exchanged, x)
+    assert len({t.untyped_storage().data_ptr() for t in (x, gathered, scattered, reduced, exchanged)}) == 5
