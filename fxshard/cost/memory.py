@@ -8,16 +8,17 @@ in a graph, nor what a device's allocator rounds up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree, storage_key
+from fxshard.cost.lives import End, Lives
 from fxshard.errors import OptionError, closest
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
-from fxshard.planning_graph import UNKNOWN, plain_shape, source_line
+from fxshard.planning_graph import plain_shape, source_line
 from fxshard.program import is_collective, is_wait
 
 OPTIMIZERS: Mapping[str, int] = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adam": 2}
@@ -45,15 +46,6 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class End:
-    """What a placeholder or a result of a graph is: ``kind`` as in ``memory_profile.KINDS``, the user's name, its layout."""
-
-    kind: str
-    name: str
-    layout: str = ""
-
-
-@dataclass(frozen=True)
 class Stage:
     """A graph that runs after the ones before it and takes over what they return; values have tensors in ``meta["val"]``, views
     sharing their storage.
@@ -69,119 +61,58 @@ class Stage:
 def profile_stages(stages: Sequence[Stage], static: Mapping[str, int] | None = None) -> MemoryProfile:
     """What is alive over the steps of ``stages``, run one after another."""
     walk = _Walk()
-    for number, stage in enumerate(stages):
-        walk.run(number, stage)
-    return walk.finish(static or {})
-
-
-@dataclass
-class _Life:
-    """A storage while its life is being found out."""
-
-    name: str
-    value: torch.Tensor
-    bytes: int
-    birth: int
-    stage: int
-    death: int
-    last_stage: int
-    end: End | None = None
-    gathered: bool = False
-    source: str = ""
+    for stage in stages:
+        walk.run(stage)
+    return walk.lives.profile(static or {})
 
 
 @dataclass
 class _Walk:
-    """Goes through the steps and notes who makes and who reads each storage."""
+    """Goes through the steps; pieces are known by their storages, views by those of what they are views of."""
 
-    all: list[_Life] = field(default_factory=list)
-    lives: dict[int, _Life] = field(default_factory=dict)
-    """The storages that the present stage knows."""
-    same: dict[int, int] = field(default_factory=dict)
-    """Storages that are another one: what is waited for is what the collective gave."""
-    steps: list[StepRun] = field(default_factory=list)
+    lives: Lives = field(default_factory=Lives)
 
-    def run(self, number: int, stage: Stage) -> None:
-        self._begin(stage)
+    def run(self, stage: Stage) -> None:
+        self.lives.begin_stage({storage_key(t) for n in stage.graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))})
         for node in stage.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                self._given(node, number, stage)
+                self._given(node, stage)
             elif node.op != "output":
-                self._step(node, number)
+                self._step(node)
         for node, end in stage.results.items():
             for tensor in _tensors(node.meta.get("val")):
-                life = self.lives[self._key(tensor)]
-                life.end = life.end or end
+                self.lives.keep(storage_key(tensor), end)
 
-    def _begin(self, stage: Stage) -> None:
-        """Of the storages so far it knows those that it is handed: what it computes again is made anew."""
-        handed = {self._key(t) for n in stage.graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))}
-        self.lives = {key: life for key, life in self.lives.items() if key in handed}
-
-    def _given(self, node: fx.Node, number: int, stage: Stage) -> None:
-        value = node.meta.get("val") if node.op == "placeholder" else getattr(stage.graph.owning_module, str(node.target), None)
-        end = stage.inputs.get(node, End("buffer", node.name) if node.op == "get_attr" else None)
+    def _given(self, node: fx.Node, stage: Stage) -> None:
+        constant = node.op == "get_attr"
+        value = getattr(stage.graph.owning_module, str(node.target), None) if constant else node.meta.get("val")
+        end = stage.inputs.get(node, End("buffer" if constant else "activation", node.name))
         for tensor in _tensors(value):
-            if self._key(tensor) not in self.lives:
-                self._make(tensor, node, len(self.steps), number, end)
+            self.lives.give(storage_key(tensor), replace(_held(tensor, node, end.kind), name=end.name, layout=end.layout))
 
-    def _step(self, node: fx.Node, number: int) -> None:
-        at = len(self.steps)
-        self.steps.append(StepRun(node.name, str(node.target), source_line(node) or ""))
+    def _step(self, node: fx.Node) -> None:
+        self.lives.step(StepRun(node.name, str(node.target), source_line(node) or ""))
         read = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
         for tensor in read:
-            self._touch(tensor, at, number)
+            self.lives.read(storage_key(tensor))
         for tensor in _tensors(node.meta.get("val")):
-            if is_wait(node):
-                self.same.setdefault(storage_key(tensor), self._key(read[0]))
-            if self._key(tensor) in self.lives:
-                self._touch(tensor, at, number)
+            key = storage_key(tensor)
+            if key in self.lives:
+                self.lives.read(key)
+            elif is_wait(node):  # it gives what the collective gave, though its fake is another
+                self.lives.share(key, storage_key(read[0]))
             else:
-                self._make(tensor, node, at, number, None)
-
-    def _key(self, tensor: torch.Tensor) -> int:
-        key = storage_key(tensor)
-        while self.same.get(key, key) != key:
-            key = self.same[key]
-        return key
-
-    def _make(self, tensor: torch.Tensor, node: fx.Node, at: int, number: int, end: End | None) -> None:
-        name = node.name if end is None else end.name
-        life = _Life(name, tensor, storage_bytes(tensor), at, number, at, number, end, is_collective(node), source_line(node) or "")
-        self.lives[self._key(tensor)] = life
-        self.all.append(life)
-
-    def _touch(self, tensor: torch.Tensor, at: int, number: int) -> None:
-        life = self.lives.get(self._key(tensor))
-        if life is not None:
-            life.death, life.last_stage = at, number
-
-    def finish(self, static: Mapping[str, int]) -> MemoryProfile:
-        last = max(len(self.steps) - 1, 0)
-        tensors = tuple(_held(life, last) for life in self.all if life.bytes != UNKNOWN)
-        unknown = tuple(life.name for life in self.all if life.bytes == UNKNOWN)
-        return MemoryProfile(tensors, tuple(self.steps) or (StepRun("start", ""),), dict(static), unknown)
+                self.lives.make(key, _held(tensor, node, "gathered" if is_collective(node) else "temporary"))
 
 
-def _held(life: _Life, last: int) -> HeldTensor:
-    kind = life.end.kind if life.end else "activation" if life.last_stage > life.stage else "gathered" if life.gathered else "temporary"
-    return HeldTensor(
-        name=life.end.name if life.end else life.name,
-        kind=kind,
-        bytes=life.bytes,
-        shape=plain_shape(life.value.shape),
-        dtype=str(life.value.dtype),
-        birth=life.birth,
-        death=last if life.end else life.death,
-        layout=life.end.layout if life.end else "",
-        source=life.source,
-    )
+def _held(tensor: torch.Tensor, node: fx.Node, kind: str) -> HeldTensor:
+    shape, size = plain_shape(tensor.shape), storage_bytes(tensor)
+    return HeldTensor(node.name, kind, size, shape, str(tensor.dtype), 0, 0, "", source_line(node) or "")
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the storage of a tensor, real or fake; UNKNOWN where only running tells."""
-    size = tensor.untyped_storage().nbytes()
-    return plain_shape((size,))[0]
+    return plain_shape((tensor.untyped_storage().nbytes(),))[0]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,41 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard.ops import attention, contraction, cross_entropy, normalization, random, row_norm, softmax
-
-Kernel = Callable[..., Any]
-
-KERNELS: dict[Any, Kernel] = {
-    torch.ops.aten.masked_select.default: lambda x, mask: torch.ops.aten.masked_select(*torch.broadcast_tensors(x, mask)),
-    torch.ops.fxshard.einsum.default: contraction.kernel,
-    torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
-    torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
-    torch.ops.fxshard.dropout_backward.default: random.scaled,
-    torch.ops.fxshard.sum_exp.default: softmax.exp_sum,
-    torch.ops.fxshard.softmax.default: softmax.normalised,
-    torch.ops.fxshard.sum_product.default: softmax.product_sum,
-    torch.ops.fxshard.softmax_backward.default: softmax.gradient,
-    torch.ops.fxshard.target_score.default: cross_entropy.scores,
-    torch.ops.fxshard.score_sum.default: cross_entropy.class_sum,
-    torch.ops.fxshard.cross_entropy.default: cross_entropy.losses,
-    torch.ops.fxshard.cross_entropy_backward.default: cross_entropy.gradients,
-    torch.ops.fxshard.spread_target.default: cross_entropy.at_target,
-    torch.ops.fxshard.channel_sum.default: normalization.sum_kernel,
-    torch.ops.fxshard.channel_spread.default: normalization.spread_kernel,
-    torch.ops.fxshard.batch_statistics.default: normalization.statistics_kernel,
-    torch.ops.fxshard.running_statistics.default: normalization.running_kernel,
-    torch.ops.fxshard.normalise.default: normalization.normalise_kernel,
-    torch.ops.fxshard.batch_norm_sums.default: normalization.backward_sums_kernel,
-    torch.ops.fxshard.batch_norm_backward.default: normalization.backward_kernel,
-    torch.ops.fxshard.row_sum.default: row_norm.sum_kernel,
-    torch.ops.fxshard.row_mean.default: row_norm.mean_kernel,
-    torch.ops.fxshard.row_spread.default: row_norm.spread_kernel,
-    torch.ops.fxshard.row_rstd.default: row_norm.rstd_kernel,
-    torch.ops.fxshard.row_normalise.default: row_norm.normalise_kernel,
-    torch.ops.fxshard.row_norm_sums.default: row_norm.backward_sums_kernel,
-    torch.ops.fxshard.row_norm_backward.default: row_norm.backward_kernel,
-    torch.ops.fxshard.row_norm_weight.default: row_norm.weight_kernel,
-}
+from fxshard.ops.kernels import KERNELS, Kernel
 
 
 class _ToKernels(fx.Interpreter):

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import mesh_of_one
-from fxshard.cost.memory import End, Optimizer, Stage, profile_stages
+from fxshard.cost.lives import End
+from fxshard.cost.memory import Optimizer, Stage, profile_stages
 from fxshard.layout import local_shape
 from fxshard.memory_profile import MemoryProfile
 from fxshard.program import ShardedProgram

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,50 +16,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
+from fxshard._torch_compat import TorchDispatchMode, storage_key
+from fxshard.cost.recorder import MemoryRecorder
 from fxshard.errors import RunError
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind
 from fxshard.runtime.compile import CompiledProgram, compile_program
 from fxshard.runtime.memory import unbound
 from fxshard.runtime.shards import scatter
-
-
-class MemoryRecorder(TorchDispatchMode):
-    """Follows storages from their creation to their death: ``alive`` bytes now, ``peak`` bytes, ``peak_op`` the operator at the peak.
-
-    Views count once. ``given`` are there from the start. What a kernel allocates for itself while it runs is not seen, nor what
-    does not come from an operator.
-    """
-
-    def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__()
-        self.alive = self.peak = 0
-        self.peak_op = "start"
-        self._sizes: dict[int, int] = {}
-        self.follow(*given)
-
-    def follow(self, *tensors: torch.Tensor, op: str = "given") -> None:
-        """Counts the storages of ``tensors`` from now on."""
-        for tensor in tensors:
-            if tensor.layout != torch.strided:
-                continue
-            key, storage = storage_key(tensor), tensor.untyped_storage()
-            if key not in self._sizes:
-                # torch keeps a storage's Python object as long as the storage itself.
-                weakref.finalize(storage, self._died, key).atexit = False
-            self.alive += storage.nbytes() - self._sizes.get(key, 0)
-            self._sizes[key] = storage.nbytes()
-        if self.alive > self.peak:
-            self.peak, self.peak_op = self.alive, op
-
-    def _died(self, key: int) -> None:
-        self.alive -= self._sizes.pop(key)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.follow(*(t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)), op=str(func))
-        return result
 
 
 class AloneCollectives(TorchDispatchMode):

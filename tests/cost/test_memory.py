@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.cost.memory import End, Optimizer, Stage, profile_stages
+from fxshard.cost.lives import End
+from fxshard.cost.memory import Optimizer, Stage, profile_stages
 from fxshard.errors import OptionError
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 

@@ -1,0 +1,48 @@
+"""MemoryRecorder: follows storages as operators make them, of real tensors and of fake ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
+
+
+class MemoryRecorder(TorchDispatchMode):
+    """Follows storages from their creation to their death: ``alive`` bytes now, ``peak`` bytes, ``peak_op`` the operator at the peak.
+
+    Views count once. ``given`` are there from the start. What a kernel allocates for itself while it runs is not seen, nor what
+    does not come from an operator.
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self.peak_op = "start"
+        self._sizes: dict[int, int] = {}
+        self.follow(*given)
+
+    def follow(self, *tensors: torch.Tensor, op: str = "given") -> None:
+        """Counts the storages of ``tensors`` from now on."""
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            key, storage = storage_key(tensor), tensor.untyped_storage()
+            if key not in self._sizes:
+                # torch keeps a storage's Python object as long as the storage itself.
+                weakref.finalize(storage, self._died, key).atexit = False
+            self.alive += storage.nbytes() - self._sizes.get(key, 0)
+            self._sizes[key] = storage.nbytes()
+        if self.alive > self.peak:
+            self.peak, self.peak_op = self.alive, op
+
+    def _died(self, key: int) -> None:
+        self.alive -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.follow(*(t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)), op=str(func))
+        return result
