@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 
 from fxshard._torch_compat import FakeTensorMode, pytree, storage_key
 from fxshard.cost.lives import End, Lives
-from fxshard.cost.memory import Optimizer
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.cost.recorder import MemoryRecorder
 from fxshard.layout import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun

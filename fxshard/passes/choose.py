@@ -191,11 +191,11 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
         names = {end.node: end.name for end in graph.inputs}
         most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]
         heaviest = "; most of it " + ", ".join(f"{one.bytes} for {names.get(one.value, one.value)} ({one.kind})" for one in most)
+    least = f"the least found is {math.ceil(error.least_usage)} bytes, no plan needs less than {math.floor(error.usage_bound)}"
     return ConstraintError(
         f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
         where=f"{len(graph.inputs_of('parameter'))} parameters on mesh {mesh}",
-        remedy=f"the least found is {math.ceil(error.least_usage)} bytes, no plan needs less than {math.floor(error.usage_bound)}{heaviest}; "
-        "raise the limit, use a larger mesh or a smaller batch",
+        remedy=f"{least}{heaviest}; raise the limit, use a larger mesh or a smaller batch",
     )
 
 

@@ -1,7 +1,8 @@
 """lower: a planning graph and its plan -> ShardedProgram, one local graph per size class.
 
 Each node becomes its local form on local shapes; each redistribution of the plan is emitted once, where its first
-reader stands, or for what is only returned where it is made; an operator whose operands or results are empty on a rank is replaced by the neutral element.
+reader stands, or for what is only returned where it is made; an operator whose operands or results are empty on a rank is
+replaced by the neutral element.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
-from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat import (
     BufferAOTInput,
     FakeTensor,
@@ -38,6 +37,7 @@ from fxshard._torch_compat import (
     sizes_from_data,
     storage_key,
 )
+from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard.errors import FxshardError, OptionError, TraceError
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions

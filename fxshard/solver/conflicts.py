@@ -120,10 +120,11 @@ def _part(model: Model, nodes: list[int]) -> Model:
 
 
 def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float, tuple[int, ...]]:
-    """The least peak found, a bound on it, and the choices that give it: the least weighted usage for growing weights on the rows that peak."""
+    """The least peak found, a bound on it, and the choices that give it: least weighted usages, for growing weights on the rows that peak."""
     weight = np.zeros(len(memory.limits))
     weight[int(_floor(memory).argmax())] = 1.0
-    least, bound, choices = np.inf, float(_floor(memory).max()), ()
+    least, bound = np.inf, float(_floor(memory).max())
+    choices: tuple[int, ...] = ()
     for step in range(1, MEMORY_STEPS + 1):
         solution = minimise(_weighted(memory, hard, weight))
         usage = memory.usage(np.asarray(solution.choices))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.cost.memory import Optimizer
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.mesh import Mesh
 from fxshard.program import ShardedProgram
 from fxshard.runtime.compile import CompiledProgram, compile_program
