@@ -35,13 +35,14 @@ class Relaxation:
     """Message passing on a model with transfers.
 
     choices, value: the best plan known, and its cost; costs of at least `cutoff` are no better. bound: proven for all.
+    undo: leads from choices of the model that messages work on, `ascent.model`, to those of `model`.
     """
 
     def __init__(self, model: Model, choices: IntArray | None, budget: Budget) -> None:
         self.model, self.choices = model, choices
         self.value = np.inf if choices is None else model.evaluate(choices)
         self.bound = -np.inf
-        smaller, self._undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
+        smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
         self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
 
     @property
@@ -57,7 +58,7 @@ class Relaxation:
     def below(self, target: float) -> tuple[Model, Undo]:
         """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
         left, undo = self.written(find_slacks(self.ascent, target), target)
-        return left, lambda choices: self._undo(undo(choices))
+        return left, lambda choices: self.undo(undo(choices))
 
     def written(self, slacks: Slacks, target: float) -> tuple[Model, Undo]:
         """What is left by slacks found for a target, without transfers; leads back to the model that message passing works on."""
@@ -66,7 +67,7 @@ class Relaxation:
 
     def take(self, choices: IntArray) -> float:
         """Offer a plan of the model that message passing works on."""
-        return self.offer(self._undo(choices))
+        return self.offer(self.undo(choices))
 
     def offer(self, choices: IntArray) -> float:
         """Keep a plan if it fits and is better; the cutoff that now holds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from .model import Model, components, from_problem, restrict
 from .problem import PlacementProblem
 from .reductions import reduce
 from .relax import Relaxation
-from .scaling import quantise
+from .scaling import Scale, quantise
 from .search import PartSearch
 from .solution import Solution, certify
 
@@ -30,21 +30,24 @@ def solve(
     time_limit: float | None = None,
     work_limit: float | None = None,
     start: Sequence[int] | None = None,
+    keep: Keep | None = None,
 ) -> Solution:
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
     time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
     entries touched (10^9 take a second or two), which gives the same plan on every machine. start: choices that are
     known to be good; what costs more is not looked at, and they are returned if nothing is better (choices that are not
-    allowed are ignored). Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search
-    before it found one.
+    allowed are ignored). keep: is shown the relaxation of a problem with transfers (`session`).
+    Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search before it found one.
     """
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
     first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
-    model, scale = quantise(raw, np.inf if first is None else raw.evaluate(first))
+    reach = np.inf if first is None else raw.evaluate(first)
+    model, scale = quantise(raw, reach)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
-    best, bound = (_by_cases if model.transfers else _at_once)(model, first, budget, steps)
+    shown = None if keep is None else (lambda relaxation: keep(relaxation, scale, reach))
+    best, bound = search_by_cases(model, first, budget, steps, shown) if model.transfers else _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound == np.inf:
         raise explain(problem, partial(solve, work_limit=EXPLAIN_WORK))
@@ -54,6 +57,8 @@ def solve(
 
 
 Steps = list[tuple[str, str]]
+Keep = Callable[[Relaxation, Scale, float], None]
+"""(a relaxation that message passing has bounded, the scale of its integers, the real cost beyond which they know nothing)."""
 
 
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
@@ -61,14 +66,19 @@ def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps)
     return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps)
 
 
-def _by_cases(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
+def search_by_cases(
+    model: Model, first: IntArray | None, budget: Budget, steps: Steps | None = None, shown: Callable[[Relaxation], None] | None = None
+) -> tuple[IntArray | None, float]:
     """The search of a model with transfers: message passing, and cases where it leaves a gap."""
+    steps = [] if steps is None else steps
     try:
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
+    if shown is not None:
+        shown(relaxation)
     if np.isinf(relaxation.value):
         _first_plan(relaxation, budget, steps)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):

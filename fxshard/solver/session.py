@@ -1,0 +1,154 @@
+"""A problem that was solved, to be solved again with states forbidden: what did not change is not done again.
+
+The plan of the first solve is changed where it has to be, and a region around that is solved on its own, bounded by what
+the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer; otherwise the
+region grows, and where none is large enough the narrower problem is solved from nothing.
+
+The integers of the first solve lack what costs more than the plan that it began with (`scaling.quantise`): its bounds say
+nothing beyond that cost, its *reach*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .arrays import BoolArray, IntArray
+from .budget import Budget
+from .infeasible import InfeasibleError
+from .local_search import Polish
+from .model import Model
+from .problem import PlacementProblem
+from .region import Reparametrised
+from .relax import Relaxation
+from .scaling import Scale
+from .solution import Solution, certify
+from .solve import search_by_cases, solve
+
+Allowed = Mapping[int, BoolArray]
+"""Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
+
+REGIONS = (100, 400)
+"""Nodes of a region."""
+
+REGION_WORK = 300_000_000
+"""Table entries that its solve may touch: half a second."""
+
+CLOSED = 1e-8
+"""Relative gap that integers may leave of a proof."""
+
+
+@dataclass(frozen=True)
+class _Root:
+    """What message passing proved: of a model whose node i has the `states[i]` of the problem, in integers that mean `scale`."""
+
+    proven: Reparametrised
+    states: tuple[IntArray, ...]
+    scale: Scale
+    reach: float
+
+
+class Session:
+    """`solution`: of the problem. `again`: of the problem with states forbidden."""
+
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        time_limit: float | None = None,
+        work_limit: float | None = None,
+        start: Sequence[int] | None = None,
+        regions: Sequence[int] = REGIONS,
+    ) -> None:
+        """Solves `problem`; arguments and errors as `solve`. regions: the sizes to try, in nodes."""
+        self.problem, self._work_limit, self._regions = problem, work_limit, regions
+        self._root: _Root | None = None
+        self.solution = solve(problem, time_limit, work_limit, start, self._keep)
+
+    def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
+        sizes = np.asarray([len(costs) for costs in relaxation.ascent.model.costs])
+        columns = [relaxation.undo(np.minimum(state, sizes - 1)) for state in range(int(sizes.max(initial=0)))]
+        states = [row[:size] for row, size in zip(np.stack(columns, axis=1), sizes, strict=True)]
+        self._root = _Root(Reparametrised(relaxation.ascent), tuple(states), scale, reach)
+
+    def again(self, allowed: Allowed, gap: float = CLOSED) -> Solution:
+        """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
+
+        gap: with a larger one a region will do whose answer is proven to be that near.
+        """
+        for node, mask in allowed.items():
+            if not mask.any():
+                raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
+        best: Solution | None = None
+        for size in self._regions if self._root is not None else ():
+            assert self._root is not None
+            found = self._around(self._root, allowed, size)
+            best = found if best is None or (found is not None and found.gap < best.gap) else best
+            if best is not None and best.gap <= gap:
+                return best
+        return solve(_narrowed(self.problem, allowed), None, self._work_limit, None if best is None else best.choices)
+
+    def _around(self, root: _Root, allowed: Allowed, size: int) -> Solution | None:
+        """What a region around the nodes in question says, None where it knows no plan."""
+        kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
+        places = [np.flatnonzero(states == choice) for states, choice in zip(root.states, self.solution.choices, strict=True)]
+        if not all(mask.any() for mask in kept.values()) or not all(map(len, places)):
+            return None
+        plan, budget = np.asarray([place[0] for place in places], dtype=np.int64), Budget(None, REGION_WORK)
+        nodes = root.proven.near(kept, size)
+        region = root.proven.region(nodes)
+        found, bound = _searched(region, plan[nodes], _numbered(kept, nodes), budget)
+        if found is not None:
+            plan[nodes] = found
+        surrounded, members = root.proven.surrounded(nodes, plan)
+        fixed = np.where(np.isin(members, nodes), plan[members], 0)
+        better, _ = _searched(surrounded, fixed, _numbered(kept, members), budget)
+        if better is None:
+            return None
+        inside = np.isin(members, nodes)
+        plan[members[inside]] = better[inside]
+        choices = np.asarray([states[state] for states, state in zip(root.states, plan, strict=True)])
+        if not self.problem.feasible(choices):
+            return None
+        objective = self.problem.evaluate(choices)
+        proven = min(bound / root.scale.factor - root.scale.margin, root.reach, objective)
+        steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
+        return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
+
+
+def _numbered(allowed: Allowed, nodes: IntArray) -> Allowed:
+    """By the places of their nodes among others, ascending."""
+    return {int(np.searchsorted(nodes, node)): mask for node, mask in allowed.items()}
+
+
+def _searched(model: Model, plan: IntArray, allowed: Allowed, budget: Budget) -> tuple[IntArray | None, float]:
+    """The cheapest choices of a model among those allowed, and a bound on them; `plan` is known without what is forbidden."""
+    return search_by_cases(_forbid(model, allowed), _changed(model, plan, allowed, budget), budget)
+
+
+def _narrowed(problem: PlacementProblem, allowed: Allowed) -> PlacementProblem:
+    """The problem in which only some states are allowed."""
+    costs = list(problem.node_costs)
+    for node, mask in allowed.items():
+        costs[node] = np.where(mask, costs[node], np.inf)
+    return replace(problem, node_costs=tuple(costs))
+
+
+def _forbid(model: Model, allowed: Allowed) -> Model:
+    """The model with other states forbidden by themselves."""
+    costs = list(model.costs)
+    for node, mask in allowed.items():
+        costs[node] = np.where(mask, costs[node], np.inf)
+    return replace(model, costs=costs)
+
+
+def _changed(model: Model, plan: IntArray, allowed: Allowed, budget: Budget) -> IntArray | None:
+    """A plan, its states taken out that are not allowed, and then improved; None where such a change is no plan."""
+    plan = plan.copy()
+    for node, mask in allowed.items():
+        if not mask[plan[node]]:
+            costs = Polish(model, plan, budget)
+            plan[node] = np.where(mask, costs.local[costs.offset[node] : costs.offset[node + 1]], np.inf).argmin()
+    narrower = _forbid(model, allowed)
+    return Polish(narrower, plan, budget).run() if np.isfinite(narrower.evaluate(plan)) else None

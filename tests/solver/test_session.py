@@ -1,0 +1,140 @@
+"""A problem solved again with states forbidden: what a session says, against all choices tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import InfeasibleError, PlacementProblem, Session, Transfer
+from fxshard.solver.arrays import BoolArray
+from fxshard.solver.budget import Budget
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.model import Model, from_problem
+from fxshard.solver.region import Reparametrised
+from fxshard.solver.relax import Relaxation
+from fxshard.solver.scaling import quantise
+from tests.solver.problems import brute_force, with_transfers
+
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+
+
+def narrowed(problem: PlacementProblem, allowed: dict[int, BoolArray]) -> PlacementProblem:
+    costs = [np.where(allowed[i], c, np.inf) if i in allowed else c for i, c in enumerate(problem.node_costs)]
+    return replace(problem, node_costs=tuple(costs))
+
+
+def some_allowed(problem: PlacementProblem, seed: int) -> dict[int, BoolArray]:
+    rng = np.random.default_rng(seed)
+    nodes = rng.choice(len(problem), size=min(len(problem), int(rng.integers(1, 3))), replace=False)
+    return {int(i): rng.random(len(problem.node_costs[i])) < 0.5 for i in nodes}
+
+
+@given(st.booleans().flatmap(lambda memory: with_transfers(memory=memory)), st.lists(st.integers(0, 2**32), min_size=3, max_size=3))
+@settings(max_examples=40, suppress_health_check=SLOW)
+def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
+    try:
+        session = Session(problem, regions=(1, 2, 4))
+    except InfeasibleError:
+        assume(False)
+    for seed in seeds:
+        allowed = some_allowed(problem, seed)
+        true = brute_force(narrowed(problem, allowed))
+        if np.isinf(true):
+            with pytest.raises(InfeasibleError):
+                session.again(allowed)
+            continue
+        found = session.again(allowed)
+        assert found.objective == pytest.approx(true, rel=1e-9)
+        assert problem.evaluate(found.choices) == pytest.approx(found.objective, rel=1e-12)
+        assert problem.feasible(found.choices) and all(mask[found.choices[node]] for node, mask in allowed.items())
+        rough = session.again(allowed, gap=0.5)
+        assert rough.lower_bound <= true * (1 + 1e-9) and rough.objective >= true * (1 - 1e-9)
+        assert rough.gap <= 0.5
+
+
+def optimum(model: Model) -> float:
+    return brute_force(
+        PlacementProblem(
+            tuple(model.costs), tuple(model.edges), tuple(model.edges.values()), (), (), None, (), tuple(model.transfers)
+        )
+    ) + model.constant  # fmt: skip
+
+
+def some_region(problem: PlacementProblem, data: st.DataObject) -> tuple[Reparametrised, np.ndarray]:
+    model, _ = quantise(from_problem(problem))
+    try:
+        relaxation = Relaxation(model, None, Budget())
+    except Exhausted:
+        assume(False)
+    ascent = relaxation.ascent
+    for _ in range(data.draw(st.integers(0, 3))):
+        if np.isinf(ascent.pair()):
+            assume(False)
+    proven = Reparametrised(ascent)
+    some = data.draw(st.sets(st.integers(0, len(problem) - 1), min_size=1))
+    return proven, np.asarray(sorted(some), dtype=np.int64)
+
+
+@given(with_transfers(), st.data())
+@settings(max_examples=60, suppress_health_check=SLOW)
+def test_no_plan_of_the_whole_undercuts_a_region(problem: PlacementProblem, data: st.DataObject) -> None:
+    """Whatever the messages are; and the region of all nodes is the model itself."""
+    proven, nodes = some_region(problem, data)
+    assert proven.bound <= optimum(proven.region(nodes)) <= optimum(proven.model)
+    assert optimum(proven.region(np.arange(len(problem)))) == optimum(proven.model)
+
+
+@given(with_transfers(), st.data())
+@settings(max_examples=50, suppress_health_check=SLOW)
+def test_what_is_surrounded_costs_what_it_does_in_the_whole(problem: PlacementProblem, data: st.DataObject) -> None:
+    proven, nodes = some_region(problem, data)
+    whole, rng = proven.model, np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    plan, other = (np.asarray([rng.integers(len(c)) for c in whole.costs]) for _ in range(2))
+    part, members = proven.surrounded(nodes, plan)
+    inside = np.isin(members, nodes)
+    changed = plan.copy()
+    changed[nodes] = other[nodes]
+    before, after = (part.evaluate(np.where(inside, choice[members], 0)) for choice in (plan, changed))
+    if np.isfinite([whole.evaluate(plan), whole.evaluate(changed)]).all():
+        assert after - before == whole.evaluate(changed) - whole.evaluate(plan)
+
+
+def test_a_long_chain_is_answered_from_a_region() -> None:
+    """Numbers that a region alone can give, the whole being much larger than it."""
+    rng = np.random.default_rng(0)
+    count, states = 400, 4
+    costs = tuple(rng.integers(0, 100, states).astype(float) for _ in range(count))
+    layouts = np.arange(states)
+    prices = [rng.integers(1, 100, (states, states)) * (1.0 - np.eye(states)) for _ in range(count)]
+    transfers = tuple(Transfer(i, layouts, ((i + 1, layouts),), prices[i]) for i in range(count - 1))
+    problem = PlacementProblem(costs, transfers=transfers)
+    session = Session(problem, regions=(30,))
+    for node in (0, 57, 399):
+        for state in range(states):
+            found = session.again({node: layouts == state})
+            assert found.steps[0][0] == "region"
+            assert found.objective == found.lower_bound == _chain(costs, prices, node, state)
+
+
+def _chain(costs: tuple[np.ndarray, ...], prices: list[np.ndarray], node: int, state: int) -> float:
+    """By dynamic programming."""
+    best = np.zeros(len(costs[0]))
+    for i, own in enumerate(costs):
+        best = own + (best if i == 0 else (best[:, None] + prices[i - 1]).min(axis=0))
+        if i == node:
+            best = np.where(np.arange(len(own)) == state, best, np.inf)
+    return float(best.min())
+
+
+def test_readers_outside_keep_their_part_of_a_shared_price() -> None:
+    """One price of 10 for two readers: a region with one of them must not ask for it on top of what the other pays."""
+    one = np.asarray([1])
+    problem = PlacementProblem(
+        (np.zeros(1),) * 3, transfers=(Transfer(0, one - 1, ((1, one), (2, one)), np.asarray([[0.0, 10.0], [10.0, 0.0]])),)
+    )
+    proven = Reparametrised(Relaxation(quantise(from_problem(problem))[0], None, Budget()).ascent)
+    assert [optimum(proven.region(np.asarray(nodes))) for nodes in ([0], [0, 1], [0, 1, 2])] == [optimum(proven.model)] * 3
