@@ -43,8 +43,11 @@ def save(plan: ShardingPlan, path: str | Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def dumps(plan: ShardingPlan) -> str:
-    """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite."""
+def dumps(plan: ShardingPlan, sources: bool = True) -> str:
+    """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite.
+
+    ``sources``: whether to say where in the user's code the nodes are from, which the decision does not depend on.
+    """
     fields: dict[str, Any] = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -60,6 +63,7 @@ def dumps(plan: ShardingPlan) -> str:
         "nodes": [_write_node(node) for node in plan.nodes],
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
+        **(_write_sources(plan) if sources else {}),
     }
     try:
         return write_json(fields)
@@ -112,6 +116,17 @@ def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
     return {"kind": step.kind, "axis": mesh.axis_names[step.axis], "from": placement_str(step.source), "to": placement_str(step.target)}
 
 
+def _write_sources(plan: ShardingPlan) -> dict[str, Any]:
+    """Source lines with the nodes that each stands for, and results that are one of several."""
+    nodes: dict[str, list[str]] = {}
+    for node, line in plan.lines.items():
+        nodes.setdefault(line, []).append(node)
+    return {
+        "picked": [{"value": value, "node": node, "output": int(index)} for value, (node, index) in plan.picked.items()],
+        "lines": [{"line": line, "nodes": found} for line, found in nodes.items()],
+    }
+
+
 def load(path: str | Path) -> ShardingPlan:
     """Reads a plan; raises FileError that names the file, the field, what is wrong and what to do."""
     return loads(read_bytes(path), str(path))
@@ -142,6 +157,8 @@ def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
         memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
         fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
         partial=partial,
+        lines=root.get("lines", _read_lines, {}),
+        picked=root.get("picked", _read_picked, {}),
     )
     _check_names(plan, fields)
     _check_figures(plan, fields)
@@ -160,7 +177,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_limit": None,
     "fallbacks": (),
 }
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS)
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "picked", "lines")
+READABLE = range(1, FORMAT_VERSION + 1)
+"""Version 1 is a plan that does not say where in the user's code its nodes are from."""
 
 
 def _read_head(root: Field) -> bool:
@@ -168,8 +187,8 @@ def _read_head(root: Field) -> bool:
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the file is not a fxshard plan")
     version = root.get("version", Field.whole)
-    if version != FORMAT_VERSION:
-        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
+    if version not in READABLE:
+        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
         raise root.fail(f"the plan has format version {version}, which is unknown", remedy)
     return root.get("partial", Field.boolean, False)
 
@@ -213,6 +232,23 @@ def _read_end(field: Field) -> PlanEnd:
 def _read_fallback(field: Field) -> tuple[str, str]:
     field.known(("node", "reason"))
     return field.get("node", Field.text), field.get("reason", Field.text)
+
+
+def _read_lines(field: Field) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    for one in field.items():
+        one.known(("line", "nodes"))
+        line = one.get("line", Field.text)
+        lines |= dict.fromkeys(one.get("nodes", lambda f: f.tuple_of(Field.text)), line)
+    return lines
+
+
+def _read_picked(field: Field) -> dict[str, tuple[str, int]]:
+    picked = {}
+    for one in field.items():
+        one.known(("value", "node", "output"))
+        picked[one.get("value", Field.text)] = (one.get("node", Field.text), one.get("output", Field.whole))
+    return picked
 
 
 def _shape(field: Field) -> tuple[int, ...]:

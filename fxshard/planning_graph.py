@@ -9,7 +9,7 @@ import os
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ class PlanningGraph:
     @cached_property
     def by_name(self) -> dict[str, fx.Node]:
         return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """The user's source line behind each node that has one."""
+        return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
 
     def inputs_of(self, kind: str) -> tuple[GraphInput, ...]:
         return tuple(i for i in self.inputs if i.kind == kind)
@@ -269,8 +274,11 @@ def of_user(path: str) -> bool:
 def source_line(node: fx.Node) -> str | None:
     """``file:line, code`` of the user's line behind ``node``, None where tracing kept none."""
     trace = node.meta.get("stack_trace")
-    if not trace:
-        return None
+    return _users_line(trace) if trace else None
+
+
+@lru_cache(maxsize=4096)
+def _users_line(trace: str) -> str | None:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]
     places = [i for i, line in enumerate(lines) if line.startswith('File "') and of_user(line.split('"')[1])]
     if not places:

@@ -18,7 +18,7 @@ from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,9 @@ class ShardingPlan:
 
     ``memory``: bytes per device of what was counted, by kind; ``fallbacks``: (node, reason) of nodes that are
     replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
+
+    Where the graph came from is no part of the decision, neither of equality nor of ``hash``: ``lines`` gives the user's source line
+    of a node, ``picked`` (node, output) of a value that is one of several results and is moved.
     """
 
     mesh: Mesh
@@ -141,6 +144,8 @@ class ShardingPlan:
     memory_limit: int | None = None
     fallbacks: Fallbacks = ()
     partial: bool = False
+    lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def objective(self) -> float:
@@ -170,17 +175,23 @@ class ShardingPlan:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the JSON text: what ranks compare."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the JSON text without source lines, whose paths differ between machines: what ranks compare."""
+        from fxshard.plan_json import dumps
+
+        return hashlib.sha256(dumps(self, sources=False).encode()).hexdigest()
 
     def layout_of(self, name: str) -> Layout:
         """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for another name."""
+        return self.specs[self.node_of(name)].outputs[0]
+
+    def node_of(self, name: str) -> str:
+        """The node behind the user's name of a parameter, buffer or input; the name itself of a node. Raises PlanError for another."""
         node = next((end.node for end in self.inputs if end.name == name), name)
         if node not in self.specs:
             hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
             what = f"the plan has no input or node {name!r}{hint}"
             raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="print(plan) lists its nodes")
-        return self.specs[node].outputs[0]
+        return node
 
     def parameter_layouts(self) -> dict[str, Layout]:
         return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}

@@ -37,6 +37,7 @@ def small_plan() -> ShardingPlan:
         memory={"parameters": 64, "gradients": 0},
         memory_limit=2**30,
         fallbacks=(("mm", "no rule for it"),),
+        lines={"mm": "model.py:7: return self.lin(x)", "w": "model.py:7: return self.lin(x)"},
     )
 
 
@@ -111,4 +112,6 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         memory_limit=draw(st.none() | st.integers(0, 2**60)),
         fallbacks=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
         partial=draw(st.booleans()),
+        lines=draw(st.dictionaries(names, st.sampled_from(("a.py:1: x", "a.py:2: y")), max_size=3)),
+        picked=draw(st.dictionaries(names, st.tuples(names, st.integers(0, 3)), max_size=2)),
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -24,6 +25,45 @@ def test_golden_text() -> None:
     assert_expected_inline(
         dumps(small_plan()),
         """\
+{
+"format": "fxshard-plan",
+"version": 2,
+"partial": false,
+"mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
+"train": false,
+"graph_hash": "abababababababababababababababababababababababababababababababab",
+"certificate": {"unit": "microseconds", "objective": 10.75, "lower_bound": 10.75, "cut": false},
+"memory": {"gradients": 0, "parameters": 64},
+"memory_limit": 1073741824,
+"inputs": [
+ {"kind": "parameter", "name": "lin.weight", "node": "w"},
+ {"kind": "input", "name": "args[0]", "node": "x"}
+],
+"outputs": [
+ {"kind": "output", "name": "outputs[0]", "node": "mm"}
+],
+"nodes": [
+ {"name": "w", "op": "placeholder", "inputs": [], "outputs": ["RS(0)"], "shapes": [[8, 4]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "x", "op": "placeholder", "inputs": [], "outputs": ["S(0)S(1)"], "shapes": [[6, 8]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "mm", "op": "aten.mm.default", "inputs": ["S(0)S(1)", "RS(0)"], "outputs": ["S(0)P"], "shapes": [[6, 4]], "dtypes": ["float32"], "compute": 3.25},
+ {"name": "output", "op": "output", "inputs": ["S(0)R"], "outputs": [], "shapes": [], "dtypes": [], "compute": 0.0}
+],
+"redistributions": [
+ {"value": "mm", "shape": [6, 4], "itemsize": 4, "source": "S(0)P", "target": "S(0)R", "steps": [{"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}], "readers": [["output", 0]], "cost": 7.5}
+],
+"fallbacks": [
+ {"node": "mm", "reason": "no rule for it"}
+],
+"picked": [],
+"lines": [
+ {"line": "model.py:7: return self.lin(x)", "nodes": ["mm", "w"]}
+]
+}
+""",
+    )
+
+
+VERSION_1 = """\
 {
 "format": "fxshard-plan",
 "version": 1,
@@ -54,8 +94,21 @@ def test_golden_text() -> None:
  {"node": "mm", "reason": "no rule for it"}
 ]
 }
-""",
-    )
+"""
+
+
+def test_version_1_is_read() -> None:
+    """It says nothing of source lines, which are no part of the decision."""
+    old = loads(VERSION_1)
+    assert old == small_plan() and old.hash == small_plan().hash
+    assert not old.lines and not old.picked
+
+
+def test_source_lines_are_kept_and_do_not_count() -> None:
+    plan = small_plan()
+    moved = dataclasses.replace(plan, lines={"mm": "elsewhere/model.py:9: return self.lin(x)"})
+    assert moved == plan and moved.hash == plan.hash and dumps(moved) != dumps(plan)
+    assert loads(dumps(moved)).lines == moved.lines
 
 
 @given(plans())
@@ -151,7 +204,7 @@ STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
     ({"format": "other"}, "not a fxshard plan", "plan.json"),
-    (_with("version", 2), "format version 2, which is unknown", "plan.json"),
+    (_with("version", 3), "format version 3, which is unknown", "plan.json"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
     (_with("extra", 1), "unknown field 'extra'", "plan.json"),

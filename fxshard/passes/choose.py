@@ -21,7 +21,7 @@ from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, contradictory, formulate, place, planned_spec
 from fxshard.passes.lifetimes import held, peak
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, solve
@@ -104,6 +104,8 @@ def write_plan(
         memory=memory_at_peak(graph, specs, moves, mesh, optimizer),
         memory_limit=memory_limit,
         fallbacks=annotated.fallbacks,
+        lines=graph.lines,
+        picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
     )
 
 
