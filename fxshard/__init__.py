@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxshard.api import export, load, local_batch, lower, parallelize, plan, simulate
+    from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
     from fxshard.constraints import Communication, Equal, Forbid, Pin
     from fxshard.errors import FxshardError
     from fxshard.hardware import Hardware, Link
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "diff": "fxshard.api",
     "export": "fxshard.api",
     "load": "fxshard.api",
     "local_batch": "fxshard.api",
@@ -59,6 +60,7 @@ __all__ = [
     "Pin",
     "ShardedProgram",
     "ShardingPlan",
+    "diff",
     "export",
     "load",
     "local_batch",

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, lower_plan, run, trace_model
+from fxshard.origin import Origin
+from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
 from fxshard.program import ShardedProgram
 from fxshard.runtime.exported import ExportedProgram
@@ -39,6 +42,8 @@ def plan(
     time_limit: float | None = None,
     dump: str | Path | None = None,
     constraints: Sequence[Constraint] | None = None,
+    optimizer: str | Optimizer = "none",
+    cache: bool = True,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -51,11 +56,18 @@ def plan(
         output_layouts: likewise for outputs (``"outputs[0]"``).
         pins: layouts by name or glob of parameters, buffers, inputs, outputs, submodules (what they return) or graph nodes (of
             those with several results a tuple, None where free); or a (partial) ShardingPlan.
-        memory_limit: bytes per device for what ``plan.memory`` counts.
+        memory_limit: bytes per device for all that is in use at once: parameters, their optimiser's state, gradients, what the
+            backward needs, values in further layouts; ``plan.memory`` has it by kind at its peak.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).
         dump: folder for one readable file per pass.
         constraints: ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, as many as needed, beside the above.
+        optimizer: whose state counts as memory beside the parameters: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adam"``, or a
+            ``fxshard.Optimizer`` with the dtype of its state.
+        cache: whether a plan that was made before, for the same of all this, is taken from disk, and this one kept there
+            (``FXSHARD_CACHE_DIR`` says where, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` is cache=False for all).
+
+    The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
 
     Raises:
         TraceError: the model is not one graph. ConstraintError: a name matches nothing, or constraints contradict.
@@ -75,13 +87,27 @@ def plan(
         objective,
         time_limit,
         check_constraints(constraints),
+        optimizer,
+        cache,
     )
-    state = run(PLANNING, Compilation(as_mesh(mesh), request), dump)
-    assert state.plan is not None
-    return state.plan
+    state = make_plan(Compilation(as_mesh(mesh), request), dump)
+    assert state.plan is not None and state.annotated is not None and state.constraints is not None
+    return state.plan.made_by(
+        Origin(state.annotated, state.constraints, objective, time_limit, state.formulation, state.session, state.cached)
+    )
 
 
 _make_plan = plan
+
+
+def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:
+    """What ``after`` decides otherwise than ``before``: layouts, redistributions, collectives, objective and memory.
+
+    Nodes are compared by name, so that plans of different graphs can be too. ``print(diff(a, b))`` is short for equal plans.
+    """
+    check_plan(before)
+    check_plan(after)
+    return compare(before, after)
 
 
 def lower(
@@ -111,6 +137,7 @@ def export(
     objective: str = "time",
     dump: str | Path | None = None,
     constraints: Sequence[Constraint] | None = None,
+    cache: bool = True,
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
@@ -135,6 +162,7 @@ def export(
         memory_limit,
         objective,
         constraints=check_constraints(constraints),
+        cache=cache,
     )
     if plan is not None:
         check_plan(plan, mesh)
@@ -142,7 +170,7 @@ def export(
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
         lowered = lower(model, example_args, plan, example_kwargs, dump)
     else:
-        state = run((*PLANNING, *LOWERING), Compilation(as_mesh(mesh), request), dump)
+        state = run(LOWERING, make_plan(Compilation(as_mesh(mesh), request), dump), dump)
         assert state.program is not None
         lowered = state.program
     return ExportedProgram.of(lowered, {**dict(model.named_parameters()), **dict(model.named_buffers())})
@@ -191,4 +219,4 @@ def simulate(
     return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights))
 
 
-__all__ = ["export", "load", "local_batch", "lower", "parallelize", "plan", "simulate"]
+__all__ = ["diff", "export", "load", "local_batch", "lower", "parallelize", "plan", "simulate"]

@@ -65,7 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
     plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; a plan that it cuts says so (default: none)")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
+    explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
+    plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
     plan.set_defaults(command=_plan)
+
+    diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
+    diff.add_argument("before", metavar="A.json", help="a plan")
+    diff.add_argument("after", metavar="B.json", help="another")
+    diff.set_defaults(command=_diff)
 
     export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
     _add_model(export)
@@ -77,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
     inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
     inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
+    inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
 
@@ -127,6 +135,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
+    cache_help = "plan anew, and do not keep the plan (default: plans are kept in FXSHARD_CACHE_DIR, or ~/.cache/fxshard)"
+    parser.add_argument("--no-cache", action="store_true", help=cache_help)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -137,8 +147,25 @@ def _plan(options: argparse.Namespace) -> None:
     if options.output:
         plan.save(options.output)
     print(inspect.summary(plan))
+    if plan.origin is not None and plan.origin.cached is not None:
+        print(f"\nplanned before: from the cache, {plan.origin.cached} (--no-cache plans anew)")
     if options.output:
         print(f"\nwrote {options.output}")
+    for text in options.explain:
+        print(f"\n{plan.explain(*_question(text))}")
+
+
+def _question(text: str) -> tuple[str, str | None]:
+    """``NAME`` or ``NAME=LAYOUT``."""
+    name, equals, layout = text.rpartition("=")
+    return (name, layout) if equals else (text, None)
+
+
+def _diff(options: argparse.Namespace) -> None:
+    from fxshard import api
+    from fxshard.sharding_plan import ShardingPlan
+
+    print(api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after)))
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -161,6 +188,7 @@ def _inspect(options: argparse.Namespace) -> None:
         return
     parts = [inspect.nodes_table(subject)] if options.nodes else []
     parts += [inspect.collectives_table(subject)] if options.collectives else []
+    parts += [str(inspect.plan_of(subject).why_collective(number)) for number in options.why]
     print("\n\n".join(parts or [inspect.summary(subject)]))
 
 
@@ -266,6 +294,7 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
         "constraints": _constraints(options),
         "objective": options.objective,
         "dump": options.dump,
+        "cache": not options.no_cache,
     }
 
 

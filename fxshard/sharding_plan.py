@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tabulate import tabulate
 
@@ -17,6 +18,10 @@ from fxshard.errors import PlanError, closest
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
+
+if TYPE_CHECKING:
+    from fxshard.explanation import Explanation
+    from fxshard.reasons import CollectiveReason
 
 FORMAT_VERSION = 2
 
@@ -121,6 +126,20 @@ def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
     return {heading: found for heading, found in (("replicated for want of a rule", lacking), ("replicated, rule or not", others)) if found}
 
 
+class Origin(Protocol):
+    """What answers questions that take more than the plan's data."""
+
+    @property
+    def cached(self) -> Path | None:
+        """The file of the cache that the plan was read from, None where it was made."""
+
+    def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
+        """As ``ShardingPlan.explain``."""
+
+
+_ORIGIN = "_origin"
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """A plan for one graph on one mesh.
@@ -195,6 +214,44 @@ class ShardingPlan:
 
     def parameter_layouts(self) -> dict[str, Layout]:
         return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}
+
+    def why_collective(self, index: int) -> CollectiveReason:
+        """Why ``collectives[index]`` runs: who gives the value and who reads it otherwise, with source lines. Raises PlanError."""
+        from fxshard.reasons import why_collective
+
+        return why_collective(self, index)
+
+    def explain(self, name: str, layout: Any = None) -> Explanation:
+        """Who reads a value how, and what other layouts of it would cost, each by solving again with it pinned.
+
+        Args:
+            name: a parameter, buffer, input or output by the user's name, or a node.
+            layout: one choice to ask about, written as for pins (default: all legal ones).
+
+        Raises:
+            PlanError: nothing has that name; or the plan does not know what made it. A plan that ``fxshard.plan`` made knows, in
+            its process; one that was read, copied or changed does not. LayoutError: a layout that cannot be.
+        """
+        if self.origin is None:
+            what = (
+                "the plan does not know the graph that it is for: it was read from a file, copied, or made by other means than fxshard.plan"
+            )
+            remedy = "plan again, plan = fxshard.plan(model, args, mesh, ...), and ask that plan; pins=plan there keeps these decisions"
+            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy=remedy)
+        return self.origin.explain(self, name, layout)
+
+    @property
+    def origin(self) -> Origin | None:
+        """What made the plan, in the process that did; no part of what it says, nor of its copies."""
+        return vars(self).get(_ORIGIN)
+
+    def made_by(self, origin: Origin) -> ShardingPlan:
+        """This plan, which now can be asked."""
+        vars(self)[_ORIGIN] = origin
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != _ORIGIN}
 
     def to_json(self) -> str:
         from fxshard.plan_json import dumps

@@ -13,6 +13,7 @@ from hypothesis import settings
 from fxshard.strategies import cache_clear, registry
 
 torch.set_num_threads(1)
+os.environ["FXSHARD_CACHE"] = "0"  # neither read what the user keeps, nor add to it; processes that tests start are told too
 
 # The same examples on every run: a failure in CI is a failure on a laptop.
 settings.register_profile("fxshard", derandomize=True, deadline=None)

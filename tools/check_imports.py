@@ -28,9 +28,9 @@ def _rooms() -> dict[str, frozenset[str]]:
     plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
     program = plan | {"program", "archive", "memory_profile"}
     strategies = program | {"ops"}
-    passes = strategies | {"strategies", "cost", "solver", "constraints"}
+    passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
     runtime = passes | {"passes"}
-    api = runtime | {"runtime", "inspect"}
+    api = runtime | {"runtime", "inspect", "origin"}
     testing = api | {"api"}
     public = testing | {"testing"}
     rooms: dict[str, set[str]] = {
@@ -54,8 +54,10 @@ def _rooms() -> dict[str, frozenset[str]]:
         "strategies": strategies,
         "cost": strategies,
         "solver": set(),
+        "plan_cache": strategies | {"strategies"},
         "passes": passes,
         "runtime": runtime,
+        "origin": runtime,
         "inspect": program,
         "api": api,
         "testing": testing | {PACKAGE},
@@ -68,13 +70,12 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = {
-    "plan_json": "sharding_plan",
+SHARED = dict.fromkeys(("plan_json", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "verify_program": "program",
 }
-"""Files that belong to another file's room: a plan and its JSON are one, hardware and its file, a program and what holds in it,
-torch's private names."""
+"""Files that belong to another file's room: a plan, its JSON and what can be read from it are one, hardware and its file, a program
+and what holds in it."""
 
 
 @dataclass(frozen=True, order=True)

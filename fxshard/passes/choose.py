@@ -24,7 +24,7 @@ from fxshard.passes.lifetimes import held, peak
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
-from fxshard.solver import InfeasibleError, NoPlanError, solve
+from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
 
 WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
@@ -45,14 +45,23 @@ Specs = Mapping[str, OpSpec]
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
+    return decide(annotated, constraints, formulation, solved(annotated, constraints, formulation, time_limit).solution)
+
+
+def solved(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> Session:
+    """The problem solved, for questions too; raises ConstraintError when no plan was found."""
     try:
-        solution = solve(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
+        return Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints, formulation) from error
     except NoPlanError as error:
         where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
+
+
+def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
+    """A solution of the problem as a plan, with its certificate."""
     specs = _chosen(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
     if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):

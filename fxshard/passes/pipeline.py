@@ -6,22 +6,26 @@ Every pass takes a ``Compilation`` and returns it with one more field filled; no
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fxshard.errors import OptionError, closest
+from fxshard import plan_cache
+from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh import Mesh
 from fxshard.passes import annotate, choose, constrain, formulate, lower, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.formulate import OBJECTIVES, Formulation
-from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
+from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.sharding_plan import ShardingPlan, by_cause
+from fxshard.solver import Session
 from fxshard.verify_program import verify_program
 
 log = logging.getLogger("fxshard")
@@ -43,11 +47,12 @@ class Request:
     time_limit: float | None = None
     constraints: Any = None
     optimizer: Any = None
+    cache: bool = True
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet."""
+    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -55,9 +60,11 @@ class Compilation:
     annotated: Annotated | None = None
     constraints: Constraints | None = None
     formulation: Formulation | None = None
+    session: Session | None = None
     plan: ShardingPlan | None = None
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()
+    cached: Path | None = None
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
@@ -104,9 +111,10 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    plan = choose.choose(c.annotated, c.constraints, c.formulation, c.request.time_limit)
+    session = choose.solved(c.annotated, c.constraints, c.formulation, c.request.time_limit)
+    plan = choose.decide(c.annotated, c.constraints, c.formulation, session.solution)
     said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
-    return replace(c, plan=plan), said
+    return replace(c, plan=plan, session=session), said
 
 
 def _verify(c: Compilation) -> tuple[Compilation, str]:
@@ -156,6 +164,8 @@ PLANNING: tuple[Pass, ...] = (
 )
 LOWERING: tuple[Pass, ...] = (Pass("lower", _lower, _modules),)
 PIPELINE = (*PLANNING, *LOWERING)
+SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
+"""Where the passes begin that a plan of the cache stands in for."""
 
 
 def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compilation:
@@ -170,6 +180,56 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
+DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "cache")
+"""What of a request is in the graph and in the constraints, or decides nothing."""
+
+
+def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
+    """Plans, from the model or from a graph that is traced already; a plan that was made before comes from the cache.
+
+    Where stages are dumped, all of them run.
+    """
+    first = 0 if state.graph is None else 1
+    state = run(PLANNING[first:SOLVING], state, dump)
+    path = _cache_file(state) if state.request.cache else None
+    if path is not None and dump_folder(dump) is None:
+        known = _recall(state, path)
+        if known is not None:
+            return known
+    state = run(PLANNING[SOLVING:], state, dump)
+    assert state.plan is not None
+    by_chance = state.plan.certificate.cut and state.request.time_limit is not None  # another time it may end elsewhere
+    if path is not None and not by_chance:
+        plan_cache.write(path, state.plan)
+    return state
+
+
+def _cache_file(state: Compilation) -> Path | None:
+    assert state.graph is not None
+    asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in DECIDED}
+    return plan_cache.file_for(graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
+
+
+def _recall(state: Compilation, path: Path) -> Compilation | None:
+    """The state with the plan of the cache, None where there is none that is legal for this graph."""
+    assert state.graph is not None and state.annotated is not None
+    start = time.perf_counter()
+    plan = plan_cache.read(path)
+    if plan is None:
+        return None
+    try:
+        if plan.mesh != state.mesh or plan.graph_hash != state.graph.hash or plan.partial:
+            raise PlanError("it is for another graph or mesh")
+        verify.verify_plan(state.annotated, plan)
+    except PlanError as error:
+        plan_cache.distrust(path, error)
+        return None
+    log.info("the plan is from the cache: %s", path)
+    plan = replace(plan, lines=state.graph.lines)  # the file may have moved since
+    record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan of the cache, {path}")
+    return replace(state, plan=plan, cached=path, records=(*state.records, record))
+
+
 def trace_model(request: Request, mesh: Mesh, dump: Dump = None) -> PlanningGraph:
     """The graph of the request's model, traced as the first pass of a pipeline."""
     state = run(PLANNING[:1], Compilation(mesh, request), dump)
@@ -179,7 +239,7 @@ def trace_model(request: Request, mesh: Mesh, dump: Dump = None) -> PlanningGrap
 
 def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = None) -> ShardingPlan:
     """Plans a graph that is traced already."""
-    state = run(PLANNING[1:], Compilation(mesh, request, graph), dump)
+    state = make_plan(Compilation(mesh, request, graph), dump)
     assert state.plan is not None
     return state.plan
 

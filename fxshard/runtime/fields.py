@@ -8,11 +8,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import sharding_functions
 from fxshard.layout import Layout
 from fxshard.runtime.launch import checksum, compare, mesh_ranks
-from fxshard.strategies import rules_of_the_user
-from fxshard.strategies.user_rules import name_of
+from fxshard.strategies.user_rules import given_rules
 
 SAMPLE = 256
 """Elements of each parameter and buffer that ranks compare, evenly spread: cheap, and enough to tell other seeds and other files."""
@@ -22,8 +20,7 @@ Fields = dict[str, str]
 
 def rule_fields() -> Fields:
     """The rules that the user registered, with us or by torch's ``register_sharding``."""
-    given = {op: name_of(function) for op, function in sharding_functions().items()} | rules_of_the_user()
-    return {f"rule: {op}": said for op, said in given.items()}
+    return {f"rule: {op}": said for op, said in given_rules().items()}
 
 
 def shape_fields(named: Mapping[str, torch.Tensor]) -> Fields:

@@ -40,7 +40,7 @@ from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
-from fxshard.runtime.options import check_choice, check_device_mesh, check_number, check_pins, check_plan, check_unused
+from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number, check_pins, check_plan, check_unused
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
@@ -67,6 +67,7 @@ class Settings:
     compiler: str = "inductor"
     timeout: float = TIMEOUT
     dump: str | Path | None = None
+    cache: bool = True
     planner: Planner = plan_graph
 
 
@@ -95,7 +96,7 @@ def parallelize(
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
-            ranks while planning), ``dump``, ``planner``.
+            ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken from disk), ``planner``.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -141,6 +142,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         find_hardware(settings.hardware)
     if not isinstance(settings.dump, str | Path | None):
         raise OptionError(f"dump is a {type(settings.dump).__name__}", remedy="give a folder")
+    check_flag("cache", settings.cache)
     if not callable(settings.planner):
         raise OptionError(f"the planner is a {type(settings.planner).__name__}", remedy="leave it out, or give a function")
     return settings
@@ -241,6 +243,7 @@ class ShardedForward:
             objective=s.objective,
             time_limit=s.time_limit,
             constraints=self._constraints(graph, first),
+            cache=s.cache,
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)

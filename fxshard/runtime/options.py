@@ -36,7 +36,7 @@ class BackendOptions:
     names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
-    ``timeout``: seconds to wait for other ranks.
+    ``timeout``: seconds to wait for other ranks. ``cache``: whether a plan made before is taken from disk, and this one kept.
     """
 
     mesh: DeviceMesh | Mesh
@@ -50,6 +50,7 @@ class BackendOptions:
     constraints: Sequence[Constraint] = ()
     plan: ShardingPlan | None = None
     dump: str | Path | None = None
+    cache: bool = True
     compiler: str = "inductor"
     timeout: float = TIMEOUT
 
@@ -71,6 +72,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
+    check_flag("cache", given.get("cache", True))
     check_number("memory_limit", given.get("memory_limit"))
     check_number("time_limit", given.get("time_limit"))
     if not isinstance(given.get("pins"), Mapping | None):
@@ -139,6 +141,11 @@ def _kind(value: Any) -> str:
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise OptionError(f"unknown {name} {value!r}{closest(value, choices)}", remedy=f"use one of {', '.join(choices)}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"the option {name!r} is {value!r}", remedy="give True or False")
 
 
 def check_number(name: str, value: Any, *, optional: bool = True) -> None:

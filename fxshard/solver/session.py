@@ -10,12 +10,13 @@ nothing beyond that cost, its *reach*.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from .arrays import BoolArray, IntArray
+from .arrays import BoolArray, FloatArray, IntArray
 from .budget import Budget
 from .infeasible import InfeasibleError
 from .local_search import Polish
@@ -63,14 +64,21 @@ class Session:
     ) -> None:
         """Solves `problem`; arguments and errors as `solve`. regions: the sizes to try, in nodes."""
         self.problem, self._work_limit, self._regions = problem, work_limit, regions
-        self._root: _Root | None = None
+        self._root_of: Callable[[], _Root] | None = None
         self.solution = solve(problem, time_limit, work_limit, start, self._keep)
 
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
-        sizes = np.asarray([len(costs) for costs in relaxation.ascent.model.costs])
-        columns = [relaxation.undo(np.minimum(state, sizes - 1)) for state in range(int(sizes.max(initial=0)))]
-        states = [row[:size] for row, size in zip(np.stack(columns, axis=1), sizes, strict=True)]
-        self._root = _Root(Reparametrised(relaxation.ascent), tuple(states), scale, reach)
+        """Keep what was proven; where rows tie all nodes together no region is free to change."""
+        if len(relaxation.model.limits):
+            return
+        """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for."""
+        state = relaxation.ascent.sweeper.state()
+        self._root_of = lambda: _root(relaxation, state, scale, reach)
+
+    @cached_property
+    def _root(self) -> _Root | None:
+        root_of, self._root_of = self._root_of, None
+        return None if root_of is None else root_of()
 
     def again(self, allowed: Allowed, gap: float = CLOSED) -> Solution:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
@@ -81,9 +89,10 @@ class Session:
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
         best: Solution | None = None
-        for size in self._regions if self._root is not None else ():
-            assert self._root is not None
-            found = self._around(self._root, allowed, size)
+        root = self._root
+        for size in self._regions if root is not None else ():
+            assert root is not None
+            found = self._around(root, allowed, size)
             best = found if best is None or (found is not None and found.gap < best.gap) else best
             if best is not None and best.gap <= gap:
                 return best
@@ -115,6 +124,15 @@ class Session:
         proven = min(bound / root.scale.factor - root.scale.margin, root.reach, objective)
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
+
+
+def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:
+    ascent = relaxation.ascent
+    ascent.sweeper.restore(state)
+    sizes = np.asarray([len(costs) for costs in ascent.model.costs])
+    columns = [relaxation.undo(np.minimum(choice, sizes - 1)) for choice in range(int(sizes.max(initial=0)))]
+    states = [row[:size] for row, size in zip(np.stack(columns, axis=1), sizes, strict=True)]
+    return _Root(Reparametrised(ascent), tuple(states), scale, reach)
 
 
 def _numbered(allowed: Allowed, nodes: IntArray) -> Allowed:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fxshard._torch_compat import find_operator, operator_names, schema_of
+from fxshard._torch_compat import find_operator, operator_names, schema_of, sharding_functions
 from fxshard.errors import OptionError, RuleError, closest
 from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.factors import Factors, Rule
@@ -21,6 +21,11 @@ from fxshard.strategies.registry import has_rule, register, rules_of_the_user
 
 _PROPERTIES = ("ops", "at", *(f.name for f in fields(Factors) if f.name not in ("operands", "outputs", "replicated")))
 """What may stand beside a rule in text."""
+
+
+def given_rules() -> dict[str, str]:
+    """Operator -> what the user gave as its rule, with us or by torch's ``register_sharding``, as a text that tells rules apart."""
+    return {op: name_of(function) for op, function in sharding_functions().items()} | rules_of_the_user()
 
 
 def register_rule(

@@ -1,0 +1,183 @@
+"""What made a plan, kept beside it in the process that planned: it answers questions that take more than the plan's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import fx
+
+from fxshard.comparison import compare
+from fxshard.errors import ConstraintError, PlanError, closest
+from fxshard.explanation import Choice, Explanation, Reading
+from fxshard.layout import Layout, placement_str
+from fxshard.passes.annotate import Annotated
+from fxshard.passes.choose import decide, solved
+from fxshard.passes.constrain import Constraints, Pin, pattern
+from fxshard.passes.formulate import Formulation, formulate
+from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
+from fxshard.sharding_plan import ShardingPlan
+from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
+
+NEAR = 1e-4
+"""Relative gap that is good enough where all layouts of a value are compared; one that is asked for by name is proven if it can be."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value that was asked for: what the states of its variable make of it, and the layouts that its operator knows."""
+
+    name: str
+    node: str
+    output: int
+    op: str
+    ndim: int
+    variable: int
+    layouts: tuple[Layout, ...]
+    legal: tuple[Layout, ...]
+    together: bool
+
+
+class Origin:
+    """The annotated graph, the constraints and the solved problem of a plan; ``cached`` is the file that it was read from, if it was."""
+
+    def __init__(
+        self,
+        annotated: Annotated,
+        constraints: Constraints,
+        objective: str,
+        time_limit: float | None,
+        formulation: Formulation | None = None,
+        session: Session | None = None,
+        cached: Path | None = None,
+    ) -> None:
+        self._annotated, self._constraints, self._objective, self._time_limit = annotated, constraints, objective, time_limit
+        self._formulation, self._session, self.cached = formulation, session, cached
+
+    def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
+        """As ``ShardingPlan.explain``."""
+        value = self._value(name)
+        have = self._have(plan, value)
+        if layout is None:
+            pins = [Pin(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
+        else:
+            wanted = pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
+            pins = [Pin(wanted, _text(wanted))]
+        gap = {} if layout is not None else {"gap": NEAR}
+        choices = [self._choice(plan, value, have, pin, **gap) for pin in pins]
+        choices.sort(key=lambda c: (c.total is None, c.total or 0.0, not c.chosen, c.layout))
+        node = next((n for n in plan.nodes if n.name == value.node), None)
+        return Explanation(
+            name=name,
+            node=value.node,
+            op=value.op,
+            line=plan.lines.get(value.node, ""),
+            layout=have,
+            compute=node.compute if node else 0.0,
+            total=plan.objective,
+            unit=plan.certificate.unit,
+            readings=tuple(self._readings(plan, value)),
+            choices=tuple(choices),
+        )
+
+    def _problem(self) -> tuple[Formulation, Session]:
+        """The problem and its solve, made again where the plan came without them."""
+        if self._formulation is None:
+            self._formulation = formulate(self._annotated, self._constraints, self._objective)
+        if self._session is None:
+            self._session = solved(self._annotated, self._constraints, self._formulation, self._time_limit)
+        return self._formulation, self._session
+
+    def _value(self, name: str) -> _Value:
+        formulation, _ = self._problem()
+        graph = self._annotated.graph
+        known = {i.name: i.node for i in graph.inputs}
+        known |= {alias: known[target] for alias, target in graph.aliases.items() if target in known}
+        results = {end.name: index for index, end in enumerate(graph.outputs) if index in formulation.result_vars}
+        if name in results and name not in known:
+            variable, layouts = formulation.result_vars[results[name]]
+            ndim = operands(graph.module.graph.output_node())[results[name]].meta["val"].dim()
+            return _Value(name, "output", results[name], "output", ndim, variable, layouts, tuple(layouts), False)
+        found = graph.by_name.get(known.get(name, name))
+        source, output = producer(found) if found is not None else (None, 0)
+        if source is None or source.name not in formulation.node_vars or not outputs_of(source) or outputs_of(source)[output] is None:
+            what = f"there is nothing to explain by the name of {name!r}{closest(name, [*known, *results, *formulation.node_vars])}"
+            remedy = "name a parameter, a buffer, an input, an output or a node that gives a tensor; print(plan) lists the nodes"
+            raise PlanError(what, where=f"plan on mesh {self._annotated.mesh}", remedy=remedy)
+        variable, specs = formulation.node_vars[source.name]
+        own = self._annotated.specs[source.name]
+        together = sum(var == variable for var, _ in formulation.node_vars.values()) > 1
+        tensor = outputs_of(source)[output]
+        assert tensor is not None
+        return _Value(
+            name,
+            source.name,
+            output,
+            str(source.target) if source.op == "call_function" else next(i.kind for i in graph.inputs if i.node == source.name),
+            tensor.dim(),
+            variable,
+            tuple(spec.outputs[output] for spec in specs),
+            tuple(dict.fromkeys(spec.outputs[output] for spec in own)),
+            together,
+        )
+
+    def _have(self, plan: ShardingPlan, value: _Value) -> Layout:
+        spec = plan.specs[value.node]
+        return spec.inputs[value.output] if value.node == "output" else spec.outputs[value.output]
+
+    def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Pin, **gap: float) -> Choice:
+        if pin.admits(have):
+            return Choice(_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
+        allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
+        if not allowed.any():
+            return Choice(_text(pin.pattern), None, None, reason=_impossible(value, pin))
+        formulation, session = self._problem()
+        try:
+            solution = session.again({value.variable: allowed}, **gap)
+        except (InfeasibleError, NoPlanError) as error:
+            return Choice(_text(pin.pattern), None, None, reason=f"no plan has it: {error}")
+        other = self._written(formulation, solution)
+        bound, cut = other.lower_bound, other.certificate.cut
+        return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
+
+    def _written(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+        try:
+            return decide(self._annotated, self._constraints, formulation, solution)
+        except ConstraintError as error:
+            raise PlanError(f"the plan could not be written: {error.what}", where=error.where, remedy="please report it") from error
+
+    def _readings(self, plan: ShardingPlan, value: _Value) -> Iterable[Reading]:
+        if value.node == "output":
+            return
+        graph = self._annotated.graph
+        costs = {(r.value, r.target): r.cost for r in plan.redistributions}
+        lines = plan.lines
+        for name in _names(graph.by_name[value.node], value.output):
+            for user in graph.by_name[name].users:
+                for k, operand in enumerate(operands(user)):
+                    if operand.name == name:
+                        layout = plan.specs[user.name].inputs[k]
+                        end = graph.outputs[k] if user.op == "output" else None
+                        what = str(user.target) if end is None else f"{end.kind} {end.name}"
+                        yield Reading(user.name, what, layout, costs.get((name, layout), 0.0), lines.get(user.name, ""))
+
+
+def _names(node: fx.Node, output: int) -> list[str]:
+    """The values that hold one output of a node."""
+    picks = [user.name for user in node.users if is_getitem(user) and producer(user) == (node, output)]
+    return picks or [node.name]
+
+
+def _impossible(value: _Value, pin: Pin) -> str:
+    if not any(map(pin.admits, value.legal)):
+        return f"{value.op} never gives it"
+    if value.together:
+        return f"{value.node} is decided together with other pieces of its operator, which never give it; pins={{...}} part them"
+    return "the pins of this plan exclude it"
+
+
+def _text(wanted: Iterable[Any]) -> str:
+    return "".join("*" if p is None else placement_str(p) for p in wanted)
