@@ -4,7 +4,7 @@ The plan of the first solve is changed where it has to be, and a region around t
 the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer; otherwise the
 region grows, and where none is large enough the narrower problem is solved from nothing.
 
-The integers of the first solve lack what costs more than the plan that it began with (`scaling.quantise`): its bounds say
+The integers of the first solve lack what costs much more than the plan that it began with (`scaling.quantise`): its bounds say
 nothing beyond that cost, its *reach*.
 """
 
@@ -88,34 +88,32 @@ class Session:
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
-        best: Solution | None = None
-        root = self._root
+        best, root = None, self._root
         for size in self._regions if root is not None else ():
-            assert root is not None
-            found = self._around(root, allowed, size)
+            if root is None or 2 * size > len(self.problem):  # solving all of it is as fast
+                break
+            found = self._around(root, allowed, root.proven.near(allowed, size))
             best = found if best is None or (found is not None and found.gap < best.gap) else best
             if best is not None and best.gap <= gap:
                 return best
         return solve(_narrowed(self.problem, allowed), None, self._work_limit, None if best is None else best.choices)
 
-    def _around(self, root: _Root, allowed: Allowed, size: int) -> Solution | None:
+    def _around(self, root: _Root, allowed: Allowed, nodes: IntArray) -> Solution | None:
         """What a region around the nodes in question says, None where it knows no plan."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         places = [np.flatnonzero(states == choice) for states, choice in zip(root.states, self.solution.choices, strict=True)]
         if not all(mask.any() for mask in kept.values()) or not all(map(len, places)):
             return None
         plan, budget = np.asarray([place[0] for place in places], dtype=np.int64), Budget(None, REGION_WORK)
-        nodes = root.proven.near(kept, size)
         region = root.proven.region(nodes)
         found, bound = _searched(region, plan[nodes], _numbered(kept, nodes), budget)
         if found is not None:
             plan[nodes] = found
         surrounded, members = root.proven.surrounded(nodes, plan)
-        fixed = np.where(np.isin(members, nodes), plan[members], 0)
-        better, _ = _searched(surrounded, fixed, _numbered(kept, members), budget)
+        inside = np.isin(members, nodes)
+        better, _ = _searched(surrounded, np.where(inside, plan[members], 0), _numbered(kept, members), budget)
         if better is None:
             return None
-        inside = np.isin(members, nodes)
         plan[members[inside]] = better[inside]
         choices = np.asarray([states[state] for states, state in zip(root.states, plan, strict=True)])
         if not self.problem.feasible(choices):

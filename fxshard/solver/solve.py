@@ -43,7 +43,8 @@ def solve(
     budget = Budget(time_limit, work_limit)
     raw = from_problem(problem)
     first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
-    reach = np.inf if first is None else raw.evaluate(first)
+    known = np.inf if first is None else raw.evaluate(first)
+    reach = known if keep is None else known + abs(known)
     model, scale = quantise(raw, reach)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     shown = None if keep is None else (lambda relaxation: keep(relaxation, scale, reach))

@@ -1,0 +1,160 @@
+"""plan.explain: what it says another choice would cost is what planning from nothing with that pin gives."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from zoo import Case, cnn, llama, mlp
+
+import fxshard
+from fxshard.errors import ConstraintError, LayoutError, PlanError
+from fxshard.layout import all_layouts
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.verify import verify_edges
+from fxshard.planning_graph import PlanningGraph
+from fxshard.sharding_plan import ShardingPlan
+
+FAST = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
+LINE = fxshard.Mesh({"tp": 3})
+
+
+class Parts(nn.Module):
+    """Operators with several results, one of them unused; tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12, bias=False), nn.Linear(8, 12, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, _ = self.first(x).split(4, -1)
+        return torch.topk(a * b.exp(), 2).values + self.second(x)[:, :2]
+
+
+def parts() -> Case:
+    return Parts(), (torch.ones(6, 8),), {}
+
+
+CASES: list[tuple[Callable[[], Case], fxshard.Mesh, dict[str, Any]]] = [
+    (mlp, FAST, {"objective": "communication", "input_layouts": "S(0)R"}),
+    (cnn, LINE, {"memory_limit": 12000}),
+    (llama, FAST, {"objective": "communication", "input_layouts": "S(0)R", "output_layouts": "RR"}),
+    (llama, LINE, {"train": False, "input_layouts": "S(0)"}),
+    (parts, FAST, {"output_layouts": "S(0)R", "input_layouts": "S(0)S(1)", "objective": "communication"}),
+]
+
+
+def names(plan: ShardingPlan) -> list[str]:
+    return [*(end.name for end in plan.inputs if end.kind != "seed"), *(n.name for n in plan.nodes if n.op.startswith(("aten", "fxshard")))]
+
+
+def in_groups(plan: ShardingPlan) -> set[str]:
+    """Nodes of norms, softmax and losses, whose pieces are decided together unless one is pinned."""
+    said = ("row_", "channel_", "batch_", "normalise", "running", "softmax", "sum_exp", "sum_product", "amax")
+    return {n.name for n in plan.nodes if any(word in n.op for word in said)}
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
+    make, mesh, options = CASES[number]
+    model, args, kwargs = make()
+    plan = fxshard.plan(model, args, mesh, kwargs, **options)
+    graph: PlanningGraph = plan.origin._annotated.graph  # type: ignore[union-attr]
+    rng, asked = random.Random(number), 0
+    for name in rng.sample(names(plan), 5):
+        node = plan.node_of(name)
+        shapes = next(n.shapes for n in plan.nodes if n.name == node)
+        layout = str(rng.choice(all_layouts(len(shapes[0]), mesh.ndim, ("sum",))))
+        (choice,) = plan.explain(name, layout).choices
+        pin = (layout, *[None] * (len(shapes) - 1)) if len(shapes) > 1 else layout
+        try:
+            fresh = plan_graph(graph, mesh, Request(pins={name: pin}, **options))
+        except ConstraintError:
+            assert choice.total is None and choice.reason
+            continue
+        if choice.total is None:
+            assert node in in_groups(plan) and "together" in choice.reason
+            continue
+        asked += 1
+        assert choice.plan is not None and choice.lower_bound is not None
+        assert str(choice.plan.layout_of(name)) == layout
+        if node in in_groups(plan):  # a pin parts the pieces, so that a little more is possible
+            assert choice.total >= fresh.objective * (1 - 1e-9)
+            continue
+        assert choice.lower_bound <= fresh.objective * (1 + 1e-9) and fresh.lower_bound <= choice.total * (1 + 1e-9)
+        assert fresh.gap < 1e-8 and choice.gap is not None and choice.gap < 1e-8
+        assert choice.total == pytest.approx(fresh.objective, rel=1e-8)
+        verify_edges(graph, choice.plan)
+    assert asked
+
+
+def small() -> tuple[ShardingPlan, nn.Module, tuple[torch.Tensor, ...]]:
+    model, args, _ = mlp()
+    return fxshard.plan(model, args, FAST, input_layouts="S(0)R"), model, args
+
+
+def test_the_plans_own_layout_costs_what_the_plan_costs_and_others_are_sorted() -> None:
+    plan, _, _ = small()
+    explained = plan.explain("up.0.weight")
+    assert (explained.node, explained.op, explained.layout) == ("up_0_weight", "parameter", plan.layout_of("up.0.weight"))
+    (own,) = [c for c in explained.choices if c.chosen]
+    assert own.total == explained.total == plan.objective and explained.difference(own) == 0.0
+    totals = [c.total for c in explained.choices if c.total is not None]
+    assert totals == sorted(totals) and len(totals) == 9
+    assert all(c.lower_bound is not None and c.lower_bound <= c.total for c in explained.choices if c.total is not None)
+    assert {r.what for r in explained.readings} == {"fxshard.einsum.default"}
+    assert explained.readings[0].line.endswith("x = down(F.gelu(up(x)))")
+
+
+def test_where_the_difference_arises_adds_up_to_it() -> None:
+    plan, _, _ = small()
+    explained = plan.explain("gelu")
+    for choice in explained.choices:
+        if choice.where is not None and choice.total is not None:
+            computing = sum(c.after - c.before for c in choice.where.compute)
+            moving = sum((m.after or 0.0) - (m.before or 0.0) for m in choice.where.moves)
+            assert computing + moving == pytest.approx(choice.total - plan.objective, abs=1e-9)
+            assert f"{choice.total - plan.objective:+,.4g}" in str(explained)
+
+
+def test_one_choice() -> None:
+    plan, _, _ = small()
+    (all_of_it,) = [c for c in plan.explain("down.1.weight").choices if c.layout == "S(0)S(1)"]
+    explained = plan.explain("down.1.weight", "S(0)S(1)")
+    (choice,) = explained.choices
+    assert (choice.layout, choice.total) == ("S(0)S(1)", all_of_it.total)
+    text = str(explained)
+    assert "redistribution of" in text and "S(0)S(1)" in text and "microseconds" in text
+    free = plan.explain("down.1.weight", {"tp": fxshard.Layout.parse("S(1)")[0]}).choices[0]  # dp is free
+    assert free.layout == "*S(1)" and free.total is not None and all_of_it.total is not None and free.total <= all_of_it.total
+
+
+def test_what_cannot_be_is_said() -> None:
+    plan, model, args = small()
+    (choice,) = plan.explain("gelu", "PR").choices
+    assert choice.total is None and choice.reason == "aten.gelu.default never gives it" and choice.reason in str(plan.explain("gelu", "PR"))
+    pinned = fxshard.plan(model, args, FAST, pins={"up.0.weight": "RR"})
+    assert "pins of this plan" in pinned.explain("up.0.weight", "RS(0)").choices[0].reason
+    with pytest.raises(LayoutError, match="has 1 placements"):
+        plan.explain("gelu", "R")
+    with pytest.raises(PlanError, match=r"'up.0.wight'; did you mean 'up.0.weight'"):
+        plan.explain("up.0.wight")
+
+
+def test_copies_and_files_do_not_know(tmp_path: Any) -> None:
+    plan, _, _ = small()
+    plan.save(tmp_path / "plan.json")
+    others = [pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan), ShardingPlan.load(tmp_path / "plan.json")]
+    for other in (*others, dataclasses.replace(plan)):
+        assert other == plan and other.hash == plan.hash and other.to_json() == plan.to_json()
+        with pytest.raises(PlanError, match="does not know the graph") as error:
+            other.explain("gelu")
+        assert "plan again" in str(error.value)
