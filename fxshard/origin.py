@@ -16,7 +16,7 @@ from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.choose import decide, solved
-from fxshard.passes.constrain import Constraints, Pin, pattern
+from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
@@ -62,10 +62,10 @@ class Origin:
         value = self._value(name)
         have = self._have(plan, value)
         if layout is None:
-            pins = [Pin(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
+            pins = [Condition(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
         else:
             wanted = pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
-            pins = [Pin(wanted, _text(wanted))]
+            pins = [Condition(wanted, _text(wanted))]
         gap = {} if layout is not None else {"gap": NEAR}
         choices = [self._choice(plan, value, have, pin, **gap) for pin in pins]
         choices.sort(key=lambda c: (c.total is None, c.total or 0.0, not c.chosen, c.layout))
@@ -128,7 +128,7 @@ class Origin:
         spec = plan.specs[value.node]
         return spec.inputs[value.output] if value.node == "output" else spec.outputs[value.output]
 
-    def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Pin, **gap: float) -> Choice:
+    def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition, **gap: float) -> Choice:
         if pin.admits(have):
             return Choice(_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
         allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
@@ -171,7 +171,7 @@ def _names(node: fx.Node, output: int) -> list[str]:
     return picks or [node.name]
 
 
-def _impossible(value: _Value, pin: Pin) -> str:
+def _impossible(value: _Value, pin: Condition) -> str:
     if not any(map(pin.admits, value.legal)):
         return f"{value.op} never gives it"
     if value.together:

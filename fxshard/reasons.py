@@ -94,8 +94,11 @@ def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) 
     """What would avoid it, in the words of ``explain``, which knows what that costs."""
     names = list(dict.fromkeys(reader.node for reader in readers))
     who = names[0] if len(names) == 1 else f"all of {', '.join(names)}"
-    what = f"It would not run if {producer.node} gave {entry.target}, or {who} read {entry.source}"
+    returned = any(reader.what.startswith(("output ", "gradient ", "mutation ")) for reader in readers)
+    otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
+    lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
     if entry.source.has_partial:
-        what += " (a sum is pending because what is summed over is cut: it would not be if that dim were whole)"
-    asked = f"plan.explain({producer.node!r}, {str(entry.target)!r})"
-    return f"{what}. {asked} says what the former costs." if not entry.target.has_partial else f"{what}."
+        lines.append("A sum is pending because the dim that is summed over is cut.")
+    if not entry.target.has_partial:
+        lines.append(f"plan.explain({entry.value!r}, {str(entry.target)!r}) says what that would cost.")
+    return "\n".join(lines)

@@ -9,7 +9,8 @@ from torch import fx
 
 from fxshard._torch_compat import mesh_of_one
 from fxshard.cost.lives import End
-from fxshard.cost.memory import Optimizer, Stage, profile_stages
+from fxshard.cost.memory import Stage, profile_stages
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import local_shape
 from fxshard.memory_profile import MemoryProfile
 from fxshard.program import ShardedProgram

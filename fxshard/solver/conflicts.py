@@ -120,7 +120,7 @@ def _part(model: Model, nodes: list[int]) -> Model:
 
 
 def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float, tuple[int, ...]]:
-    """The least peak found, a bound on it, and the choices that give it: least weighted usages, for growing weights on the rows that peak."""
+    """The least peak found, a bound on it, and its choices: least weighted usages, for growing weights on the rows that peak."""
     weight = np.zeros(len(memory.limits))
     weight[int(_floor(memory).argmax())] = 1.0
     least, bound = np.inf, float(_floor(memory).max())

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from fxshard.cost.lives import End
-from fxshard.cost.memory import Optimizer, Stage, profile_stages
+from fxshard.cost.memory import Stage, profile_stages
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 

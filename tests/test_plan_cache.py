@@ -1,0 +1,177 @@
+"""Solved plans on disk: the same question gets the same plan without solving, another one is planned, bad files are replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard
+from fxshard import plan_cache
+from fxshard.errors import OptionError
+from fxshard.mesh import HARDWARE
+from fxshard.passes import choose, pipeline
+from fxshard.sharding_plan import ShardingPlan
+
+MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FXSHARD_CACHE", "1")
+    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry a solve."""
+    counted: list[int] = []
+    real = choose.solved
+    monkeypatch.setattr(choose, "solved", lambda *args: counted.append(1) or real(*args))
+    return counted
+
+
+def make(model: nn.Module | None = None, mesh: fxshard.Mesh = MESH, rows: int = 8, **options: Any) -> ShardingPlan:
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    return fxshard.plan(model, (torch.ones(rows, 4),), mesh, **options)
+
+
+def test_a_restart_does_not_plan_again(folder: Path, solves: list[int]) -> None:
+    first = make()
+    (file,) = folder.iterdir()
+    assert first.origin is not None and first.origin.cached is None and len(solves) == 1
+    again = make()
+    assert again.to_json() == first.to_json() and again.lines == first.lines and len(solves) == 1
+    assert again.origin is not None and again.origin.cached == file
+    assert ShardingPlan.load(file) == first
+    explained = again.explain("0.weight", "S(0)R")  # the problem is solved for it
+    assert explained.choices[0].total == first.explain("0.weight", "S(0)R").choices[0].total
+
+
+FAST = dataclasses.replace(HARDWARE["h100"], launch=1.0)
+OTHERS: list[dict[str, Any]] = [
+    {"model": nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 4))},
+    {"rows": 16},
+    {"train": False},
+    {"mesh": fxshard.Mesh({"dp": 4, "tp": 2}, hardware="h100")},
+    {"mesh": fxshard.Mesh({"a": 2, "tp": 2}, hardware="h100")},
+    {"mesh": fxshard.Mesh({"dp": 2, "tp": 2}, hardware="a100")},
+    {"mesh": fxshard.Mesh({"dp": 2, "tp": 2}, hardware=FAST)},
+    {"pins": {"0.weight": "RS(0)"}},
+    {"pins": {"0.weight": "RS(1)"}},
+    {"input_layouts": "S(0)R"},
+    {"output_layouts": "RR"},
+    {"memory_limit": 10**9},
+    {"objective": "communication"},
+    {"time_limit": 100.0},
+]
+
+
+def test_each_thing_that_decides_a_plan_makes_it_another(folder: Path, solves: list[int]) -> None:
+    make()
+    for number, other in enumerate(OTHERS):
+        make(**other)
+        assert len(solves) == number + 2, other
+        assert len(list(folder.iterdir())) == number + 2
+    for other in ({}, OTHERS[5], OTHERS[8]):
+        make(**other)
+    assert len(solves) == len(OTHERS) + 1
+
+
+def test_how_a_pin_is_written_does_not_matter(folder: Path, solves: list[int]) -> None:
+    make(pins={"0.weight": "RS(0)"})
+    make(pins={"0.w*": {"dp": fxshard.Layout.parse("R")[0], "tp": fxshard.Layout.parse("S(0)")[0]}})
+    assert len(solves) == 1
+
+
+def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {plan_cache.file_for(graph="g")}
+    for name, value in (("given_rules", lambda: {"mylib.op": "a -> a"}), ("code_digest", lambda: "other"), ("FORMAT_VERSION", 99)):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan_cache, name, value)
+            names.add(plan_cache.file_for(graph="g"))
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    names.add(plan_cache.file_for(graph="g"))
+    assert len(names) == 5 and all(name is not None and name.parent == folder for name in names)
+    assert plan_cache.file_for(graph=lambda: None) is None, "what has no text of its own is not looked up"
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "illegal"])
+def test_a_bad_file_is_said_and_replaced(folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
+    plan = make()
+    (file,) = folder.iterdir()
+    data = json.loads(file.read_text())
+    if damage == "illegal":
+        next(n for n in data["nodes"] if n["name"] == "relu")["outputs"] = ["PP"]
+    texts = {"cut": plan.to_json()[:300], "foreign": "{}", "newer": json.dumps({**data, "version": 99}), "illegal": json.dumps(data)}
+    file.write_text(texts[damage])
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        assert make() == plan
+    assert len(solves) == 2 and "is not used and is made again" in caplog.text and str(file) in caplog.text
+    assert ShardingPlan.load(file) == plan and make() == plan and len(solves) == 2
+
+
+def test_it_can_be_switched_off(folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    make(cache=False)
+    monkeypatch.setenv("FXSHARD_CACHE", "0")
+    make()
+    assert len(solves) == 2 and not folder.exists()
+    monkeypatch.setenv("FXSHARD_CACHE", "perhaps")
+    with pytest.raises(OptionError, match="FXSHARD_CACHE='perhaps'"):
+        make()
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FXSHARD_CACHE", "1")
+    monkeypatch.delenv("FXSHARD_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert plan_cache.folder() == tmp_path / "fxshard"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plan_cache.folder() == tmp_path / ".cache" / "fxshard"
+
+
+def test_dumped_stages_all_run(folder: Path, solves: list[int], tmp_path: Path) -> None:
+    make()
+    make(dump=tmp_path / "dump")
+    assert len(solves) == 2 and (tmp_path / "dump" / "04_choose.txt").exists()
+
+
+def test_a_plan_that_time_cut_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = choose.decide
+
+    def cut(*args: Any) -> ShardingPlan:
+        plan = real(*args)
+        return dataclasses.replace(plan, certificate=dataclasses.replace(plan.certificate, cut=True))
+
+    monkeypatch.setattr(pipeline.choose, "decide", cut)
+    make(time_limit=50.0)
+    assert not folder.exists()
+    make()  # cut by counted work, which is the same at any time
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_place_that_cannot_be_written_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.write_text("a file stands here")
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        make()
+    assert "not kept for the next start" in caplog.text and "FXSHARD_CACHE_DIR" in caplog.text
+
+
+def test_plans_that_nobody_uses_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "KEPT", 2)
+    plan = make(cache=False)
+    for number in range(3):
+        plan_cache.write(folder / f"plan-v2-{number}.json", plan)
+        os.utime(folder / f"plan-v2-{number}.json", (number, number))
+        if number == 1:
+            assert plan_cache.read(folder / "plan-v2-0.json") == plan  # used, so that it stays
+    assert sorted(f.name for f in folder.iterdir()) == ["plan-v2-0.json", "plan-v2-2.json"]
