@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
     from fxshard.constraints import Communication, Equal, Forbid, Pin
+    from fxshard.cost.optimizer_state import Optimizer
     from fxshard.errors import FxshardError
     from fxshard.hardware import Hardware, Link
     from fxshard.layout import Layout
@@ -35,6 +36,7 @@ _HOME = {
     "Equal": "fxshard.constraints",
     "Forbid": "fxshard.constraints",
     "Pin": "fxshard.constraints",
+    "Optimizer": "fxshard.cost.optimizer_state",
     "FxshardError": "fxshard.errors",
     "Layout": "fxshard.layout",
     "Hardware": "fxshard.hardware",
@@ -57,6 +59,7 @@ __all__ = [
     "Link",
     "Mesh",
     "OpSpec",
+    "Optimizer",
     "Pin",
     "ShardedProgram",
     "ShardingPlan",

@@ -180,7 +180,7 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
-DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "cache")
+DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "constraints", "memory_limit", "optimizer", "cache")
 """What of a request is in the graph and in the constraints, or decides nothing."""
 
 
