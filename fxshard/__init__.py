@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fxshard.layout import Layout
     from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
+    from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan
     from fxshard.strategies.user_rules import register_rule
 
@@ -43,6 +44,7 @@ _HOME = {
     "Link": "fxshard.hardware",
     "Mesh": "fxshard.mesh",
     "ShardedProgram": "fxshard.program",
+    "program_memory": "fxshard.runtime.memory",
     "OpSpec": "fxshard.sharding_plan",
     "ShardingPlan": "fxshard.sharding_plan",
     "register_rule": "fxshard.strategies.user_rules",
@@ -70,6 +72,7 @@ __all__ = [
     "lower",
     "parallelize",
     "plan",
+    "program_memory",
     "register_rule",
     "simulate",
 ]

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
     inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
     inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
+    inspect.add_argument("--memory", action="store_true", help="show what a device holds at the peak and over time (of a program)")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
 
@@ -189,7 +190,18 @@ def _inspect(options: argparse.Namespace) -> None:
     parts = [inspect.nodes_table(subject)] if options.nodes else []
     parts += [inspect.collectives_table(subject)] if options.collectives else []
     parts += [str(inspect.plan_of(subject).why_collective(number)) for number in options.why]
+    parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
     print("\n\n".join(parts or [inspect.summary(subject)]))
+
+
+def _memory(subject: Any, path: str) -> Any:
+    from fxshard.program import ShardedProgram
+    from fxshard.runtime.memory import program_memory
+
+    if not isinstance(subject, ShardedProgram):
+        remedy = "give a program (.pt2) that fxshard export --plan wrote from it"
+        raise OptionError("a plan says what it counted, memory over time takes the graph", where=path, remedy=remedy)
+    return program_memory(subject)
 
 
 def _check_op(options: argparse.Namespace) -> int:

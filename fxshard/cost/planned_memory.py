@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -71,20 +71,33 @@ def workspace(node: fx.Node) -> int:
     """
     if node.target not in KERNELS or any(UNKNOWN in plain_shape(t.shape) for t in _around(node)):
         return 0
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        args, kwargs = pytree.tree_map(lambda a: _fake(a, mode) if isinstance(a, fx.Node) else a, (node.args, dict(node.kwargs)))
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        with MemoryRecorder(given) as recorder:
-            result = KERNELS[node.target](*args, **kwargs)
+    return _taken(node.target, _plain(node.args), tuple((name, _plain(value)) for name, value in node.kwargs.items()))
+
+
+@dataclass(frozen=True)
+class _Like:
+    """Stands for a tensor, so that calls alike are one."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return _Like(tuple(value.shape), value.stride(), value.dtype)
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+@lru_cache(maxsize=4096)
+def _taken(target: Any, args: Any, kwargs: Any) -> int:
+    with FakeTensorMode(), torch.no_grad():
+        given = pytree.tree_map_only(_Like, lambda x: torch.empty_strided(x.shape, x.strides, dtype=x.dtype), (args, dict(kwargs)))
+        with MemoryRecorder(t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)) as recorder:
+            result = KERNELS[target](*given[0], **given[1])
         return recorder.peak - recorder.alive if result is not None else 0
-
-
-def _fake(node: fx.Node, mode: FakeTensorMode) -> Any:
-    value = node.meta["val"]
-    if not isinstance(value, torch.Tensor):
-        return value
-    with mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def buffers(move: Redistribution, mesh: Mesh) -> Iterator[tuple[Step, int]]:

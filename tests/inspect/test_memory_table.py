@@ -1,0 +1,63 @@
+"""Memory over time as people read it, as a golden text; the command asks for a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from expecttest import assert_expected_inline
+
+from fxshard import inspect
+from fxshard.cli import main
+from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
+from tests.plans import small_plan
+
+
+def profile() -> MemoryProfile:
+    tensors = (
+        HeldTensor("lin.weight", "parameter", 128, (8, 4), "torch.float32", 0, 2, "RS(0)"),
+        HeldTensor("x", "gathered", 4096, (32, 32), "torch.float32", 0, 1, "RR", "model.py:7: y = x @ w"),
+        HeldTensor("outputs[0]", "output", 512, (128,), "torch.float32", 1, 2, "S(0)R"),
+    )
+    steps = (
+        StepRun("x", "all_gather tp"),
+        StepRun("mm", "aten.mm.default", "model.py:7: y = x @ w", 64),
+        StepRun("add", "aten.add.Tensor"),
+    )
+    return MemoryProfile(tensors, steps, {"optimizer": 256}, ("nonzero",))
+
+
+def test_a_profile() -> None:
+    assert_expected_inline(
+        inspect.memory_table(profile(), shown=2),
+        """\
+peak per device  4.94 KiB (5056 bytes)
+at               mm (aten.mm.default)
+source           model.py:7: y = x @ w
+not counted      nonzero: only running tells their size
+
+at the peak      bytes  share
+-------------  -------  -------
+parameter          128  2.5%
+optimizer          256  5.1%
+output             512  10.1%
+gathered          4096  81.0%
+temporary           64  1.3%
+
+tensor      kind        bytes  layout    shape    dtype    source
+----------  --------  -------  --------  -------  -------  ---------------------
+x           gathered     4096  RR        32x32    float32  model.py:7: y = x @ w
+outputs[0]  output        512  S(0)R     128      float32
+
+steps      bytes  over time
+-------  -------  ----------------------------------------
+0-0         4480  ###################################
+1-1         5056  ########################################
+2-2          896  #######""",
+    )
+
+
+def test_a_plan_alone_has_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_plan().save(tmp_path / "plan.json")
+    assert main(["inspect", str(tmp_path / "plan.json"), "--memory"]) == 2
+    assert "memory over time takes the graph" in capsys.readouterr().err
