@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
     _add_model(plan)
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    kept = "whose state counts as memory: none (the default), sgd, sgd_momentum or adam"
+    plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
     plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; a plan that it cuts says so (default: none)")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
@@ -292,7 +294,7 @@ def _check_output(options: argparse.Namespace) -> None:
 def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
     from fxshard import api
 
-    limits = {"train": train, "time_limit": options.time_limit}
+    limits = {"train": train, "time_limit": options.time_limit, "optimizer": options.optimizer}
     return api.plan(model, args, _mesh(options), example_kwargs=kwargs, **limits, **_wishes(options))
 
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard.constraints import Constraint, check_constraints, names_in
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, RunError, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
@@ -64,6 +65,7 @@ class Settings:
     objective: str = "time"
     time_limit: float | None = None
     constraints: Sequence[Constraint] | None = None
+    optimizer: str | Optimizer = "none"
     compiler: str = "inductor"
     timeout: float = TIMEOUT
     dump: str | Path | None = None
@@ -95,8 +97,8 @@ def parallelize(
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
-            ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken from disk), ``planner``.
+            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
+            ``timeout`` (seconds to wait for other ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken from disk), ``planner``.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -243,6 +245,7 @@ class ShardedForward:
             objective=s.objective,
             time_limit=s.time_limit,
             constraints=self._constraints(graph, first),
+            optimizer=s.optimizer,
             cache=s.cache,
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731

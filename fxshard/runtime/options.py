@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.constraints import Constraint, check_constraints
+from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.hardware import Hardware
 from fxshard.mesh import Mesh, as_mesh
@@ -32,8 +33,8 @@ class BackendOptions:
 
     ``mesh``: the DeviceMesh to run on, needed; or, in a process that is alone, a ``fxshard.Mesh`` of one rank.
     ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
-    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``: as in ``fxshard.plan``; inputs go by the
-    names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
+    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs go
+    by the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
     ``timeout``: seconds to wait for other ranks. ``cache``: whether a plan made before is taken from disk, and this one kept.
@@ -48,6 +49,7 @@ class BackendOptions:
     input_layouts: Any = None
     output_layouts: Any = None
     constraints: Sequence[Constraint] = ()
+    optimizer: str | Optimizer = "none"
     plan: ShardingPlan | None = None
     dump: str | Path | None = None
     cache: bool = True

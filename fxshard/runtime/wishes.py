@@ -48,6 +48,7 @@ def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], op
         objective=options.objective,
         time_limit=options.time_limit,
         constraints=constraints,
+        optimizer=options.optimizer,
         cache=options.cache,
     )
 
