@@ -9,8 +9,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxshard.layout import Layout
 from fxshard.redistribution import COLLECTIVES
-from fxshard.sharding_plan import PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
 
 SHOWN = 20
 """Lines of a table; what is beyond is counted."""
@@ -137,7 +138,7 @@ def compare(before: ShardingPlan, after: ShardingPlan) -> Comparison:
         same_graph=before.graph_hash == after.graph_hash and before.train == after.train,
         memory=tuple((k, *pair) for k, pair in _pairs(before.memory, after.memory) if pair[0] != pair[1]),
         parameters=_layouts(_parameters(before), _parameters(after)),
-        nodes=_layouts(*({n.name: (n.op, str(n.spec)) for n in plan.nodes} for plan in (before, after))),
+        nodes=_layouts(*({n.name: (n.op, n.spec) for n in plan.nodes} for plan in (before, after))),
         compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
@@ -153,13 +154,17 @@ def _pairs(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterable[tupl
     return [(key, (before.get(key), after.get(key))) for key in dict.fromkeys([*before, *after])]
 
 
-def _parameters(plan: ShardingPlan) -> dict[str, tuple[str, str]]:
-    return {name: ("parameter", str(layout)) for name, layout in plan.parameter_layouts().items()}
+Decided = Mapping[str, tuple[str, Layout | OpSpec]]
+"""Name -> (operator, what was decided)."""
 
 
-def _layouts(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]) -> tuple[LayoutChange, ...]:
+def _parameters(plan: ShardingPlan) -> Decided:
+    return {name: ("parameter", layout) for name, layout in plan.parameter_layouts().items()}
+
+
+def _layouts(before: Decided, after: Decided) -> tuple[LayoutChange, ...]:
     changed = [(name, a, b) for name, (a, b) in _pairs(before, after) if a != b]
-    return tuple(LayoutChange(name, (a or b)[0], a and a[1], b and b[1]) for name, a, b in changed)
+    return tuple(LayoutChange(name, (a or b)[0], a and str(a[1]), b and str(b[1])) for name, a, b in changed)
 
 
 def _compute(before: Mapping[str, PlannedNode], after: Mapping[str, PlannedNode]) -> tuple[ComputeChange, ...]:

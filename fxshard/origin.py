@@ -23,7 +23,7 @@ from fxshard.sharding_plan import ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
 
 NEAR = 1e-4
-"""Relative gap that is good enough where all layouts of a value are compared; one that is asked for by name is proven if it can be."""
+"""Relative gap that is good enough for an answer: most have none, and closing the others would take as long as planning."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class Origin:
         else:
             wanted = pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
             pins = [Condition(wanted, _text(wanted))]
-        gap = {} if layout is not None else {"gap": NEAR}
-        choices = [self._choice(plan, value, have, pin, **gap) for pin in pins]
+        choices = [self._choice(plan, value, have, pin) for pin in pins]
         choices.sort(key=lambda c: (c.total is None, c.total or 0.0, not c.chosen, c.layout))
         node = next((n for n in plan.nodes if n.name == value.node), None)
         return Explanation(
@@ -128,7 +127,7 @@ class Origin:
         spec = plan.specs[value.node]
         return spec.inputs[value.output] if value.node == "output" else spec.outputs[value.output]
 
-    def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition, **gap: float) -> Choice:
+    def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition) -> Choice:
         if pin.admits(have):
             return Choice(_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
         allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
@@ -136,7 +135,7 @@ class Origin:
             return Choice(_text(pin.pattern), None, None, reason=_impossible(value, pin))
         formulation, session = self._problem()
         try:
-            solution = session.again({value.variable: allowed}, **gap)
+            solution = session.again({value.variable: allowed}, NEAR)
         except (InfeasibleError, NoPlanError) as error:
             return Choice(_text(pin.pattern), None, None, reason=f"no plan has it: {error}")
         other = self._written(formulation, solution)

@@ -17,6 +17,7 @@ from zoo import Case, cnn, llama, mlp
 import fxshard
 from fxshard.errors import ConstraintError, LayoutError, PlanError
 from fxshard.layout import all_layouts
+from fxshard.origin import NEAR
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.verify import verify_edges
 from fxshard.planning_graph import PlanningGraph
@@ -90,8 +91,8 @@ def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
             assert choice.total >= fresh.objective * (1 - 1e-9)
             continue
         assert choice.lower_bound <= fresh.objective * (1 + 1e-9) and fresh.lower_bound <= choice.total * (1 + 1e-9)
-        assert fresh.gap < 1e-8 and choice.gap is not None and choice.gap < 1e-8
-        assert choice.total == pytest.approx(fresh.objective, rel=1e-8)
+        assert fresh.gap < 1e-8 and choice.gap is not None and choice.gap <= NEAR
+        assert choice.total == pytest.approx(fresh.objective, rel=max(1e-8, choice.gap))
         verify_edges(graph, choice.plan)
     assert asked
 
