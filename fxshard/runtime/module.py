@@ -98,7 +98,8 @@ def parallelize(
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken from disk), ``planner``.
+            ``timeout`` (seconds to wait for other ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken
+            from disk), ``planner``.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
