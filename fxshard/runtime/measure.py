@@ -38,7 +38,7 @@ class Effort:
 
 
 EFFORTS = {
-    ("cpu", False): Effort(31, 1000.0, 1024, 26, 24),
+    ("cpu", False): Effort(31, 1000.0, 512, 24, 24),
     ("cpu", True): Effort(21, 200.0, 256, 24, 20),
     ("cuda", False): Effort(21, 2000.0, 8192, 30, 28),
     ("cuda", True): Effort(11, 1000.0, 2048, 26, 24),
