@@ -82,21 +82,19 @@ def sent_bytes(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int
     """Bytes that each rank sends when ``step`` is applied to a tensor of global ``shape`` in ``layout``."""
     if not step.is_collective:
         return 0
-    n = mesh.shape[step.axis]
-    before = math.prod(ceil_shape(shape, layout, mesh.shape)) * itemsize
-    after = math.prod(ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)) * itemsize
+    after = layout.with_axis(step.axis, step.target)
+    return _sent(step, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, after, mesh.shape), itemsize, mesh.shape[step.axis])
+
+
+def _sent(step: Step, before: tuple[int, ...], after: tuple[int, ...], itemsize: int, n: int) -> int:
+    """Bytes that each of n ranks sends in a collective that turns shards of shape ``before`` into ``after``, at ceil sizes."""
     if step.kind == "all_reduce":
-        return -(-2 * (n - 1) * before // n)
+        return -(-2 * (n - 1) * math.prod(before) * itemsize // n)
     if step.kind == "all_gather":
-        return (n - 1) * before
+        return (n - 1) * math.prod(before) * itemsize
     if step.kind == "reduce_scatter":
-        return (n - 1) * after
-    return (n - 1) * exchange_block(step, layout, shape, mesh) * itemsize
-
-
-def exchange_block(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
-    """Elements that a rank sends to each peer in an all-to-all: the local block cut along both dims, at ceil sizes."""
-    return math.prod(exchange_shape(step, layout, shape, mesh))
+        return (n - 1) * math.prod(after) * itemsize
+    return (n - 1) * math.prod(map(min, before, after)) * itemsize
 
 
 def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
@@ -167,11 +165,14 @@ class Table:
         self._sent: dict[int, np.ndarray] = {}
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         count = len(self.layouts)
+        local = [ceil_shape(shape, layout, mesh.shape) for layout in self.layouts]
         weights = np.full((count, count), np.inf)
         np.fill_diagonal(weights, 0.0)
         for i, layout in enumerate(self.layouts):
             for step, after in _neighbours(layout, len(shape), ops):
-                weights[i, self.index[after]] = step_price(step, layout, shape, itemsize, mesh, price)
+                j = self.index[after]
+                sent = _sent(step, local[i], local[j], itemsize, mesh.shape[step.axis]) if step.is_collective else 0
+                weights[i, j] = price(step, sent, math.prod(local[j]) * itemsize)
         self.prices, self.via = _all_pairs(weights)
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
@@ -231,7 +232,8 @@ def _all_pairs(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for k in range(len(weights)):
         through = distance[:, k, None] + distance[None, k, :]
         better = through < distance - 1e-12
-        distance = np.where(better, through, distance)
-        prices = np.where(better, prices[:, k, None] + prices[None, k, :], prices)
-        via[better] = k
+        if better.any():
+            np.copyto(distance, through, where=better)
+            np.copyto(prices, prices[:, k, None] + prices[None, k, :], where=better)
+            via[better] = k
     return prices, via
