@@ -185,7 +185,7 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
     def none_found(*_: object, **__: object) -> None:
         raise NoPlanError("the time limit ended the search")
 
-    monkeypatch.setattr("fxshard.passes.choose.solve", none_found)
+    monkeypatch.setattr("fxshard.passes.choose.Session", none_found)
     wrong(ConstraintError, "no plan was found: the time limit ended", "give time_limit=SECONDS", PAIR, time_limit=1e-3)
 
 
