@@ -28,7 +28,7 @@ print(fxshard.plan(llama, (tokens, tokens), mesh, output_layouts="RR").to_json()
 free = fxshard.plan(llama, (tokens, tokens), mesh, train=False, input_layouts="S(0)S(1)", output_layouts="RR", objective="communication")
 print(free.to_json())
 images = torch.zeros(8, 3, 8, 8), torch.zeros(8, dtype=torch.int64)
-print(fxshard.plan(CNN(), images, fxshard.Mesh({"a": 3}), memory_limit=9000).to_json())
+print(fxshard.plan(CNN(), images, fxshard.Mesh({"a": 3}), memory_limit=36000).to_json())
 """
 
 
