@@ -169,54 +169,91 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
     return True
 
 
+class Sharing(NamedTuple):
+    """The prices that readers share: S transfers with K links in all. A *slot* is a price, (given, layout) of one transfer; its
+    *cells* are what the links of the readers that may want the layout have of it."""
+
+    first: IntArray  # (S + 1,) where the links of each transfer begin
+    link: IntArray  # (K,) indexes of links
+    start: IntArray  # (K,) where their tables begin in the values
+    across: IntArray  # (K,) 1 where the rows of the table are the wanted layouts, not the given ones
+    wanted: IntArray  # (K,) wanted layouts that occur
+    given: IntArray  # (S,) given layouts that occur
+    width: IntArray  # (S,) layouts
+    column: IntArray  # link by link and layout by layout: its place among those wanted, -1 where it does not occur
+    column_start: IntArray  # (K + 1,)
+
+
 @compiled
-def rebalance(values: FloatArray, slack: FloatArray, cells: IntArray, first: IntArray) -> None:
-    """Take what the cells of each slot, `cells[first[s]:first[s + 1]]`, can spare, and share it out evenly, the odd rest to the first.
+def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: IntArray) -> int:
+    """Fills in the cells of a slot; how many there are."""
+    count = 0
+    for k in range(sharing.first[transfer], sharing.first[transfer + 1]):
+        column = sharing.column[sharing.column_start[k] + layout]
+        if column >= 0:
+            inside = column * sharing.given[transfer] + given if sharing.across[k] else given * sharing.wanted[k] + column
+            cells[count] = sharing.start[k] + inside
+            count += 1
+    return count
+
+
+@compiled
+def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
+    """Take what the cells of each slot can spare, and share it out evenly, the odd rest to the first.
 
     A cell with `inf` to spare needs nothing, and gets nothing where others do.
     """
-    for slot in range(len(first) - 1):
-        begin, end = first[slot], first[slot + 1]
-        pool, needy, chosen = 0.0, 0, begin
-        for k in range(begin, end):
-            cell = cells[k]
-            if slack[cell] < np.inf:
-                needy += 1
-                chosen = k if needy == 1 else chosen
-            if values[cell] < np.inf:
-                spare = min(values[cell], slack[cell])
-                pool += spare
-                values[cell] -= spare
-        each = np.floor(pool / max(1, needy))
-        for k in range(begin, end):
-            if slack[cells[k]] < np.inf:
-                values[cells[k]] += each
-                pool -= each
-        values[cells[chosen]] += pool
+    cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
+    for transfer in range(len(sharing.given)):
+        for given in range(sharing.given[transfer]):
+            for layout in range(sharing.width[transfer]):
+                count = cells_of(sharing, transfer, given, layout, cells)
+                if count == 0:
+                    continue
+                pool, needy, chosen = 0.0, 0, 0
+                for k in range(count):
+                    cell = cells[k]
+                    if slack[cell] < np.inf:
+                        needy += 1
+                        chosen = k if needy == 1 else chosen
+                    if values[cell] < np.inf:
+                        spare = min(values[cell], slack[cell])
+                        pool += spare
+                        values[cell] -= spare
+                each = np.floor(pool / max(1, needy))
+                for k in range(count):
+                    if slack[cells[k]] < np.inf:
+                        values[cells[k]] += each
+                        pool -= each
+                values[cells[chosen]] += pool
 
 
 @compiled
-def reprice(values: FloatArray, prices: FloatArray, cells: IntArray, first: IntArray) -> None:
-    """Make the cells of each slot add up to another price: a rise is shared evenly, a fall in proportion, the odd rest to the first."""
-    for slot in range(len(first) - 1):
-        begin, end = first[slot], first[slot + 1]
-        before = 0.0
-        for k in range(begin, end):
-            before += values[cells[k]]
-        if before == np.inf:
-            continue
-        change = prices[slot] - before
-        for k in range(begin, end):
-            cell = cells[k]
-            part = np.floor(change / (end - begin)) if change >= 0 else -np.floor(values[cell] * (-change / before))
-            values[cell] += part
-        rest = prices[slot]
-        for k in range(begin, end):
-            rest -= values[cells[k]]
-        for k in range(begin, end):
-            part = max(rest, -values[cells[k]])
-            values[cells[k]] += part
-            rest -= part
+def reprice(values: FloatArray, prices: FloatArray, start: IntArray, sharing: Sharing) -> None:
+    """Make the cells of each slot add up to another price, (given, layout) per transfer at its start: a rise is shared evenly, a fall
+    in proportion, the odd rest goes to the first."""
+    cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
+    for transfer in range(len(sharing.given)):
+        for given in range(sharing.given[transfer]):
+            for layout in range(sharing.width[transfer]):
+                count = cells_of(sharing, transfer, given, layout, cells)
+                before = 0.0
+                for k in range(count):
+                    before += values[cells[k]]
+                if count == 0 or before == np.inf:
+                    continue
+                price = prices[start[transfer] + given * sharing.width[transfer] + layout]
+                change = price - before
+                for k in range(count):
+                    cell = cells[k]
+                    values[cell] += np.floor(change / count) if change >= 0 else -np.floor(values[cell] * (-change / before))
+                rest = price
+                for k in range(count):
+                    rest -= values[cells[k]]
+                for k in range(count):
+                    part = max(rest, -values[cells[k]])
+                    values[cells[k]] += part
+                    rest -= part
 
 
 @compiled

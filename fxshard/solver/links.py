@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import FloatArray, IntArray, starts
-from .kernels import rebalance, reprice
+from .kernels import Sharing, rebalance, reprice
 from .model import Model
 from .transfers import Transfer, Transfers
 
@@ -46,32 +46,51 @@ class Link:
 class Splits:
     """The links of a model and their tables, those of transfers as they are split between readers now.
 
-    values: all tables, one after the other and each row by row, at `start`. cells: which of them are split, by *slot*, the price
-    that they share.
+    values: all tables, one after the other and each row by row, at `start`. sharing: which of them hold prices that are shared.
     """
 
     def __init__(self, model: Model) -> None:
         self.links: list[Link] = []
         self._known: dict[bytes, tuple[IntArray, IntArray]] = {}
         self._tables: list[FloatArray] = []
-        self._shares: list[tuple[int, IntArray]] = []
-        self._slots = 0
+        self._shared: list[Transfer] = []
+        self._first: list[int] = []
         for (i, j), table in model.edges.items():
             self._link(Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), (table.shape[0], table.shape[1])), table)
         for index, transfer in enumerate(model.transfers):
             self._add(index, transfer)
         self.start = starts([table.size for table in self._tables])
-        self.values = np.concatenate([*(table.ravel() for table in self._tables), np.zeros(0)])
-        none = np.zeros(0, dtype=np.int64)
-        cells = np.concatenate([*(self.start[k] + np.arange(slots.size) for k, slots in self._shares), none])
-        slot = np.concatenate([*(slots.ravel() for _, slots in self._shares), none])
-        self.cells = cells[np.argsort(slot, kind="stable")]
-        counts = np.bincount(slot, minlength=1)
-        self._first = starts(counts[counts > 0])
-        self._slot = np.flatnonzero(counts)
+        self.values = np.empty(int(self.start[-1]))
+        for begin, table in zip(self.start, self._tables, strict=False):
+            self.values[begin : begin + table.size].reshape(table.shape)[:] = table
+        del self._tables
+        self.sharing = self._sharing()
         self.shared = np.zeros(len(self.links), dtype=np.int64)
-        self.shared[[k for k, _ in self._shares]] = 1
-        del self._tables, self._shares
+        self.shared[self.sharing.link] = 1
+
+    def _sharing(self) -> Sharing:
+        counts = [len(transfer.readers) for transfer in self._shared]
+        links = np.concatenate([*(np.arange(k, k + n) for k, n in zip(self._first, counts, strict=True)), np.zeros(0, dtype=np.int64)])
+        columns, across, wanted = [], [], []
+        for k in links:
+            link, transfer = self.links[k], self._shared[np.searchsorted(self._first, k, side="right") - 1]
+            layouts = self._classes(transfer.readers[link.reader][1])[0]
+            column = np.full(transfer.prices.shape[1], -1, dtype=np.int64)
+            column[layouts] = np.arange(len(layouts))
+            columns.append(column)
+            wanted.append(len(layouts))
+            across.append(link.i != transfer.source)
+        return Sharing(
+            starts(counts),
+            links.astype(np.int64),
+            self.start[:-1][links.astype(np.int64)],
+            np.asarray(across, dtype=np.int64),
+            np.asarray(wanted, dtype=np.int64),
+            np.asarray([len(self._classes(t.have)[0]) for t in self._shared], dtype=np.int64),
+            np.asarray([t.prices.shape[1] for t in self._shared], dtype=np.int64),
+            np.concatenate([*columns, np.zeros(0, dtype=np.int64)]),
+            starts([len(column) for column in columns]),
+        )
 
     def table(self, index: int, values: FloatArray | None = None) -> FloatArray:
         """A link's part, (classes of i, classes of j), of values laid out as the tables; of the tables as they are by default."""
@@ -80,12 +99,12 @@ class Splits:
 
     def rebalance(self, slack: FloatArray) -> None:
         """Share out evenly what the links can spare. slack: laid out as the values, how much each may fall without harm."""
-        rebalance(self.values, slack, self.cells, self._first)
+        rebalance(self.values, slack, self.sharing)
 
     def price(self, transfers: Transfers) -> None:
         """Take other prices, finite where they were: what they rise by is shared evenly, what they fall by taken in proportion."""
-        prices = np.concatenate([*(t.prices.ravel() for t in transfers if len(t.readers) > 1), np.zeros(0)])
-        reprice(self.values, prices[self._slot], self.cells, self._first)
+        prices = [t.prices[self._classes(t.have)[0]].ravel() for t in transfers if len(t.readers) > 1]
+        reprice(self.values, np.concatenate([*prices, np.zeros(0)]), starts([p.size for p in prices]), self.sharing)
         for index, link in enumerate(self.links):
             if link.transfer >= 0 and not self.shared[index]:
                 transfer = transfers[link.transfer]
@@ -93,14 +112,15 @@ class Splits:
                 table = transfer.prices[np.ix_(given, wanted)]
                 self.table(index)[:] = table if link.i == transfer.source else table.T
 
-    def _link(self, link: Link, table: FloatArray, slots: IntArray | None = None) -> None:
-        if slots is not None:
-            self._shares.append((len(self.links), slots))
+    def _link(self, link: Link, table: FloatArray) -> None:
         self.links.append(link)
         self._tables.append(table)
 
     def _add(self, index: int, transfer: Transfer) -> None:
         """The links of one transfer; the price of a layout that several want is split evenly, the first has what is over."""
+        if len(transfer.readers) > 1:
+            self._shared.append(transfer)
+            self._first.append(len(self.links))
         given, have = self._classes(transfer.have)
         wants = [self._classes(want) for _, want in transfer.readers]
         width = transfer.prices.shape[1]
@@ -110,15 +130,12 @@ class Splits:
         for reader, ((node, _), (wanted, want)) in enumerate(zip(transfer.readers, wants, strict=True)):
             table: FloatArray = even[:, wanted] + over[:, wanted]
             over[:, wanted] = 0.0
-            slots = given[:, None] * width + wanted + self._slots if len(wants) > 1 else None
             if node < transfer.source:
                 link = Link(node, transfer.source, want, have, (len(wanted), len(given)), index, reader)
-                self._link(link, table.T, None if slots is None else slots.T)
+                self._link(link, table.T)
             else:
                 link = Link(transfer.source, node, have, want, (len(given), len(wanted)), index, reader)
-                self._link(link, table, slots)
-        if len(wants) > 1:
-            self._slots += transfer.prices.size
+                self._link(link, table)
 
     def _classes(self, layouts: IntArray) -> tuple[IntArray, IntArray]:
         """The layouts that occur, ascending, and which of them each state has; layers repeat, so arrays do."""

@@ -66,10 +66,7 @@ class Moving:
         total = np.zeros(int(offset[-1]))
         if not self.empty:
             live = (self.lo <= row) & (row < self.hi)
-            flat = self._copies.flat
-            cells = np.repeat(live, np.diff(flat.price_start))
-            masked = flat._replace(prices=np.where(cells, flat.prices, 0.0))
-            add(masked, np.arange(len(offset) - 1), choices, offset, np.zeros_like(total), total)
+            add(self._copies.flat, live, np.arange(len(offset) - 1), choices, offset, np.zeros_like(total), total)
         return total
 
     def weighted(self, cumulated: FloatArray, count: int) -> list[FloatArray | float]:

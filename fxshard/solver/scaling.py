@@ -6,6 +6,7 @@ where they are integers); what rounding can change in total is kept as a margin 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,12 +43,13 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     floor = sum(lows) + model.constant
     room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
     if np.isfinite(room):
-        tables = [np.where(t - low > room, np.inf, t) if low < np.inf else t for t, low in zip(tables, least, strict=True)]
+        lows_of = {id(t): low for t, low in zip(tables, least, strict=True)}
+        tables = _each(tables, lambda t: np.where(t - lows_of[id(t)] > room, np.inf, t) if lows_of[id(t)] < np.inf else t)
     span = sum(_spread(t) for t in tables)
     soft = int(np.isfinite(model.slopes).sum())
     exact = not soft and all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
-    integers = [np.rint(t * factor) for t in tables]
+    integers = _each(tables, lambda t: np.rint(t * factor))
     times = [1] * pairs + [len(t.readers) for t in model.transfers]
     margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor
     constant = float(np.rint(model.constant * factor))
@@ -57,6 +59,13 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     transfers = Transfers(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
     scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes * factor)
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
+
+
+def _each(tables: list[FloatArray], make: Callable[[FloatArray], FloatArray]) -> list[FloatArray]:
+    """What is made of each table, once for all places where it is the same array: layers repeat, so arrays do."""
+    distinct = {id(t): t for t in tables}
+    made = {key: make(t) for key, t in distinct.items()}
+    return [made[id(t)] for t in tables]
 
 
 def sharpen(model: Model) -> Model:

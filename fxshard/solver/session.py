@@ -37,6 +37,9 @@ REGIONS = (100, 400)
 REGION_WORK = 300_000_000
 """Table entries that its solve may touch: half a second."""
 
+MOST_KEPT = 50_000_000
+"""Numbers in the tables of a problem that is kept, 0.4 GB; a larger one is solved from nothing again."""
+
 CLOSED = 1e-8
 """Relative gap that integers may leave of a proof."""
 
@@ -68,8 +71,8 @@ class Session:
         self.solution = solve(problem, time_limit, work_limit, start, self._keep)
 
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
-        """Keep what was proven; where rows tie all nodes together no region is free to change."""
-        if len(relaxation.model.limits):
+        """Keep what was proven, unless it is too large; where rows tie all nodes together no region is free to change."""
+        if len(relaxation.model.limits) or len(relaxation.ascent.sweeper.splits.values) > MOST_KEPT:
             return
         """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for."""
         state = relaxation.ascent.sweeper.state()

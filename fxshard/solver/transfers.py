@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray, starts
+from .arrays import BoolArray, FloatArray, IntArray, starts
 from .compiled import compiled
 
 
@@ -66,8 +66,8 @@ class Flat(NamedTuple):
     source: IntArray  # (T,)
     have: IntArray  # layouts of all sources' states, transfer by transfer
     have_start: IntArray  # (T + 1,)
-    prices: FloatArray  # all prices, row by row
-    price_start: IntArray  # (T + 1,)
+    prices: FloatArray  # all tables of prices, row by row
+    price_start: IntArray  # (T,) where each one's begin
     width: IntArray  # (T,) layouts
     first: IntArray  # (T + 1,) where in `reader` each one's readers begin
     reader: IntArray  # (R,) nodes
@@ -84,6 +84,8 @@ class Transfers(tuple[Transfer, ...]):
     def flat(self) -> Flat:
         """Their arrays, made once."""
         readers = [reader for transfer in self for reader in transfer.readers]
+        tables = {id(t.prices): t.prices for t in self}  # layers repeat, so arrays do: each is there once
+        place = dict(zip(tables, starts([t.size for t in tables.values()]), strict=False))
         touching = sorted((node, index) for index, transfer in enumerate(self) for node in transfer.nodes())
         nodes = np.asarray([node for node, _ in touching], dtype=np.int64)
         none = np.zeros(0, dtype=np.int64)
@@ -91,8 +93,8 @@ class Transfers(tuple[Transfer, ...]):
             np.asarray([t.source for t in self], dtype=np.int64),
             np.concatenate([*(t.have for t in self), none]).astype(np.int64),
             starts([len(t.have) for t in self]),
-            np.concatenate([*(t.prices.ravel() for t in self), np.zeros(0)]),
-            starts([t.prices.size for t in self]),
+            np.concatenate([*(t.ravel() for t in tables.values()), np.zeros(0)]),
+            np.asarray([place[id(t.prices)] for t in self], dtype=np.int64),
             np.asarray([t.prices.shape[1] for t in self], dtype=np.int64),
             starts([len(t.readers) for t in self]),
             np.asarray([node for node, _ in readers], dtype=np.int64),
@@ -113,7 +115,7 @@ class Transfers(tuple[Transfer, ...]):
     def add(self, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
         """local = base + T for each state of some nodes, all other nodes as chosen; arrays (states,), a node's states at its offset."""
         if self:
-            add(self.flat, nodes, choices, offset, base, local)
+            add(self.flat, np.ones(len(self), dtype=np.bool_), nodes, choices, offset, base, local)
         else:
             for node in nodes:
                 local[offset[node] : offset[node + 1]] = base[offset[node] : offset[node + 1]]
@@ -152,8 +154,8 @@ def _near(flat: Flat, node: int) -> IntArray:
 
 
 @compiled
-def add(flat: Flat, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
-    """As `Transfers.add`."""
+def add(flat: Flat, active: BoolArray, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
+    """As `Transfers.add`, with those transfers that are active, (T,)."""
     for node in nodes:
         low, high = offset[node], offset[node + 1]
         local[low:high] = base[low:high]
@@ -161,6 +163,8 @@ def add(flat: Flat, nodes: IntArray, choices: IntArray, offset: IntArray, base: 
             continue
         for k in range(flat.touched_first[node], flat.touched_first[node + 1]):
             t = flat.touched[k]
+            if not active[t]:
+                continue
             width, prices = flat.width[t], flat.price_start[t]
             wanted = np.zeros(width, dtype=np.bool_)  # by the others
             for r in range(flat.first[t], flat.first[t + 1]):

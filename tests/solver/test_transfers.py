@@ -88,9 +88,38 @@ def test_every_sweep_bounds(problem: PlacementProblem) -> None:
     if model is None:
         return
     for sweeper in swept(model, 8):
-        splits, fresh = sweeper.splits, Sweeper(model).splits
-        assert sum(splits.values[splits.cells]) == pytest.approx(sum(fresh.values[splits.cells]))
-        assert (splits.values[splits.cells] >= 0).all()
+        check_splits(sweeper)
+
+
+def check_splits(sweeper: Sweeper) -> None:
+    """What the readers of each layout that is wanted have of its price adds up to it."""
+    for index, transfer in enumerate(sweeper.model.transfers):
+        total, wanted = np.zeros(transfer.prices.shape), np.zeros(transfer.prices.shape, dtype=bool)
+        for k, link in enumerate(sweeper.links):
+            if link.transfer == index:
+                table = sweeper.splits.table(k) if link.i == transfer.source else sweeper.splits.table(k).T
+                cells = np.ix_(np.unique(transfer.have), np.unique(transfer.readers[link.reader][1]))
+                assert (table >= 0).all()
+                total[cells] += table
+                wanted[cells] = True
+        np.testing.assert_array_equal(total[wanted], transfer.prices[wanted])
+
+
+@settings(max_examples=100)
+@given(with_transfers(), st.integers(1, 5))
+def test_other_prices_are_split_too(problem: PlacementProblem, factor: int) -> None:
+    model = allowed(problem)
+    if model is None:
+        return
+    sweeper = Sweeper(model)
+    for times in (factor, 1, 0.5):
+        sweeper.sweep(0)
+        sweeper.sweep(1)
+        transfers = Transfers(replace(t, prices=np.floor(t.prices * times)) for t in model.transfers)
+        sweeper.set_costs(sweeper.theta.copy(), transfers)
+        sweeper.model = replace(model, transfers=transfers)
+        check_splits(sweeper)
+        assert sweeper.sweep(0) <= optimum(sweeper.model)
 
 
 @settings(max_examples=60)
