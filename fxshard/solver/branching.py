@@ -40,6 +40,10 @@ PAIRS = 24
 """Pairs of sweeps at most that bound a case; they end when four pairs rise by less than STALL of the gap."""
 
 STALL = 0.02
+SMALL_GAP = 1e-3
+PROOF_WORK = 1.5e9
+"""Entries that may be touched to prove a plan that is known to be so near, where work is limited at all."""
+
 NARROWS = 0.9
 """Pruning is repeated while it leaves less than this part of the states."""
 
@@ -70,6 +74,7 @@ class Branching:
         self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
         self.sweeper = self.ascent.sweeper
         self.count = 0
+        self._small_since: float | None = None
         self._root = self.sweeper.state()
         self._saved = SAVED_BYTES // sum(array.nbytes for array in self._root)
         self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, self._root)]
@@ -83,9 +88,20 @@ class Branching:
         """Close cases until none is left or the budget ends."""
         self._aim()
         while self._open and not self.budget.spent:
+            if self._enough():
+                self.budget.end()
+                break
             case = self._open.pop()
             if case.bound < self.relaxation.cutoff:
                 self._open += self._halves(case)
+
+    def _enough(self) -> bool:
+        """Whether as much work as a small gap is worth has been done since it is small; never where seconds limit the search."""
+        left, gap = self.budget.work_left, self.relaxation.value - min(self.bound, self.relaxation.cutoff)
+        if left is None or gap > SMALL_GAP * abs(self.relaxation.value):
+            return False
+        self._small_since = left if self._small_since is None else self._small_since
+        return self._small_since - left > PROOF_WORK
 
     def _aim(self) -> None:
         """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound."""

@@ -24,6 +24,10 @@ class Budget:
         """A budget of at most this work, which is counted here too."""
         return Budget(self.seconds_left, work if self.work_left is None else min(work, self.work_left), self)
 
+    def end(self) -> None:
+        """Nothing more is worth doing: as if the work were spent."""
+        self._work_limit = self._work
+
     @property
     def spent(self) -> bool:
         """Whether the search has to end now."""

@@ -168,21 +168,25 @@ class _Writer:
     def _by_layout(
         self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part], uses: tuple[Use, ...]
     ) -> None:
-        """Nodes "the value is not there in layout l", or "is, made of h": paid at the source, required by each reader of l."""
+        """Nodes "the value is there in layout l", and where it counts in rows "is, made of h": required by each reader of l."""
         given = np.unique(have)
         for (reader, want), part in zip(readers, parts, strict=True):
             add_edge(self.edges, transfer.source, reader, part.rest[np.ix_(have, want)])
         for layout in np.unique(np.concatenate([want for _, want in readers])):
-            made = tuple(use._replace(amount=np.append(0.0, use.amount[given, layout])) for use in uses)
-            there = self._node(np.append(0.0, transfer.prices[given, layout]), made)
-            other = np.where(have[:, None] == given, 0.0, np.inf)
-            add_edge(self.edges, transfer.source, there, np.concatenate([np.zeros((len(have), 1)), other], axis=1))
+            if uses:
+                made = tuple(use._replace(amount=np.append(0.0, use.amount[given, layout])) for use in uses)
+                there = self._node(np.append(0.0, transfer.prices[given, layout]), made)
+                paid = np.where(have[:, None] == given, 0.0, np.inf)
+            else:
+                there = self._node(np.zeros(2))
+                paid = transfer.prices[have, layout][:, None]
+            add_edge(self.edges, transfer.source, there, np.concatenate([np.zeros((len(have), 1)), paid], axis=1))
             for reader, want in readers:
                 if (want == layout).any():
                     needs = np.where(want == layout, np.inf, 0.0)
-                    add_edge(self.edges, there, reader, np.stack([needs, *np.zeros((len(given), len(want)))]))
+                    add_edge(self.edges, there, reader, np.stack([needs, *np.zeros((paid.shape[1], len(want)))]))
 
-    def _node(self, costs: FloatArray, uses: tuple[Use, ...]) -> int:
+    def _node(self, costs: FloatArray, uses: tuple[Use, ...] = ()) -> int:
         self.costs.append(costs)
         self._uses.append(uses)
         return len(self.costs) - 1
