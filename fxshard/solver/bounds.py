@@ -1,7 +1,7 @@
 """Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
 
 Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that
-fits and one that does not. With several rows the multipliers follow subgradients with Polyak's step.
+fits and one that does not. Several rows: the volume algorithm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,21 @@ Offer = Callable[[IntArray, float], float]
 
 MAX_PAIRS = 120
 SECANT_STEPS = 12
-SUBGRADIENT_STEPS = 150
+VOLUME_STEPS = 600
+VOLUME_PAIRS = 3
+PLAN_STEPS = 8
+"""Pairs of sweeps at each new set of several prices, and after how many of these what is decoded is repaired and polished."""
+
+AVERAGING = 0.1
+"""Weight of the latest plan in the average of the volume algorithm."""
+
+FIRST_RISE = 0.3
+LAST_RISE = 3e-4
+"""What the volume algorithm aims to gain in a step at first, and when it ends, in parts of the bound."""
+
+PATIENCE = 10
+"""Steps that may gain little before the aim is halved."""
+
 STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
 
@@ -55,7 +69,7 @@ class Ascent:
             if rows == 1:
                 self._secant(plan)
             else:
-                self._subgradient()
+                self._volume()
             self._set_prices(self._best_multipliers)
             self.settle(8)
 
@@ -91,9 +105,13 @@ class Ascent:
     def _sweep(self, direction: int) -> float:
         bound = self.sweeper.sweep(direction) - self._allowance
         self.budget.charge(self.sweeper.entries)
+        self._record(bound)
+        return bound
+
+    def _record(self, bound: float) -> None:
+        """Keep a bound, and the multipliers that prove it, if it is the best."""
         if bound > self.bound:
             self.bound, self._best_multipliers = bound, self.multipliers
-        return bound
 
     def _decode(self, direction: int) -> IntArray | None:
         """What the sweeper decodes, counted as work."""
@@ -156,31 +174,51 @@ class Ascent:
                 return
             plan = found
 
-    def _subgradient(self) -> None:
-        """Polyak steps along the smoothed excess of decoded plans; the factor halves when the bound does not rise."""
-        factor, since, direction = 1.0, 0, np.zeros(len(self.model.limits))
-        for _ in range(SUBGRADIENT_STEPS):
-            if self.done or factor < 0.01:
+    def _volume(self) -> None:
+        """Steps from the best multipliers along the average excess of what is decoded there, as long as a *rise* in reach is worth it.
+
+        The volume algorithm (Barahona and Anbil 2000): an average over many plans comes close to the excess of a relaxed one,
+        where the excess of the last plan points from one corner to the next.
+        """
+        plan = self._fresh_plan()
+        if plan is None:
+            return
+        average, dearest = self._excess(plan), self.model.slopes * (1 - 1e-9)
+        centre, value = self.multipliers, self.bound
+        rise, since = FIRST_RISE * abs(value) + 1, 0
+        for step in range(VOLUME_STEPS):
+            if self.done or rise < LAST_RISE * abs(value):
                 return
-            before = self.bound
-            for sweep in (0, 1):
-                bound = self._sweep(sweep)
-            plan = self._decode(0)
-            if plan is None:
-                continue
-            direction = 0.5 * direction + self._excess(plan)
-            direction[(self.multipliers <= 0) & (direction < 0)] = 0.0
+            stuck = ((centre <= 0) & (average < 0)) | ((centre >= dearest) & (average > 0))
+            direction = np.where(stuck, 0.0, average)
             norm = float(direction @ direction)
             if norm == 0.0:
                 return
-            if since == 3:
+            self._set_prices(centre + direction * (min(rise, self.cutoff - value) / norm))
+            bound = max(self.pair() for _ in range(VOLUME_PAIRS))
+            self._record(bound)
+            plan = self._decode(0)
+            if plan is not None:
+                average += AVERAGING * (self._excess(plan) - average)
+            gain = bound - value
+            if gain > 0:
+                centre, value = self.multipliers, bound
+            since = 0 if gain > rise / 20 else since + 1
+            if gain > rise / 2:
+                rise *= 1.5
+            if since >= PATIENCE:
+                rise, since = rise / 2, 0
+            if plan is not None and step % PLAN_STEPS == 0:
                 self._try(plan)
-            target = self.cutoff if np.isfinite(self.cutoff) else bound + 0.05 * abs(bound) + 1
-            self._set_prices(self.multipliers + direction * (factor * max(target - bound, 1.0) / norm))
-            since = 0 if self.bound > before else since + 1
-            if since >= 6:
-                factor, since = factor / 2, 0
-                self._set_prices(self._best_multipliers)
+
+    def _fresh_plan(self) -> IntArray | None:
+        """Choices decoded after more sweeps where the first ones leave a node without any."""
+        for _ in range(PATIENCE):
+            plan = self._decode(0)
+            if plan is not None or self.done:
+                return plan
+            self._record(self.pair())
+        return None
 
 
 def stalled(history: list[float], gap: float, part: float) -> bool:

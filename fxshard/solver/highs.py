@@ -24,12 +24,19 @@ LEAST_UNIT = 1e-6
 """Least coefficient of a variable for what exceeds a limit: HiGHS drops those below 1e-9."""
 
 NODE_WORK = 50.0
-"""Work that a node of the search tree counts as, per entry of the matrix: HiGHS has no unit of its own."""
+ITERATION_WORK = 10.0
+"""Work that a node of the search tree and a simplex iteration count as, per entry of the matrix: HiGHS has no unit of its own."""
+
+ITERATIONS = 0.1
+"""Simplex iterations per entry of the matrix, roughly (IOPDDL V)."""
+
+MOST_ENTRIES = 20_000_000
+"""Of a matrix: about a gigabyte."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """choices: cheapest found, None if none. bound: no choices below the cutoff that fit cost less (`inf`: none)."""
+    """choices: cheapest found, None if none. bound: no choices that fit cost less, or none below the cutoff (`inf`: none at all there)."""
 
     choices: IntArray | None
     bound: float
@@ -49,6 +56,14 @@ class _Columns:
     upper: FloatArray
 
 
+def too_large(model: Model, budget: Budget) -> bool:
+    """Whether the matrix, or the work that its relaxation is likely to take, is beyond what is left; only seconds end one once begun."""
+    entries = 3.0 * sum(int(np.isfinite(table).sum()) for table in model.edges.values())
+    entries += sum(int(np.count_nonzero(use.amount)) * (use.hi - use.lo) for uses in model.uses for use in uses)
+    work = ITERATION_WORK * ITERATIONS * entries**2  # iterations grow as the entries do
+    return entries > MOST_ENTRIES or (budget.work_left is not None and work > budget.work_left)
+
+
 def solve_mip(model: Model, budget: Budget) -> Answer:
     """Solve the model to optimality below its cutoff, or as far as the budget goes."""
     columns = _columns(model)
@@ -62,6 +77,8 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     highs = _load(columns, columns.cost * scale, quantum)
     highs.setOptionValue("mip_abs_gap", 0.5 * model.grain * scale)
     highs.setOptionValue("mip_rel_gap", 0.0)
+    if np.isfinite(room):  # above all that is of interest and below the plan at hand, by half a grain each
+        highs.setOptionValue("objective_bound", (room - 1 + 0.5 * model.grain) * scale)
     if budget.seconds_left is not None:
         highs.setOptionValue("time_limit", max(0.1, budget.seconds_left))
     node_work = NODE_WORK * len(columns.row) + 1
@@ -69,6 +86,7 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
         highs.setOptionValue("mip_max_nodes", int(budget.work_left / node_work))
     highs.run()
     status, info = highs.getModelStatus(), highs.getInfo()
+    budget.charge(max(0, info.simplex_iteration_count) * ITERATION_WORK * len(columns.row))
     budget.charge((max(0, info.mip_node_count) + 1) * node_work)  # past its limit wherever the limit on nodes ended the search
     if status == highspy.HighsModelStatus.kInfeasible:
         return Answer(None, np.inf)
@@ -76,9 +94,11 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         choices = _choices(model, np.asarray(highs.getSolution().col_value))
     if status == highspy.HighsModelStatus.kOptimal and choices is not None:
-        return Answer(choices, model.evaluate(choices) - model.grain + 1)
+        # It also calls optimal what it met above the cutoff, where it has not looked further.
+        return Answer(choices, min(model.evaluate(choices) - model.grain + 1, model.cutoff))
     dual = float(info.mip_dual_bound)
-    return Answer(choices, model.constant + dual / scale - 1e-6 * abs(dual / scale) if np.isfinite(dual) else -np.inf)
+    bound = model.constant + dual / scale - 1e-6 * abs(dual / scale) if np.isfinite(dual) else -np.inf
+    return Answer(choices, min(bound, model.cutoff))
 
 
 def _choices(model: Model, values: FloatArray) -> IntArray:
@@ -94,14 +114,12 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
     lp.col_cost_ = np.rint(np.where(allowed, cost, 0.0) / quantum) * quantum
     lp.col_lower_, lp.col_upper_ = np.zeros(count), np.where(allowed, columns.most, 0.0)
     lp.row_lower_, lp.row_upper_ = columns.lower, columns.upper
-    key = columns.column * rows + columns.row
-    cells, where = np.unique(key, return_inverse=True)  # a node may have several uses in one memory row
-    value: FloatArray = np.bincount(where, weights=columns.value, minlength=len(cells)).astype(np.float64)
-    starts = np.searchsorted(cells, np.arange(count + 1) * rows)
+    by_column = np.argsort(columns.column, kind="stable")
+    starts = np.searchsorted(columns.column[by_column], np.arange(count + 1))
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = starts.astype(np.int32)
-    lp.a_matrix_.index_ = (cells % rows).astype(np.int32)
-    lp.a_matrix_.value_ = value
+    lp.a_matrix_.index_ = columns.row[by_column].astype(np.int32)
+    lp.a_matrix_.value_ = columns.value[by_column]
     kinds = [highspy.HighsVarType.kInteger] * columns.binaries
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
     highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
@@ -154,12 +172,15 @@ def _memory(
     """Append the model's rows, each divided by its limit; their right-hand sides."""
     scale = _row_scale(model)
     for node, uses in enumerate(model.uses):
-        for use in uses:
-            times = np.arange(use.lo, use.hi)
-            used = np.flatnonzero(use.amount)
-            row.append(first_row + np.repeat(times, len(used)))
-            column.append(np.tile(offset[node] + used, len(times)))
-            value.append(np.outer(scale[times], use.amount[used]).ravel())
+        if uses:
+            low, high = min(use.lo for use in uses), max(use.hi for use in uses)
+            used = np.zeros((len(model.costs[node]), high - low))
+            for use in uses:  # HiGHS hangs on an entry that is there twice
+                used[:, use.lo - low : use.hi - low] += use.amount[:, None]
+            state, time = np.nonzero(used)
+            row.append(first_row + low + time)
+            column.append(offset[node] + state)
+            value.append(scale[low + time] * used[state, time])
     return np.asarray(model.limits * scale)
 
 

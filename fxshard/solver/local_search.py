@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray, starts
+from .arrays import BoolArray, FloatArray, IntArray, starts
 from .budget import Budget
 from .model import Model
-from .uses import UseTable
+from .moves import best_move, cheapest_relief
 
 MAX_MOVES = 20_000
 PATIENCE = 30
@@ -42,11 +42,14 @@ def greedy(model: Model) -> IntArray | None:
 
 
 class Polish:
-    """A plan and the cost of every state given all other choices, kept up to date move by move."""
+    """A plan and the cost of every state given all other choices, kept up to date move by move.
+
+    room: (rows,) what each row has left, `inf` where its limit may be exceeded.
+    """
 
     def __init__(self, model: Model, choices: IntArray, budget: Budget) -> None:
         self.model, self.choices, self.budget = model, choices.copy(), budget
-        self._uses = UseTable(model)
+        self._uses = model.use_table.flat
         self.offset = starts([len(cost) for cost in model.costs])
         self.node = np.repeat(np.arange(len(model)), np.diff(self.offset))
         self._base = np.concatenate([*model.costs, np.zeros(0)])
@@ -56,8 +59,7 @@ class Polish:
             self._own(j)[:] += table[choices[i]]
         self.local = np.empty_like(self._base)
         self._renew(np.arange(len(model)))
-        self._hard = np.isinf(model.slopes)
-        self.room = model.limits - model.usage(choices)
+        self.room = np.where(np.isinf(model.slopes), model.limits - model.usage(choices), np.inf)
 
     def run(self) -> IntArray | None:
         """The plan after repair and polish, None where memory could not be made to fit."""
@@ -68,63 +70,57 @@ class Polish:
 
     def improve(self) -> None:
         """Take the best single change that still fits, until there is none."""
+        witness = np.full(len(self.local), -1)
         blocked = np.zeros(len(self.local), dtype=bool)
         for _ in range(MAX_MOVES):
-            gain = np.where(blocked, np.inf, self._change())
-            position = int(gain.argmin()) if len(gain) else 0
-            self.budget.charge(len(gain))
-            if not len(gain) or gain[position] >= 0 or self.budget.spent:
-                return
-            node, state = self._where(position)
-            room = self.room
-            if self._fits(node, state):
-                self._move(node, state)
-                if self.room is not room:
-                    blocked[:] = False
+            if self.model.moving.empty:
+                position = best_move(self.local, self.offset, self.choices, self._uses, self.room, witness)
             else:
-                blocked[position] = True
+                position = self._best_move(blocked)
+            self.budget.charge(len(self.local))
+            if position < 0 or self.budget.spent:
+                return
+            self._move(*self._where(position))
 
     def repair(self) -> bool:
         """Lower the fullest row at the least cost per byte until every row fits, or until that gets nowhere."""
         best, since = np.inf, 0
         for _ in range(MAX_MOVES):
-            room = np.where(self._hard, self.room, 0.0)
-            if not len(room) or room.min() >= 0:
+            if not len(self.room) or self.room.min() >= 0:
                 return True
-            over = -float((np.minimum(room, 0.0) / np.maximum(np.abs(self.model.limits), 1.0)).sum())
+            over = -float((np.minimum(self.room, 0.0) / np.maximum(np.abs(self.model.limits), 1.0)).sum())
             best, since = (over, 0) if over < best else (best, since + 1)
             if since > PATIENCE:
                 return False
             self.budget.charge(len(self.local))
-            position = self._cheapest_relief(int(room.argmin()))
-            if position is None or self.budget.spent:
+            row = int(self.room.argmin())
+            freed = self._freed(row)
+            position = cheapest_relief(row, -self.room[row], self.local, self.offset, self.choices, self._uses, freed)
+            if position < 0 or self.budget.spent:
                 return False
             self._move(*self._where(position))
         return False
 
-    def _cheapest_relief(self, row: int) -> int | None:
-        saved = self._uses.saved(row, self.choices) + self._freed(row)
-        useful = np.flatnonzero(saved > 0)
-        rate = self._change()[useful] / np.minimum(saved[useful], -self.room[row])
-        if not len(rate) or np.isinf(rate.min()):
-            return None
-        return int(useful[rate.argmin()])
+    def _best_move(self, blocked: BoolArray) -> int:
+        """As `best_move`, where transfers count too. blocked: (states,) changes that did not fit since the room last changed; renewed."""
+        change = np.where(blocked, np.inf, self.local - self.local[self.offset[:-1] + self.choices][self.node])
+        while len(change) and change[position := int(change.argmin())] < 0:
+            node, state = self._where(position)
+            room = self._room_after(node, state)
+            if room is None:
+                return position
+            if room.min() >= 0:
+                blocked[:] = False
+                return position
+            blocked[position], change[position] = True, np.inf
+        return -1
 
     def _freed(self, row: int) -> FloatArray:
-        """What changing to each state would take out of a row through transfers, (states,)."""
+        """What changing to each state would take out of a row through transfers, (states,), or (0,) where none counts."""
+        if self.model.moving.empty:
+            return np.zeros(0)
         local = self.model.moving.local(row, self.choices, self.offset)
         return local[self.offset[:-1] + self.choices][self.node] - local
-
-    def _change(self) -> FloatArray:
-        return self.local - self.local[self.offset[:-1] + self.choices][self.node]
-
-    def _where(self, position: int) -> tuple[int, int]:
-        node = int(self.node[position])
-        return node, position - int(self.offset[node])
-
-    def _fits(self, node: int, state: int) -> bool:
-        room = self._room_after(node, state)
-        return room is None or bool(room[self._hard].min(initial=0.0) >= 0)
 
     def _room_after(self, node: int, state: int) -> FloatArray | None:
         """The room of each row once a node takes another state, None where that changes nothing."""
@@ -135,6 +131,10 @@ class Polish:
         for use in self.model.uses[node]:
             room[use.lo : use.hi] -= use.amount[state] - use.amount[self.choices[node]]
         return room
+
+    def _where(self, position: int) -> tuple[int, int]:
+        node = int(self.node[position])
+        return node, position - int(self.offset[node])
 
     def _move(self, node: int, state: int) -> None:
         room = self._room_after(node, state)

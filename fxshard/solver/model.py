@@ -16,6 +16,7 @@ from .arrays import FloatArray, IntArray
 from .moving import Moving, Use
 from .problem import PlacementProblem, usage_ceiling
 from .transfers import Transfers
+from .uses import UseTable
 
 Pair = tuple[int, int]
 Undo = Callable[[IntArray], IntArray]
@@ -52,6 +53,11 @@ class Model:
     def __len__(self) -> int:
         return len(self.costs)
 
+    @cached_property
+    def use_table(self) -> UseTable:
+        """The uses as flat arrays, made once."""
+        return UseTable(np.asarray([len(cost) for cost in self.costs], dtype=np.int64), self.uses)
+
     @property
     def entries(self) -> int:
         """Numbers in all tables, the measure of work."""
@@ -79,12 +85,8 @@ class Model:
 
     def usage(self, choices: IntArray) -> FloatArray:
         """The sum of each row, (rows,)."""
-        steps = self.moving.steps(choices, len(self.limits))
-        for uses, choice in zip(self.uses, choices, strict=True):
-            for use in uses:
-                steps[use.lo] += use.amount[choice]
-                steps[use.hi] -= use.amount[choice]
-        return np.cumsum(steps)[:-1]
+        rows = len(self.limits)
+        return np.cumsum(self.use_table.steps(choices, rows) + self.moving.steps(choices, rows))[:-1]
 
     def fits(self, choices: IntArray) -> bool:
         """Whether every row that has to be is within its limit."""

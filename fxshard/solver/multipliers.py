@@ -9,7 +9,6 @@ import numpy as np
 from .arrays import FloatArray, starts
 from .model import Model
 from .transfers import Transfers
-from .uses import UseTable
 
 NOTHING = 1e-250
 """Multipliers that add up to less count as none: floats that small lose digits."""
@@ -21,7 +20,7 @@ class RowPrices:
     def __init__(self, model: Model) -> None:
         self.limits, self.slopes = model.limits, model.slopes
         self._transfers, self._moving = model.transfers, model.moving
-        self._uses = UseTable(model)
+        self._uses = model.use_table
 
     def round(self, multipliers: FloatArray) -> FloatArray:
         """Nearby multipliers >= 0, no greater than the slopes, whose cumulative sums are exact in float64."""
@@ -35,9 +34,7 @@ class RowPrices:
 
     def prices(self, multipliers: FloatArray) -> FloatArray:
         """lambda u_i per state (states,), integers rounded down; multipliers as given by `round`."""
-        cumulated = _cumulated(multipliers)
-        terms = self._uses.amount * (cumulated[self._uses.hi] - cumulated[self._uses.lo])
-        return self._uses.sum(_down(terms))
+        return self._uses.priced(_cumulated(multipliers))
 
     def transfers(self, multipliers: FloatArray) -> Transfers | None:
         """The transfers at prices that include lambda u, None where no row counts any."""

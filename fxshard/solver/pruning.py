@@ -16,6 +16,9 @@ from .infeasible import Exhausted
 from .kernels import collect, forbid_pairs
 from .model import Model
 
+HALVINGS = 12
+"""Steps of the search for a target."""
+
 
 @dataclass(frozen=True)
 class Slacks:
@@ -40,6 +43,31 @@ def prune(ascent: Ascent) -> Model:
     slacks = find_slacks(ascent, ascent.model.cutoff)
     edges = {link.ends: table for link, table in zip(ascent.sweeper.links, slacks.tables, strict=True)}
     return replace(ascent.model, costs=slacks.costs, edges=edges, constant=slacks.constant, prices=ascent.multipliers)
+
+
+def portion(ascent: Ascent, cutoff: float, entries: int) -> tuple[Model, float]:
+    """What may be in plans below the highest target, up to the cutoff, that leaves about so many pairs at most, and that target.
+
+    Raises `Exhausted` where nothing below the cutoff is left.
+    """
+    low, high = ascent.bound, cutoff
+    if _pairs(find_slacks(ascent, cutoff)) <= entries:
+        low = cutoff
+    for _ in range(HALVINGS):
+        middle = float(np.ceil((low + high) / 2))
+        if middle >= high:
+            break
+        try:
+            pairs = _pairs(find_slacks(ascent, middle))
+        except Exhausted:
+            pairs = 0
+        low, high = (middle, high) if pairs <= entries else (low, middle)
+    ascent.model = replace(ascent.model, cutoff=low)
+    return prune(ascent), low
+
+
+def _pairs(slacks: Slacks) -> int:
+    return sum(int(np.isfinite(table).sum()) for table in slacks.tables)
 
 
 def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:

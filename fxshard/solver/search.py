@@ -15,10 +15,11 @@ from .arrays import IntArray
 from .bounds import Ascent
 from .budget import Budget
 from .elimination import eliminate, elimination_order
-from .highs import solve_mip
+from .highs import Answer, solve_mip, too_large
 from .infeasible import Exhausted
 from .model import Model, Undo
-from .pruning import prune
+from .neighbourhood import freed, neighbourhoods
+from .pruning import portion, prune
 from .reductions import reduce
 from .reductions.merging import Contract
 from .scaling import sharpen
@@ -43,6 +44,16 @@ QUICK_WORK = 200_000_000
 MIP_ENTRIES = 100_000
 """Beyond this many table entries HiGHS does not get anywhere."""
 
+FIRST_PORTION = 25_000
+PORTION_GROWTH = 1.6
+"""Pairs in the first portion that HiGHS is given, and how much more in each further one."""
+
+NEIGHBOURHOOD_ENTRIES = 5_000
+NEIGHBOURHOOD_WORK = 500_000_000
+SEARCH_WORK = 100_000_000
+FREEING_WORK = 1_000_000
+"""Table entries of the first part of a plan that is set free; work on such parts before the first portion, on each at most and at least."""
+
 
 @dataclass(frozen=True)
 class _Stage:
@@ -62,11 +73,13 @@ class _Stage:
 class PartSearch:
     """The best plan and bound of one part, in the units of its model; `history` says how they came about.
 
-    choices: None until a plan is found. bound: no plan that fits costs less; `inf` where there is none.
+    choices: None until a plan is found. bound: no plan that fits costs less; `inf` where there is none. grows: go on until it is
+    proven or the budget ends.
     """
 
-    def __init__(self, model: Model, budget: Budget) -> None:
-        self.model, self.budget = model, budget
+    def __init__(self, model: Model, budget: Budget, *, grows: bool = False) -> None:
+        self.model, self.budget, self._grows = model, budget, grows
+        self._rng = np.random.default_rng(0)
         self.choices: IntArray | None = None
         self.value, self.bound = np.inf, -np.inf
         self.history: list[tuple[str, str]] = []
@@ -76,8 +89,8 @@ class PartSearch:
         """Whether no better plan is left (or none at all)."""
         return self.bound >= self._cutoff()
 
-    def run(self) -> None:
-        """Search until proven, until nothing more is to be gained, or until the budget ends."""
+    def run(self, *, deep: bool = True) -> None:
+        """Search until proven, until nothing more is to be gained, or until the budget ends; not deep: only what can be done at once."""
         stage = _Stage(self.model, lambda choices: choices)
         try:
             for _ in range(FIRST_ROUNDS):
@@ -87,8 +100,71 @@ class PartSearch:
                     break
         except Exhausted:
             self._prove(self._cutoff(), "nothing cheaper is left")
-        if not self._over() and not self._finish(stage, QUICK_WORK, MIP_ENTRIES if len(stage.model.limits) > 1 else 0):
+        many = len(stage.model.limits) > (1 if deep else 0)
+        if self._over() or self._finish(stage, QUICK_WORK, MIP_ENTRIES if many else 0):
+            return
+        if not deep:
+            return
+        if not (many and self._grows):
             self._deepen(stage)
+        if self._grows:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Search the pairs of least slack exactly, in portions that grow until all that is left is one of them."""
+        pairs, reach, work = FIRST_PORTION, 1.0, NEIGHBOURHOOD_WORK
+        while not self._over():
+            self._vary(self.budget.part(work))
+            if self._over():
+                return
+            work *= 2
+            stage, ascent = self._last
+            model = self._lower_cutoff(stage.model)
+            top = model.cutoff if np.isfinite(model.cutoff) else ascent.bound + reach * max(1.0, abs(ascent.bound))
+            target, answer = top, Answer(None, np.inf)
+            try:
+                left, target = portion(ascent, top, pairs)
+                part = self._reduce(stage.then(replace(left, cutoff=model.cutoff)))
+                if too_large(part.model, self.budget):
+                    self.budget.end()
+                    return
+                answer = solve_mip(part.model, self.budget)
+                if answer.choices is not None and part.model.fits(answer.choices):
+                    self._offer(part, answer.choices, part.model.evaluate(answer.choices))
+            except Exhausted:
+                pass
+            self._prove(min(answer.bound, target) / stage.model.unit, f"HiGHS on {pairs} pairs")
+            if target >= model.cutoff:
+                return
+            pairs, reach = int(np.ceil(pairs * PORTION_GROWTH)), 2 * reach
+
+    def _vary(self, budget: Budget) -> None:
+        """Set parts of the best plan free, larger ones where the last was searched to its end, smaller ones where it was not."""
+        entries = NEIGHBOURHOOD_ENTRIES
+        while self.choices is not None and not (budget.spent or self._over()):
+            free = sorted(neighbourhoods(self.model, self.choices, self._rng, entries))
+            budget.charge(self.model.entries / 10 + FREEING_WORK)
+            nodes = np.asarray(free, dtype=np.int64)
+            proven = self._freed(nodes, budget)
+            entries = int(entries * (1.1 if proven else 0.7)) + 1
+            if len(free) == len(self.model):
+                return
+
+    def _freed(self, nodes: IntArray, budget: Budget) -> bool:
+        """Search the choices of some nodes, the others as in the best plan; whether to the end."""
+        assert self.choices is not None
+        try:
+            model, undo, _ = reduce(freed(self.model, self.choices, nodes))
+        except Exhausted:
+            return True
+        part = PartSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
+        part.value = self.value - model.constant
+        part.run(deep=False)
+        if part.choices is not None:
+            choices = self.choices.copy()
+            choices[nodes] = undo(part.choices)
+            self._offer(_Stage(self.model, lambda found: found), choices, self.model.evaluate(choices))
+        return part.proven
 
     def _deepen(self, stage: _Stage) -> None:
         """Try targets from the bound up to the plan at hand."""
@@ -130,6 +206,8 @@ class PartSearch:
         ascent = Ascent(stage.model, self.budget, lambda choices, cost: self._offer(stage, choices, cost))
         ascent.run()
         self._prove(min(ascent.bound / stage.model.unit, target), "message passing")
+        if np.isinf(target):
+            self._last = stage, ascent
         cutoff = min(stage.model.cutoff, ascent.cutoff)
         if ascent.bound >= cutoff:
             raise Exhausted

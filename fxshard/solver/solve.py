@@ -64,7 +64,7 @@ Keep = Callable[[Relaxation, Scale, float], None]
 
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
     """The search of a model without transfers."""
-    return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps)
+    return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
 
 
 def search_by_cases(
@@ -103,10 +103,13 @@ def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
     relaxation.prove(proven)
 
 
-def search_tables(model: Model, known: float, budget: Budget, steps: Steps | None = None) -> tuple[IntArray | None, float]:
+def search_tables(
+    model: Model, known: float, budget: Budget, steps: Steps | None = None, *, grows: bool = False
+) -> tuple[IntArray | None, float]:
     """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
 
-    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known.
+    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known. grows: go on
+    until it is proven or the budget ends; otherwise the search also ends where it gets no further cheaply.
     """
     try:
         model, undo, history = reduce(model)
@@ -117,7 +120,7 @@ def search_tables(model: Model, known: float, budget: Budget, steps: Steps | Non
     choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)
     for nodes in parts:
-        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget)
+        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
         if nodes is parts[-1]:
             part.value = known - bound  # with the others at their bounds, what costs more is no better than what is known
         part.run()

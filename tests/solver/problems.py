@@ -158,6 +158,12 @@ def with_rows(draw: st.DrawFn, hard: bool = False, memory: bool = False, integer
     return replace(problem, rows=tuple(row() for _ in range(rng.integers(0 if memory else 1, 4))), lives=lives)
 
 
+def without_transfers(problem: PlacementProblem) -> PlacementProblem:
+    """The problem of the nodes alone."""
+    rows = tuple(replace(row, transfers=()) for row in problem.rows)
+    return replace(problem, transfers=(), rows=rows, lives=tuple(live for live in problem.lives if live.transfer < 0))
+
+
 def grid(
     rows: int, columns: int, states: int, seed: int, *, memory: bool = False, transfers: bool = False, integers: bool = False
 ) -> PlacementProblem:

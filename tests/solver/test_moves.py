@@ -1,0 +1,103 @@
+"""The loops of local search against the same choice made by trying every single change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem, local_search
+from fxshard.solver.arrays import IntArray
+from fxshard.solver.budget import Budget
+from fxshard.solver.local_search import Polish
+from fxshard.solver.model import Model
+from fxshard.solver.moves import best_move
+from tests.solver.problems import integer_model, problems, with_rows
+
+
+def changes(model: Model, choices: IntArray) -> list[tuple[int, IntArray]]:
+    """All single changes, with where they stand among the states."""
+    found = []
+    position = 0
+    for node, cost in enumerate(model.costs):
+        for state in range(len(cost)):
+            changed = choices.copy()
+            changed[node] = state
+            found.append((position + state, changed))
+        position += len(cost)
+    return found
+
+
+def allowed_plan(model: Model, seed: int) -> IntArray | None:
+    """A plan in which nothing is forbidden, memory disregarded."""
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        choices = np.asarray([rng.integers(len(cost)) for cost in model.costs], dtype=np.int64)
+        if np.isfinite(model.evaluate(choices)):
+            return choices
+    return None
+
+
+@settings(max_examples=200)
+@given(st.one_of(problems(memory=True, most=5), with_rows(memory=True)), st.integers(0, 2**32))
+def test_a_move(problem: PlacementProblem, seed: int) -> None:
+    """Rows that may be exceeded at a price neither block a move nor ask for one; transfers count in rows as nodes do."""
+    model = integer_model(problem)
+    choices = allowed_plan(model, seed)
+    if choices is None:
+        return
+    polish, hard = Polish(model, choices, Budget()), np.isinf(model.slopes)
+    cost, room = model.linear(choices), np.where(hard, model.limits - model.usage(choices), np.inf)
+    every = changes(model, choices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_search, "MAX_MOVES", 1)
+        if model.fits(choices):
+            polish.improve()
+            better = [(model.linear(c) - cost, p) for p, c in every if model.linear(c) < cost and model.fits(c)]
+        else:
+            polish.repair()
+            row = int(room.argmin())
+            saved = [(model.usage(choices)[row] - model.usage(c)[row], model.linear(c) - cost, p) for p, c in every]
+            better = [(extra / min(bytes_, -room[row]), p) for bytes_, extra, p in saved if bytes_ > 0 and np.isfinite(extra)]
+    expected = dict(every)[min(better)[1]] if better else choices
+    assert polish.choices.tolist() == expected.tolist()
+    assert np.allclose(polish.room, np.where(hard, model.limits - model.usage(expected), np.inf))
+
+
+@settings(max_examples=100)
+@given(problems(memory=True, most=5), st.integers(0, 2**32))
+def test_a_move_where_rows_were_in_the_way(problem: PlacementProblem, seed: int) -> None:
+    model = integer_model(problem)
+    choices = allowed_plan(model, seed)
+    if choices is None or not model.fits(choices):
+        return
+    polish, uses = Polish(model, choices, Budget()), model.use_table.flat
+    cost, every = model.evaluate(choices), changes(model, choices)
+    better = [(model.evaluate(c) - cost, p) for p, c in every if model.evaluate(c) < cost and model.fits(c)]
+    witness = np.full(len(every), -1)
+    best_move(polish.local, polish.offset, choices, uses, polish.room - 3, witness)  # rows that are in the way no longer
+    for _ in range(2):
+        found = best_move(polish.local, polish.offset, choices, uses, polish.room, witness)
+        assert found == min(better, default=(0, -1))[1]
+
+
+@settings(max_examples=100)
+@given(with_rows(memory=True), st.integers(0, 2**32))
+def test_a_polished_plan_fits_and_no_change_makes_it_cheaper(problem: PlacementProblem, seed: int) -> None:
+    model = integer_model(problem)
+    choices = allowed_plan(model, seed)
+    plan = None if choices is None else Polish(model, choices, Budget()).run()
+    if plan is not None:
+        assert model.fits(plan)
+        assert all(model.linear(changed) >= model.linear(plan) for _, changed in changes(model, plan) if model.fits(changed))
+
+
+@settings(max_examples=100)
+@given(problems(memory=True, most=5), st.integers(0, 2**32))
+def test_usage(problem: PlacementProblem, seed: int) -> None:
+    model = integer_model(problem)
+    choices = np.asarray([np.random.default_rng(seed).integers(len(cost)) for cost in model.costs], dtype=np.int64)
+    rows = model.usage(choices)
+    assert len(rows) == len(model.limits)
+    assert max(rows, default=0.0) == problem.peak(choices)
