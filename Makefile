@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test equal ops lint types imports clean prerequisites venv
+.PHONY: help demo test equal ops solver lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ equal: $(STAMP) ## the full sweep: sharded models against one device (long)
 
 ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
+
+solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
 
 lint: $(STAMP) ## ruff
 	$(BIN)/python -m ruff check .

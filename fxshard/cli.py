@@ -1,4 +1,7 @@
-"""The ``fxshard`` command: plan, export, inspect, demo. An error of the user's is a message and exit code 2, one of ours code 1."""
+"""The ``fxshard`` command: plan, export, inspect, solve, check-op, demo.
+
+An error of the user's is a message and exit code 2, one of ours code 1.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--memory", action="store_true", help="show what a device holds at the peak and over time (of a program)")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
+
+    solve_help = "solve a placement problem of numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
+    solve = commands.add_parser("solve", help=solve_help)
+    solve.add_argument("file", help="a problem of the ASPLOS 2025 contest, JSON or gzipped JSON")
+    solve.add_argument("--time-limit", type=float, metavar="SECONDS", help="default: a limit on work, the same choices on every machine")
+    solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
+    solve.set_defaults(command=_solve)
 
     check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
     check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
@@ -204,6 +214,12 @@ def _memory(subject: Any, path: str) -> Any:
         remedy = "give a program (.pt2) that fxshard export --plan wrote from it"
         raise OptionError("a plan says what it counted, memory over time takes the graph", where=path, remedy=remedy)
     return program_memory(subject)
+
+
+def _solve(options: argparse.Namespace) -> None:
+    from fxshard.solve_file import solve_file
+
+    print(solve_file(options.file, options.time_limit, options.output))
 
 
 def _check_op(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""The solver on published instances: cost against the best known, bound, gap and seconds."""

@@ -1,0 +1,91 @@
+"""``python -m bench.solver [--data DIR] [name ...]``: published instances, each within the limit of its contest.
+
+DIR (by default what FXSHARD_DATA names) holds `iopddl/` and `placement/`; where a file is absent, its row says so. Seconds are of the
+solve alone, after reading; a small problem is solved first, so that they do not count the loading of compiled loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tabulate import tabulate
+from tqdm import tqdm
+
+from fxshard.solver import PlacementProblem, solve
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A file, what its best known plan costs, and seconds for it."""
+
+    file: str
+    reference: float
+    limit: float
+
+    @property
+    def name(self) -> str:
+        """Without folder and endings, as in IOPDDL's results."""
+        return Path(self.file).name.split(".")[0].removeprefix("asplos-2025-iopddl-")
+
+
+INSTANCES = (
+    Instance("iopddl/example.json", 445, 10),
+    Instance("iopddl/asplos-2025-iopddl-G.json.gz", 217_039, 10),
+    Instance("iopddl/asplos-2025-iopddl-B.json.gz", 532_843, 10),
+    Instance("iopddl/asplos-2025-iopddl-V.json.gz", 1_617_084, 120),
+    Instance("iopddl/asplos-2025-iopddl-A.json.gz", 6_548_641_531, 60),
+    Instance("iopddl/asplos-2025-iopddl-M.json.gz", 49_928_157_500, 180),
+    Instance("placement/llama3-8b-8layers-8x8.json.gz", 153_376_950, 60),
+)
+HEADERS = ("instance", "reference", "cost", "over it", "bound", "gap", "end", "seconds", "limit")
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the table; 1 where a plan is infeasible or costs less than its bound, 2 without data."""
+    parser = argparse.ArgumentParser("python -m bench.solver", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help="of an instance (default: all)")
+    parser.add_argument("--data", default=os.environ.get("FXSHARD_DATA"), metavar="DIR", help="default: FXSHARD_DATA")
+    options = parser.parse_args(arguments)
+    if not options.data:
+        print("name the folder of the instances: --data DIR, or FXSHARD_DATA=DIR", file=sys.stderr)
+        return 2
+    _warm_up()
+    chosen = [i for i in INSTANCES if not options.names or i.name in options.names]
+    rows = [_row(instance, Path(options.data)) for instance in tqdm(chosen, disable=None)]
+    print(tabulate(rows, headers=HEADERS, floatfmt=("", ",.0f", ",.0f", ".2%", ",.0f", ".2%", "", ".2f", ".0f")))
+    return int(any("wrong" in row for row in rows))
+
+
+def _warm_up() -> None:
+    """A grid with memory: loads, or compiles, what a solve runs."""
+    rng = np.random.default_rng(0)
+    pairs = [(i, j) for i in range(12) for j in (i + 1, i + 4) if j < 12]
+    costs, tables = tuple(rng.random((12, 4))), tuple(rng.random((len(pairs), 4, 4)))
+    usages, spans = tuple(rng.random((12, 4))), tuple((i, i + 4) for i in range(12))
+    solve(PlacementProblem(costs, tuple(pairs), tables, usages, spans, 1.5))
+
+
+def _row(instance: Instance, data: Path) -> tuple[object, ...]:
+    if not (data / instance.file).is_file():
+        return instance.name, instance.reference, None, None, None, None, "no such file"
+    problem = PlacementProblem.read(data / instance.file)
+    started = time.perf_counter()
+    solution = solve(problem, time_limit=instance.limit)
+    seconds = time.perf_counter() - started
+    right = problem.feasible(solution.choices) and solution.lower_bound <= problem.evaluate(solution.choices) * (1 + 1e-9)
+    end = "wrong" if not right else "proven" if solution.proven else "cut" if solution.cut else "open"
+    over = solution.objective / instance.reference - 1
+    return (
+        instance.name, instance.reference, solution.objective, f"{over:.2%}", solution.lower_bound, f"{solution.gap:.2%}", end, seconds,
+        instance.limit,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
