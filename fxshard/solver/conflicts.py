@@ -21,6 +21,8 @@ from .transfers import Transfers
 
 MAX_TESTS = 400
 MEMORY_STEPS = 8
+PROOF = 1e-9
+"""Relative rounding of a bound on a sum that is not taken for a proof."""
 
 Minimise = Callable[[PlacementProblem], Solution]
 
@@ -32,12 +34,7 @@ def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
         nodes = _conflict(model)
         names = ", ".join(problem.name(node) for node in nodes)
         return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
-    limits: list[tuple[str, PlacementProblem]] = []
-    if problem.usage_limit is not None:
-        limits.append((f"{problem.usage_limit:.17g} bytes", replace(problem, rows=())))
-    for row in problem.rows:
-        if row.hard:
-            limits.append((f"{row.name or 'a row'} of {row.limit:.17g}", replace(problem, usage_limit=None, rows=(row,))))
+    limits = _limits(problem)
     misses = []
     for name, one in limits:
         alone = from_problem(one)
@@ -51,6 +48,29 @@ def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
     what = "sum" if rows else "peak"
     message = f"no allowed choice fits in {name}: the least {what} found is {least:.17g}, and none is below {bound:.17g}"
     return InfeasibleError(message, (), least, bound, rows[0].name if rows else None, choices)
+
+
+def near_limits(problem: PlacementProblem, minimise: Minimise) -> tuple[list[tuple[int, ...]], bool]:
+    """Choices that come near each limit with the least found of its sum, and whether that proves that some limit cannot be kept."""
+    hard, every = _hard(problem), []
+    for _, one in _limits(problem):
+        alone = from_problem(one)
+        _, bound, choices = _least_usage(alone, hard, minimise)
+        if bound * (1 - PROOF) > alone.limits.max(initial=-np.inf):
+            return [], True
+        every.append(choices)
+    return every, False
+
+
+def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
+    """Each limit that may not be exceeded, in words, and the problem with that one alone."""
+    limits: list[tuple[str, PlacementProblem]] = []
+    if problem.usage_limit is not None and problem.all_lives:
+        limits.append((f"{problem.usage_limit:.17g} bytes", replace(problem, rows=())))
+    for row in problem.rows:
+        if row.hard:
+            limits.append((f"{row.name or 'a row'} of {row.limit:.17g}", replace(problem, usage_limit=None, rows=(row,))))
+    return limits
 
 
 def possible(model: Model) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 from .arrays import IntArray
 from .branching import Branching
 from .budget import Budget
-from .conflicts import explain
-from .infeasible import Exhausted, NoPlanError
-from .local_search import greedy
+from .conflicts import explain, near_limits
+from .infeasible import Exhausted, InfeasibleError, NoPlanError
+from .local_search import Polish, greedy
 from .model import Model, components, from_problem, restrict
 from .problem import PlacementProblem
 from .reductions import reduce
@@ -48,7 +48,8 @@ def solve(
     model, scale = quantise(raw, reach)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     shown = None if keep is None else (lambda relaxation: keep(relaxation, scale, reach))
-    best, bound = search_by_cases(model, first, budget, steps, shown) if model.transfers else _at_once(model, first, budget, steps)
+    near = partial(_near_limits, problem, budget)
+    best, bound = search_by_cases(model, first, budget, steps, shown, near) if model.transfers else _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound == np.inf:
         raise explain(problem, partial(solve, work_limit=EXPLAIN_WORK))
@@ -58,6 +59,9 @@ def solve(
 
 
 Steps = list[tuple[str, str]]
+NearLimits = Callable[[], tuple[list[tuple[int, ...]], bool]]
+"""() -> (choices that come near the limits, whether it is proven that these cannot be kept)."""
+
 Keep = Callable[[Relaxation, Scale, float], None]
 """(a relaxation that message passing has bounded, the scale of its integers, the real cost beyond which they know nothing)."""
 
@@ -68,9 +72,17 @@ def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps)
 
 
 def search_by_cases(
-    model: Model, first: IntArray | None, budget: Budget, steps: Steps | None = None, shown: Callable[[Relaxation], None] | None = None
+    model: Model,
+    first: IntArray | None,
+    budget: Budget,
+    steps: Steps | None = None,
+    shown: Callable[[Relaxation], None] | None = None,
+    near: NearLimits | None = None,
 ) -> tuple[IntArray | None, float]:
-    """The search of a model with transfers: message passing, and cases where it leaves a gap."""
+    """The search of a model with transfers: message passing, and cases where it leaves a gap.
+
+    near: asked where message passing met no plan that fits: repair then begins at choices that come near the limits.
+    """
     steps = [] if steps is None else steps
     try:
         relaxation = Relaxation(model, first, budget)
@@ -80,6 +92,15 @@ def search_by_cases(
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if shown is not None:
         shown(relaxation)
+    if np.isinf(relaxation.value) and near is not None and not budget.spent:
+        starts, impossible = near()
+        if impossible:
+            return None, np.inf
+        for choices in starts:
+            plan = Polish(model, np.asarray(choices, dtype=np.int64), budget).run()
+            if plan is not None:
+                relaxation.offer(plan)
+        steps.append(("repair near the limits", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value):
         _first_plan(relaxation, budget, steps)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
@@ -88,6 +109,14 @@ def search_by_cases(
         relaxation.prove(cases.bound)
         steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     return relaxation.choices, relaxation.bound
+
+
+def _near_limits(problem: PlacementProblem, budget: Budget) -> tuple[list[tuple[int, ...]], bool]:
+    """As `near_limits`, nothing where a limit ends that before it knows a plan."""
+    try:
+        return near_limits(problem, partial(solve, time_limit=budget.seconds_left, work_limit=EXPLAIN_WORK))
+    except (InfeasibleError, NoPlanError):
+        return [], False
 
 
 def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
