@@ -20,16 +20,12 @@ class Budget:
         if self._whole is not None:
             self._whole.charge(entries)
 
-    def end(self) -> None:
-        """What is left is too little for what comes next."""
-        self._work_limit = self._work
-
     def part(self, work: float) -> Budget:
         """A budget of at most this work, which is counted here too."""
         return Budget(self.seconds_left, work if self.work_left is None else min(work, self.work_left), self)
 
     def end(self) -> None:
-        """Nothing more is worth doing: as if the work were spent."""
+        """What is left is too little for what comes next, or what comes next is not worth it."""
         self._work_limit = self._work
 
     @property
