@@ -144,7 +144,7 @@ _ORIGIN = "_origin"
 class ShardingPlan:
     """A plan for one graph on one mesh.
 
-    ``memory``: bytes per device of what was counted, by kind; ``fallbacks``: (node, reason) of nodes that are
+    ``memory``: bytes per device when most is in use, by kind; ``fallbacks``: (node, reason) of nodes that are
     replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
 
     Where the graph came from is no part of the decision, neither of equality nor of ``hash``: ``lines`` gives the user's source line

@@ -60,6 +60,8 @@ def _head(subject: Subject) -> str:
         *_proof(plan),
         *((f"memory, {kind}", size_text(size)) for kind, size in sorted(plan.memory.items())),
     ]
+    if plan.memory:
+        rows.append(("memory at its peak", size_text(sum(plan.memory.values()))))
     if plan.memory_limit is not None:
         rows.append(("memory limit", size_text(plan.memory_limit)))
     if isinstance(subject, ShardedProgram):

@@ -24,6 +24,7 @@ lower bound         10.75 microseconds
 gap                 0.000%
 memory, gradients   0 bytes
 memory, parameters  64 bytes
+memory at its peak  64 bytes
 memory limit        1.00 GiB (1073741824 bytes)
 
 collective    axis      count    bytes
@@ -51,6 +52,7 @@ lower bound         10.75 microseconds
 gap                 0.000%
 memory, gradients   0 bytes
 memory, parameters  64 bytes
+memory at its peak  64 bytes
 memory limit        1.00 GiB (1073741824 bytes)
 local graphs        2, one a size class
 
