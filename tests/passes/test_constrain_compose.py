@@ -114,7 +114,7 @@ def test_equal_by_every_kind_of_name(names: list[str], meant: list[str]) -> None
         (Forbid("up.weight", "S(-2)", axis="tp"), lambda x: x[1] == Shard(0)),
         (Forbid("up", Partial(), axis="dp"), lambda x: x[0] == Partial()),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Forbid) else "",
 )
 def test_what_is_forbidden_is_not_there(forbid: Forbid, taboo: Any) -> None:
     """And where all else is forbidden too, there is no plan."""
