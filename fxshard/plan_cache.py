@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,19 @@ def file_for(**asked: Any) -> Path | None:
     if place is None:
         return None
     try:
-        decides = {"asked": _plain(asked), "rules": given_rules(), "fxshard": code_digest(), "torch": torch.__version__}
+        code = {"fxshard": code_digest(), "torch": torch.__version__, **_versions()}
+        decides = {"asked": _plain(asked), "rules": given_rules(), "code": code}
     except (TypeError, OSError) as error:
         log.debug("no plan is looked up in the cache: %s", error)
         return None
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     return place / f"plan-v{FORMAT_VERSION}-{key[:40]}.json"
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    """What the solver calculates with."""
+    return {name: version(name) for name in ("numpy", "numba", "highspy")}
 
 
 def read(path: Path) -> ShardingPlan | None:
@@ -122,7 +130,7 @@ def _plain(value: Any) -> Any:
     """``value`` as lists and plain values that are the same for equal ones; raises TypeError for what has no such form."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, Layout):
+    if isinstance(value, (Layout, torch.dtype)):
         return str(value)
     if isinstance(value, Placement):
         return placement_str(value)

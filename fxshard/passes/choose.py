@@ -68,6 +68,9 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
     budgets.check(plan, constraints.communication)
+    if constraints.memory_limit is not None and sum(plan.memory.values()) > constraints.memory_limit:
+        what = f"the plan takes {sum(plan.memory.values())} bytes, more than memory_limit={constraints.memory_limit}"
+        raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the formulate pass; please report it")
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= EQUAL * plan.objective:
         bound = plan.objective

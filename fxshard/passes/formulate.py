@@ -142,7 +142,7 @@ class _Builder:
             returned = times.only_returned(value) and source.op != "placeholder"
             transfer, ends = self.brought.get(value.name, (-1, []))
             if not times.is_view(source):
-                state = parameter_state(value, self.constraints.optimizer) if times.kind(value) == "parameters" else 1.0
+                state = parameter_state(value, self.constraints.optimizer) if value.name in times.trained else 1.0
                 lo, hi = times.own(value)
                 amounts = self._bytes(value, [self._layouts(specs, "outputs", index)])
                 yield Live(lo, times.end if returned and not ends else hi, state * amounts, var)
@@ -152,6 +152,22 @@ class _Builder:
                 yield Live(lo, lo + 1 if returned else hi, other, transfer=transfer)
                 if returned:
                     yield Live(lo + 1, hi, there, transfer=transfer)
+        yield from self._joined_lives(times)
+
+    def _joined_lives(self, times: Lifetimes) -> Iterator[Live]:
+        """What the members of a group hand over to each other in another layout, by the state of all."""
+        for var, group in self.joined:
+            options = [self.node_vars[n.name][1] for n in group.nodes]
+            found: dict[tuple[int, int], np.ndarray] = {}
+            for state, chosen in enumerate(zip(*options, strict=True)):
+                for member, output, want in handed_over(group, chosen):
+                    value = outputs_of(group.nodes[member])[output]
+                    assert value is not None
+                    amounts = found.setdefault((member, output), np.zeros(len(self.costs[var])))
+                    amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
+            last = max(times.time[n] for n in group.nodes) + 1
+            for (member, _), amounts in found.items():
+                yield Live(times.time[group.nodes[member]], last, amounts, var)
 
     def _bytes(self, value: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several."""

@@ -53,6 +53,7 @@ class Lifetimes:
         for node in nodes:
             for operand in operands(node):
                 self.readers.setdefault(operand, []).append(node)
+        self.tangents = {end.node for end in graph.inputs_of("tangent")}
         self._last: dict[fx.Node, int] = {}
         for node in reversed(list(graph.nodes)):
             if node.op != "output" and is_tensor(node):
@@ -74,6 +75,12 @@ class Lifetimes:
             found.setdefault(node.name, "gradients" if end.kind == "gradient" else "outputs")
         return found
 
+    @cached_property
+    def trained(self) -> set[str]:
+        """Nodes of the parameters that have a gradient, which an optimiser keeps a state for."""
+        graded = {end.name for end in self.graph.outputs if end.kind == "gradient"}
+        return {end.node for end in self.graph.inputs_of("parameter") if end.name in graded}
+
     def kind(self, value: fx.Node) -> str:
         return self.kinds.get(value.name, "activations")
 
@@ -83,6 +90,8 @@ class Lifetimes:
 
     def born(self, value: fx.Node) -> int:
         source = producer(value)[0]
+        if source.name in self.tangents:  # they come when the backward begins
+            return min((self.time[r] for r in self.readers.get(value, ())), default=0)
         return 0 if source.op == "placeholder" else self.time[source]
 
     def read_until(self, value: fx.Node, reader: fx.Node) -> int:
@@ -94,7 +103,7 @@ class Lifetimes:
     def own(self, value: fx.Node) -> Span:
         """When a value is there in the layout in which it is made, whichever its readers choose to read."""
         if producer(value)[0].op == "placeholder":
-            return 0, self.end
+            return self.born(value), self.end
         if self.only_returned(value):
             return self.born(value), max([self.born(value) + 1, *(self.own(r)[1] for r in self.readers[value] if r.op != "output")])
         return self.born(value), self._last[value]
@@ -102,7 +111,7 @@ class Lifetimes:
     def moved(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
         """When it is there in another layout, for these readers of it."""
         found = list(readers)
-        first = self.born(value) if all(r.op == "output" for r in found) else min(self.time[r] for r in found)
+        first = self.born(value) if self.only_returned(value) else min(self.time[r] for r in found)
         return first, max(self.read_until(value, r) for r in found)
 
     def only_returned(self, value: fx.Node) -> bool:
@@ -130,9 +139,9 @@ def held(
         kind = times.kind(value)
         if not times.is_view(source):
             size = _bytes(value, specs[source.name].outputs[index], mesh)
-            span = (0, times.end) if source.op == "placeholder" else (times.born(value), _until(value, times, entries))
+            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries))
             found.append(Held(value.name, kind, span, size))
-            if kind == "parameters" and (extra := round(size * (parameter_state(value, optimizer) - 1))):
+            if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
                 found.append(Held(value.name, "optimizer", (0, times.end), extra))
         for entry in entries.get(value.name, []):
             why = kind if all(reader == "output" for reader, _ in entry.readers) else "redistributed"

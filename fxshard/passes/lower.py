@@ -20,6 +20,7 @@ from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
 from fxshard.passes.emit import emit_step
+from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_edges
@@ -127,7 +128,11 @@ class _Lowering:
 
     def run(self) -> fx.GraphModule:
         self.moves = {(r.value, r.target): (i, r) for i, r in enumerate(self.plan.redistributions)}
-        self.returned = {r.value: (i, r) for i, r in enumerate(self.plan.redistributions) if all(n == "output" for n, _ in r.readers)}
+        times = Lifetimes(self.graph)
+        self.returned: dict[str, list[tuple[int, Redistribution]]] = {}
+        for i, r in enumerate(self.plan.redistributions):
+            if times.only_returned(self.graph.by_name[r.value]):
+                self.returned.setdefault(r.value, []).append((i, r))
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -224,8 +229,7 @@ class _Lowering:
 
     def _return(self, value: fx.Node) -> None:
         """What is only returned is brought into its layout at once, so that what it was need not be kept."""
-        if value.name in self.returned:
-            index, entry = self.returned[value.name]
+        for index, entry in self.returned.get(value.name, ()):
             self.values[value.name, entry.target] = self._move(value, index, entry)
 
     def _neutral(self, context: Context) -> Any:

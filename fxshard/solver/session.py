@@ -67,14 +67,17 @@ class Session:
     ) -> None:
         """Solves `problem`; arguments and errors as `solve`. regions: the sizes to try, in nodes."""
         self.problem, self._work_limit, self._regions = problem, work_limit, regions
+        self._time_limit = time_limit
         self._root_of: Callable[[], _Root] | None = None
         self.solution = solve(problem, time_limit, work_limit, start, self._keep)
 
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
-        """Keep what was proven, unless it is too large; where rows tie all nodes together no region is free to change."""
+        """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for.
+
+        Nothing is kept of what is too large, nor where rows tie all nodes together: no region is free to change then.
+        """
         if len(relaxation.model.limits) or len(relaxation.ascent.sweeper.splits.values) > MOST_KEPT:
             return
-        """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for."""
         state = relaxation.ascent.sweeper.state()
         self._root_of = lambda: _root(relaxation, state, scale, reach)
 
@@ -99,7 +102,8 @@ class Session:
             best = found if best is None or (found is not None and found.gap < best.gap) else best
             if best is not None and best.gap <= gap:
                 return best
-        return solve(_narrowed(self.problem, allowed), None, self._work_limit, None if best is None else best.choices)
+        limits = self._time_limit, self._work_limit
+        return solve(_narrowed(self.problem, allowed), *limits, None if best is None else best.choices)
 
     def _around(self, root: _Root, allowed: Allowed, nodes: IntArray) -> Solution | None:
         """What a region around the nodes in question says, None where it knows no plan."""

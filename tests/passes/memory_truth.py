@@ -18,7 +18,8 @@ VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.tr
 
 def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh) -> int:
     """Bytes: each value as made until its last reader (or a view's) is done, and each other layout that is read from the first
-    reader on; inputs and results to the end; what is only returned exists as made only while it is made."""
+    reader on; inputs (tangents from their first reader) and results to the end; what is only returned exists as made only while it
+    is made."""
     nodes = planned_nodes(graph)
     end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
     reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
@@ -39,6 +40,7 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
                 shape[placement.dim] = -(-shape[placement.dim] // n)
         return math.prod(shape) * value.meta["val"].dtype.itemsize
 
+    tangents = {end.node for end in graph.inputs_of("tangent")}
     most = 0
     for now in range(end):
         held = 0
@@ -48,7 +50,8 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
             mine = [(n, layout) for o, n, layout in reads if o is value]
             have, born = specs[source.name].outputs[index], when[source]
             if source.op == "placeholder":
-                held += size(value, have)
+                given = min((when[n] for n, _ in mine), default=0) if source.name in tangents else 0
+                held += size(value, have) if now >= given else 0
                 others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
             elif mine and all(n.op == "output" for n, _ in mine):
                 others, first = {layout for _, layout in mine} - ({have} if now == born else set()), born

@@ -1,0 +1,37 @@
+"""A memory limit holds in the program that is lowered, whatever of a value is returned and read besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from passes.enumeration import Const as C
+from passes.enumeration import aten, build, ops
+
+import fxshard
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.planning_graph import PlanningGraph
+
+MATMUL = C("mk,kn->mn")
+GRAPHS: dict[str, tuple[PlanningGraph, Any]] = {
+    "returned and read": (build([(64, 64)], [(aten.relu.default, 0), (aten.sin.default, 1), (ops.einsum.default, 2, 2, MATMUL)], [1, 3]), None),
+    "returned twice": (build([(64, 64)], [(aten.relu.default, 0), (ops.einsum.default, 0, 0, MATMUL)], [1, 1, 2]), ["S(0)", "S(1)", "R"]),
+    "only returned": (build([(64, 64)], [(ops.einsum.default, 0, 0, MATMUL), (aten.relu.default, 1)], [1, 2]), None),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_program_keeps_to_the_limit(name: str) -> None:
+    """The peak of the lowered program, by its storages, is within the least limit under which there is a plan and a few above it."""
+    graph, layouts = GRAPHS[name]
+    mesh = Mesh({"tp": 4})
+    free = sum(plan_graph(graph, mesh, Request(output_layouts=layouts)).memory.values())
+    with pytest.raises(fxshard.errors.ConstraintError) as error:
+        plan_graph(graph, mesh, Request(output_layouts=layouts, memory_limit=1))
+    least = int(str(error.value.remedy).split("least found is ")[1].split()[0])
+    for limit in (least, (least + free) // 2, 2 * free):
+        if limit >= least:
+            plan = plan_graph(graph, mesh, Request(output_layouts=layouts, memory_limit=limit))
+            peak = fxshard.program_memory(lower_plan(graph, plan)).peak
+            assert peak <= 1.01 * limit, plan  # numbers that say where a rank is are not counted by the plan
