@@ -14,8 +14,9 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.planning_graph import PlanningGraph
 
 MATMUL = C("mk,kn->mn")
+READ: list[tuple[Any, ...]] = [(aten.relu.default, 0), (aten.sin.default, 1), (ops.einsum.default, 2, 2, MATMUL)]
 GRAPHS: dict[str, tuple[PlanningGraph, Any]] = {
-    "returned and read": (build([(64, 64)], [(aten.relu.default, 0), (aten.sin.default, 1), (ops.einsum.default, 2, 2, MATMUL)], [1, 3]), None),
+    "returned and read": (build([(64, 64)], READ, [1, 3]), None),
     "returned twice": (build([(64, 64)], [(aten.relu.default, 0), (ops.einsum.default, 0, 0, MATMUL)], [1, 1, 2]), ["S(0)", "S(1)", "R"]),
     "only returned": (build([(64, 64)], [(ops.einsum.default, 0, 0, MATMUL), (aten.relu.default, 1)], [1, 2]), None),
 }
