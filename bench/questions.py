@@ -17,6 +17,7 @@ from tabulate import tabulate
 import fxshard
 from fxshard.factory import load_model
 from fxshard.mesh import parse_mesh
+from fxshard.origin import Origin
 from fxshard.passes.choose import solved
 from fxshard.passes.formulate import formulate
 
@@ -58,7 +59,8 @@ def main() -> None:
 def _first_solve(plan: fxshard.ShardingPlan) -> float:
     """Seconds, formulation aside."""
     origin = plan.origin
-    annotated, constraints = origin._annotated, origin._constraints  # type: ignore[union-attr]
+    assert isinstance(origin, Origin)
+    annotated, constraints = origin.annotated, origin.constraints
     formulation = formulate(annotated, constraints)
     begin = time.process_time()
     solved(annotated, constraints, formulation)
@@ -73,7 +75,8 @@ def _names(plan: fxshard.ShardingPlan, count: int, rng: random.Random) -> list[s
 
 def _layouts(plan: fxshard.ShardingPlan, name: str) -> list[fxshard.Layout]:
     """Layouts that the value could have, other than its own."""
-    value = plan.origin._value(name)  # type: ignore[union-attr]
+    assert isinstance(plan.origin, Origin)
+    value = plan.origin.value(name)
     return [layout for layout in dict.fromkeys(value.layouts) if layout != plan.layout_of(name)] or [plan.layout_of(name)]
 
 

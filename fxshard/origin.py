@@ -54,12 +54,12 @@ class Origin:
         session: Session | None = None,
         cached: Path | None = None,
     ) -> None:
-        self._annotated, self._constraints, self._objective, self._time_limit = annotated, constraints, objective, time_limit
+        self.annotated, self.constraints, self._objective, self._time_limit = annotated, constraints, objective, time_limit
         self._formulation, self._session, self.cached = formulation, session, cached
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
-        value = self._value(name)
+        value = self.value(name)
         have = self._have(plan, value)
         if layout is None:
             pins = [Condition(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
@@ -85,14 +85,14 @@ class Origin:
     def _problem(self) -> tuple[Formulation, Session]:
         """The problem and its solve, made again where the plan came without them."""
         if self._formulation is None:
-            self._formulation = formulate(self._annotated, self._constraints, self._objective)
+            self._formulation = formulate(self.annotated, self.constraints, self._objective)
         if self._session is None:
-            self._session = solved(self._annotated, self._constraints, self._formulation, self._time_limit)
+            self._session = solved(self.annotated, self.constraints, self._formulation, self._time_limit)
         return self._formulation, self._session
 
-    def _value(self, name: str) -> _Value:
+    def value(self, name: str) -> _Value:
         formulation, _ = self._problem()
-        graph = self._annotated.graph
+        graph = self.annotated.graph
         known = {i.name: i.node for i in graph.inputs}
         known |= {alias: known[target] for alias, target in graph.aliases.items() if target in known}
         results = {end.name: index for index, end in enumerate(graph.outputs) if index in formulation.result_vars}
@@ -105,9 +105,9 @@ class Origin:
         if source is None or source.name not in formulation.node_vars or not outputs_of(source) or outputs_of(source)[output] is None:
             what = f"there is nothing to explain by the name of {name!r}{closest(name, [*known, *results, *formulation.node_vars])}"
             remedy = "name a parameter, a buffer, an input, an output or a node that gives a tensor; print(plan) lists the nodes"
-            raise PlanError(what, where=f"plan on mesh {self._annotated.mesh}", remedy=remedy)
+            raise PlanError(what, where=f"plan on mesh {self.annotated.mesh}", remedy=remedy)
         variable, specs = formulation.node_vars[source.name]
-        own = self._annotated.specs[source.name]
+        own = self.annotated.specs[source.name]
         together = sum(var == variable for var, _ in formulation.node_vars.values()) > 1
         tensor = outputs_of(source)[output]
         assert tensor is not None
@@ -144,14 +144,14 @@ class Origin:
 
     def _written(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         try:
-            return decide(self._annotated, self._constraints, formulation, solution)
+            return decide(self.annotated, self.constraints, formulation, solution)
         except ConstraintError as error:
             raise PlanError(f"the plan could not be written: {error.what}", where=error.where, remedy="please report it") from error
 
     def _readings(self, plan: ShardingPlan, value: _Value) -> Iterable[Reading]:
         if value.node == "output":
             return
-        graph = self._annotated.graph
+        graph = self.annotated.graph
         costs = {(r.value, r.target): r.cost for r in plan.redistributions}
         lines = plan.lines
         for name in _names(graph.by_name[value.node], value.output):

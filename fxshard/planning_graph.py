@@ -266,6 +266,18 @@ def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
     return [n for n in graph.nodes if not is_getitem(n)]
 
 
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """``nodes`` and all that they are computed from."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
 def of_user(path: str) -> bool:
     """Whether a file is a model's own: neither torch's nor Python's, nor what tracing puts in the place of a call."""
     return not path.startswith((_TORCH, _PASSES, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)

@@ -17,7 +17,7 @@ from zoo import Case, cnn, llama, mlp
 import fxshard
 from fxshard.errors import ConstraintError, LayoutError, PlanError
 from fxshard.layout import all_layouts
-from fxshard.origin import NEAR
+from fxshard.origin import NEAR, Origin
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.verify import verify_edges
 from fxshard.planning_graph import PlanningGraph
@@ -68,7 +68,8 @@ def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
     make, mesh, options = CASES[number]
     model, args, kwargs = make()
     plan = fxshard.plan(model, args, mesh, kwargs, **options)
-    graph: PlanningGraph = plan.origin._annotated.graph  # type: ignore[union-attr]
+    assert isinstance(plan.origin, Origin)
+    graph: PlanningGraph = plan.origin.annotated.graph
     rng, asked = random.Random(number), 0
     for name in rng.sample(names(plan), 5):
         node = plan.node_of(name)

@@ -245,11 +245,11 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
             yield Violation(str(relative), line, what, remedy)
     if relative.parts[0] in PUBLIC_TORCH_ONLY and room != COMPAT:
         for line, name in private_names(tree, imports):
-            remedy = f"use a public name, or give {PACKAGE}/{COMPAT}.py a function for it and call that"
+            remedy = f"use a public name, or give {PACKAGE}/{COMPAT} a function for it and call that"
             yield Violation(str(relative), line, f"private torch name {name}", remedy)
     if room is not None and room != COMPAT:
         for line, name in private_attributes(tree, imports):
-            remedy = f"give {PACKAGE}/{COMPAT}.py a function for what is torch's, a public name to what is ours"
+            remedy = f"give {PACKAGE}/{COMPAT} a function for what is torch's, a public name to what is ours"
             yield Violation(str(relative), line, f"private attribute {name}", remedy)
 
 

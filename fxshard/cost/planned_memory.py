@@ -24,7 +24,7 @@ from fxshard.layout import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh import Mesh
 from fxshard.ops.kernels import KERNELS
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_getitem, operands, outputs_of, plain_shape, source_line
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, ancestors, is_getitem, operands, outputs_of, plain_shape, source_line
 from fxshard.redistribution import Step, exchange_shape, walk
 from fxshard.sharding_plan import Redistribution, ShardingPlan
 
@@ -39,7 +39,7 @@ def planned_memory(
     """
     walked = _Walk(graph, plan)
     if stages is None:
-        early = _ancestors(_returned(graph, False))
+        early = ancestors(_returned(graph, False))
         for nodes in ([n for n in graph.nodes if n in early], [n for n in graph.nodes if n not in early]):
             walked.run(nodes, None)
     else:
@@ -222,17 +222,6 @@ def _ends(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[fx.Node, L
 def _returned(graph: PlanningGraph, gradients: bool) -> list[fx.Node]:
     nodes = operands(graph.module.graph.output_node())
     return [n for n, end in zip(nodes, graph.outputs, strict=True) if (end.kind == "gradient") == gradients]
-
-
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
 
 
 def _around(node: fx.Node) -> list[torch.Tensor]:

@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fxshard.cost.fit import collective_errors, fit_device, fit_links, op_errors, rounded, without_curves
-from fxshard.errors import OptionError, RunError
+from fxshard.errors import OptionError
 from fxshard.files import check_writable
 from fxshard.hardware import HARDWARE, Hardware
 from fxshard.hardware_file import save
 from fxshard.mesh import Mesh, parse_mesh, preset_of_device
 from fxshard.runtime.calibration import Calibration, file_rows, report
+from fxshard.runtime.local_ranks import wait_for
 from fxshard.runtime.measure import EFFORTS, Clock, measure_collectives, measure_ops
 
 STORE = "FXSHARD_CALIBRATE_STORE"
@@ -81,22 +82,7 @@ def start_ranks(mesh: Mesh, device: str, arguments: Sequence[str]) -> None:
         shared = {"OMP_NUM_THREADS": threads, **os.environ, "WORLD_SIZE": str(mesh.size), STORE: str(Path(folder) / "store")}
         command = [sys.executable, "-m", "fxshard", *arguments]
         ranks = [subprocess.Popen(command, env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(mesh.size)]
-        _wait(ranks)
-
-
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended well; one that fails ends the others."""
-    until = time.monotonic() + SECONDS
-    try:
-        while set(codes := [r.poll() for r in ranks]) != {0}:
-            failed = [i for i, code in enumerate(codes) if code]
-            if failed or time.monotonic() > until:
-                what = f"rank {failed[0]} failed" if failed else f"the ranks were not done after {SECONDS} seconds"
-                raise RunError(what, remedy="its message is above; with --quick, or on a smaller mesh, less is measured")
-            time.sleep(0.05)
-    finally:
-        for r in ranks:
-            r.kill()
+        wait_for(ranks, SECONDS, "with --quick, or on a smaller mesh, less is measured")
 
 
 def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:

@@ -28,6 +28,7 @@ from fxshard.errors import RunError
 from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
+from fxshard.runtime.local_ranks import wait_for
 from fxshard.runtime.module import ShardedForward, parallelize
 from fxshard.runtime.record import record_collectives
 from fxshard.runtime.simulate import simulate_program
@@ -101,17 +102,7 @@ def _run_ranks(folder: Path) -> None:
     """Starts the ranks as processes of their own; each is this file with its rank in the environment."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "FXSHARD_DEMO_STORE": str(folder / "store")}
     ranks = [subprocess.Popen([sys.executable, "-m", "fxshard.runtime.demo"], env={**environment, "RANK": str(r)}) for r in range(RANKS)]
-    until = time.monotonic() + SECONDS
-    try:
-        while any(r.poll() is None for r in ranks):
-            failed = [i for i, r in enumerate(ranks) if r.poll()]
-            if failed or time.monotonic() > until:
-                what = f"rank {failed[0]} failed" if failed else f"the ranks were not done after {SECONDS} seconds"
-                raise RunError(what, remedy="its message is above; run the demo again with FXSHARD_DUMP=some/folder to see every stage")
-            time.sleep(0.1)
-    finally:
-        for r in ranks:
-            r.kill()
+    wait_for(ranks, SECONDS, "run the demo again with FXSHARD_DUMP=some/folder to see every stage")
 
 
 def rank_main() -> None:

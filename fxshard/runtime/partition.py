@@ -15,6 +15,7 @@ from torch import fx
 
 from fxshard._torch_compat import values_to_save
 from fxshard.errors import PlanError
+from fxshard.planning_graph import ancestors
 from fxshard.program import ShardedProgram, is_collective, is_wait
 
 
@@ -112,18 +113,6 @@ def _name_placeholders(graph: fx.Graph, tangents: Sequence[int]) -> tuple[list[f
 
 def _returned(graph: fx.Graph) -> tuple[Any, ...]:
     return tuple(graph.output_node().args[0])
-
-
-def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """``nodes`` and all that they are computed from."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
 
 
 def _closure(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:

@@ -1,0 +1,24 @@
+"""Ranks that are processes of this machine, started by a command of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from fxshard.errors import RunError
+
+
+def wait_for(ranks: Sequence[subprocess.Popen[bytes]], seconds: float, remedy: str) -> None:
+    """Until all have ended well; one that fails, or ``seconds`` that pass, end the others and raise RunError."""
+    until = time.monotonic() + seconds
+    try:
+        while set(codes := [r.poll() for r in ranks]) != {0}:
+            failed = [i for i, code in enumerate(codes) if code]
+            if failed or time.monotonic() > until:
+                what = f"rank {failed[0]} failed" if failed else f"the ranks were not done after {seconds:g} seconds"
+                raise RunError(what, remedy=f"its message is above; {remedy}")
+            time.sleep(0.05)
+    finally:
+        for r in ranks:
+            r.kill()
