@@ -46,7 +46,7 @@ def parts() -> Case:
 
 CASES: list[tuple[Callable[[], Case], fxshard.Mesh, dict[str, Any]]] = [
     (mlp, FAST, {"objective": "communication", "input_layouts": "S(0)R"}),
-    (cnn, LINE, {"memory_limit": 200000}),
+    (cnn, LINE, {"memory_limit": 80000}),
     (llama, FAST, {"objective": "communication", "input_layouts": "S(0)R", "output_layouts": "RR"}),
     (llama, LINE, {"train": False, "input_layouts": "S(0)"}),
     (parts, FAST, {"output_layouts": "S(0)R", "input_layouts": "S(0)S(1)", "objective": "communication"}),
