@@ -15,7 +15,6 @@ import torch
 from tabulate import tabulate
 
 from bench.families import make
-from fxshard.cost.planned_memory import planned_memory
 from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
@@ -42,7 +41,7 @@ def rows(name: str, mesh_text: str, plans: int, compiled: bool) -> Iterator[tupl
             program = lower(graph, plan)
             values = program_values(program, model, args, kwargs)
             measured = measure_memory(program, values).peak
-            found = [program_memory(program).peak, planned_memory(graph, plan).peak]
+            found = [program_memory(program).peak, sum(plan.memory.values())]
             found += [measure_allocated(program, values, compiler=c).peak for c in ("eager", *(["inductor"] if compiled else []))]
             said = "solved" if seed is None else f"random {seed}"
             yield name, said, "training" if train else "inference", measured, *(f"{size / measured:.3f}" for size in found)

@@ -152,7 +152,7 @@ class Origin:
         if value.node == "output":
             return
         graph = self.annotated.graph
-        costs = {(r.value, r.target): r.cost for r in plan.redistributions}
+        costs = {reader: r.cost for r in plan.redistributions for reader in r.readers}
         lines = plan.lines
         for name in _names(graph.by_name[value.node], value.output):
             for user in graph.by_name[name].users:
@@ -161,7 +161,7 @@ class Origin:
                         layout = plan.specs[user.name].inputs[k]
                         end = graph.outputs[k] if user.op == "output" else None
                         what = str(user.target) if end is None else f"{end.kind} {end.name}"
-                        yield Reading(user.name, what, layout, costs.get((name, layout), 0.0), lines.get(user.name, ""))
+                        yield Reading(user.name, what, layout, costs.get((user.name, k), 0.0), lines.get(user.name, ""))
 
 
 def _names(node: fx.Node, output: int) -> list[str]:

@@ -22,7 +22,7 @@ from fxshard.layout import Layout, check, placement_str
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN
 from fxshard.redistribution import Step, sent_bytes, single_step, walk
-from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 
 FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
@@ -63,6 +63,7 @@ def dumps(plan: ShardingPlan, sources: bool = True) -> str:
         "nodes": [_write_node(node) for node in plan.nodes],
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
+        **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
         **(_write_sources(plan) if sources else {}),
     }
     try:
@@ -109,6 +110,7 @@ def _write_redistribution(r: Redistribution, mesh: Mesh) -> dict[str, Any]:
         "steps": [_write_step(step, mesh) for step in r.steps],
         "readers": [[node, int(index)] for node, index in r.readers],
         "cost": float(r.cost),
+        **({"ahead": True} if r.ahead else {}),
     }
 
 
@@ -157,6 +159,7 @@ def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
         memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
         fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
         partial=partial,
+        recomputed=root.get("recomputed", _read_recomputed, {}),
         lines=root.get("lines", _read_lines, {}),
         picked=root.get("picked", _read_picked, {}),
     )
@@ -177,7 +180,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_limit": None,
     "fallbacks": (),
 }
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "picked", "lines")
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "recomputed", "picked", "lines")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 is a plan that does not say where in the user's code its nodes are from."""
 
@@ -232,6 +235,14 @@ def _read_end(field: Field) -> PlanEnd:
 def _read_fallback(field: Field) -> tuple[str, str]:
     field.known(("node", "reason"))
     return field.get("node", Field.text), field.get("reason", Field.text)
+
+
+def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
+    blocks = {}
+    for one in field.items():
+        one.known(("block", "nodes"))
+        blocks[one.get("block", Field.text)] = one.get("nodes", lambda f: f.tuple_of(Field.text))
+    return blocks
 
 
 def _read_lines(field: Field) -> dict[str, str]:
@@ -307,7 +318,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
-    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost"))
+    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "ahead"))
     shape = field.get("shape", _shape)
     source = field.get("source", lambda f: read_layout(f, mesh, shape))
     target = field.get("target", lambda f: read_layout(f, mesh, shape))
@@ -320,6 +331,7 @@ def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
         steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
         readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
         cost=field.get("cost", _figure),
+        ahead=field.get("ahead", Field.boolean, False),
     )
 
 
@@ -376,6 +388,11 @@ def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
             if index >= operands.get(reader, 0):
                 what = f"reader {reader!r} is not a node of the plan" if reader not in operands else f"{reader!r} has no operand {index}"
                 raise fields["redistributions"].items()[number].fail(what, FIX)
+    for number, (block, nodes) in enumerate(plan.recomputed.items()):
+        for name in () if plan.partial else nodes:
+            if name not in operands or again(name) not in operands:
+                what = f"{name!r} of {block!r} is computed again, but {name!r} and {again(name)!r} are not both nodes of the plan"
+                raise fields["recomputed"].items()[number].fail(what, FIX)
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
             raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)

@@ -54,7 +54,8 @@ class Redistribution:
     """A value moved from the layout it has to one that some readers need; ``readers`` are (node, operand index).
 
     ``value`` is the graph node that holds the tensor (a getitem where the producer has several outputs); ``cost`` is in
-    the plan's objective.
+    the plan's objective. A ``source`` that the producer does not give is the target of another redistribution of the value, which
+    is kept for the backward. ``ahead``: only the backward reads it, but it is made when the forward first reads the value, to be kept.
     """
 
     value: str
@@ -65,6 +66,7 @@ class Redistribution:
     steps: tuple[Step, ...]
     readers: tuple[tuple[str, int], ...]
     cost: float = 0.0
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ class PlanEnd:
     node: str
 
 
+def again(node: str) -> str:
+    """The name under which a node is planned that runs again in the backward."""
+    return f"{node}_again"
+
+
 NO_RULE = "no rule for"
 """How the reason begins where a rule would help."""
 Fallbacks = tuple[tuple[str, str], ...]
@@ -145,7 +152,9 @@ class ShardingPlan:
     """A plan for one graph on one mesh.
 
     ``memory``: bytes per device when most is in use, by kind; ``fallbacks``: (node, reason) of nodes that are
-    replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins.
+    replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
+    ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
+    under the names that ``again`` gives.
 
     Where the graph came from is no part of the decision, neither of equality nor of ``hash``: ``lines`` gives the user's source line
     of a node, ``picked`` (node, output) of a value that is one of several results and is moved.
@@ -163,6 +172,7 @@ class ShardingPlan:
     memory_limit: int | None = None
     fallbacks: Fallbacks = ()
     partial: bool = False
+    recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -282,6 +292,8 @@ class ShardingPlan:
             headers=("collective", "axis", "bytes", "layouts", "edge"),
         )
         parts = [head, nodes, moves if self.collectives else "no collectives"]
+        if self.recomputed:
+            parts.insert(1, f"computed again in the backward: {', '.join(self.recomputed)}")
         parts += [tabulate(found, headers=(heading, "reason")) for heading, found in by_cause(self.fallbacks).items()]
         return "\n\n".join(parts)
 

@@ -23,11 +23,12 @@ from fxshard.solver.rows import TOLERANCE
 @dataclass(frozen=True)
 class Moved:
     """A tensor (global ``shape``, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
-    ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second."""
+    ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second.
+    None stands for what is not there, or not read."""
 
     shape: tuple[int, ...]
     itemsize: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[Layout | None, ...]
     transfer: int = -1
     var: int = -1
     state: int = -1
@@ -43,7 +44,9 @@ def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved],
     nodes: dict[int, np.ndarray] = {}
     transfers = []
     for one in moved:
-        sent = np.array([[path_bytes(a, b, one.shape, one.itemsize, mesh, price, axis) for b in one.layouts] for a in one.layouts])
+        ends = [(a, b) for a in one.layouts for b in one.layouts]
+        sent = np.array([0 if a is None or b is None else path_bytes(a, b, one.shape, one.itemsize, mesh, price, axis) for a, b in ends])
+        sent = sent.reshape(len(one.layouts), len(one.layouts))
         if one.transfer >= 0:
             transfers.append((one.transfer, sent))
         else:

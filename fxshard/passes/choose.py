@@ -20,10 +20,11 @@ from fxshard.passes import budgets
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, contradictory, formulate, place, planned_spec
-from fxshard.passes.lifetimes import held, peak
+from fxshard.passes.lifetimes import Lifetimes, held, peak
+from fxshard.passes.recompute import Recomputed, expanded
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, path_price, steps
-from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
 
 WORK_LIMIT = 1e10
@@ -62,9 +63,10 @@ def solved(annotated: Annotated, constraints: Constraints, formulation: Formulat
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
     """A solution of the problem as a plan, with its certificate."""
-    specs = _chosen(annotated.graph, formulation, solution.choices)
-    plan = write_plan(annotated, specs, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
-    if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
+    decision = _chosen(annotated.graph, formulation, solution.choices)
+    plan = write_plan(annotated, decision, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
+    spared = plan.objective < solution.objective and decision.kept  # what is kept for a backward that does not read it
+    if not spared and not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
     budgets.check(plan, constraints.communication)
@@ -79,12 +81,24 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
     )
 
 
-def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> dict[str, OpSpec]:
-    """What choices of the problem mean: an OpSpec per node."""
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What a plan is made of: an OpSpec per node; the layouts in which values are kept for the backward, which reads those; what it
+    computes again."""
+
+    specs: Specs
+    kept: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
+    recomputed: Recomputed = dataclasses.field(default_factory=dict)
+
+
+def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> Decision:
+    """What choices of the problem mean."""
     specs = {name: options[choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(graph, specs, results), ())
-    return specs
+    kept = {k.crossing.value.name: layout for k in formulation.kept if (layout := k.layouts[choices[k.var]]) is not None}
+    redone = {block.name: tuple(n.name for n in block.nodes) for var, block in formulation.blocks.items() if choices[var]}
+    return Decision(specs, kept, redone)
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
@@ -94,20 +108,22 @@ def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout])
 
 
 def write_plan(
-    annotated: Annotated, specs: Specs, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
+    annotated: Annotated, decision: Decision, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
 ) -> ShardingPlan:
-    """A plan from one OpSpec per node: redistributions filled in, each paid once, and the objective summed up anew."""
-    graph, mesh = annotated.graph, annotated.mesh
+    """A plan from a decision: redistributions filled in, each paid once, and the objective summed up anew."""
+    traced, mesh = annotated.graph, annotated.mesh
+    annotated, specs = _expanded(annotated, decision)
+    graph = annotated.graph
     timed = unit == "microseconds"
     nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in planned_nodes(graph))
-    moves = tuple(_redistributions(annotated, specs, price))
+    moves = tuple(_redistributions(annotated, specs, price, decision.kept))
     total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
     ends = [n for n in planned_nodes(graph) if n.op == "output"]
     returned = operands(ends[0])
     return ShardingPlan(
         mesh=mesh,
         train=graph.train,
-        graph_hash=graph.hash,
+        graph_hash=traced.hash,
         nodes=nodes,
         redistributions=moves,
         certificate=Certificate(unit, total, 0.0),
@@ -118,7 +134,14 @@ def write_plan(
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
+        recomputed=decision.recomputed,
     )
+
+
+def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Specs]:
+    """With what is computed again, which does what it did the first time."""
+    names = {again(name): name for nodes in decision.recomputed.values() for name in nodes}
+    return expanded(annotated, decision.recomputed), {**decision.specs, **{new: decision.specs[old] for new, old in names.items()}}
 
 
 def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
@@ -138,27 +161,40 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
     )
 
 
-def _redistributions(annotated: Annotated, specs: Specs, price: Price) -> list[Redistribution]:
-    """For each value, in graph order, one entry per layout other than its own that readers need."""
-    needs: dict[str, dict[Layout, list[tuple[str, int]]]] = {}
+def _redistributions(annotated: Annotated, specs: Specs, price: Price, kept: Mapping[str, Layout]) -> list[Redistribution]:
+    """For each value, in graph order, one entry per layout other than its own that readers need.
+
+    The backward reads what is ``kept`` of a value: from there it is brought into other layouts anew.
+    """
+    times = Lifetimes(annotated.graph) if kept else None
     values: dict[str, fx.Node] = {}
+    needs: dict[str, dict[tuple[Layout, Layout, bool], list[tuple[str, int]]]] = {}
+    """Value -> (from, to, whether from what is kept) -> readers."""
+    early: set[tuple[str, Layout]] = set()
     for node in planned_nodes(annotated.graph):
-        for k, operand in enumerate(operands(node)):
-            values[operand.name] = operand
+        late = times is not None and times.late(node)
+        for k, (operand, want) in enumerate(zip(operands(node), specs[node.name].inputs, strict=True)):
             source, index = producer(operand)
-            want = specs[node.name].inputs[k]
-            if want != specs[source.name].outputs[index]:
-                needs.setdefault(operand.name, {}).setdefault(want, []).append((node.name, k))
+            have = specs[source.name].outputs[index]
+            held_as = kept.get(operand.name, have) if late else have
+            values[operand.name] = operand
+            entries = needs.setdefault(operand.name, {})
+            if held_as != have:
+                entries.setdefault((have, held_as, False), [])
+            anew = late and operand.name in kept and want != held_as
+            if anew or want != have:
+                entries.setdefault((held_as if anew else have, want, anew), []).append((node.name, k))
+            if not late:
+                early.add((operand.name, want))
     moves = []
-    for name, targets in needs.items():
-        node = values[name]
-        source, index = producer(node)
-        have = specs[source.name].outputs[index]
-        shape, itemsize = plain_shape(node.meta["val"].shape), node.meta["val"].dtype.itemsize
-        for target, readers in targets.items():
+    for name, found in needs.items():
+        value = values[name].meta["val"]
+        shape, itemsize = plain_shape(value.shape), value.dtype.itemsize
+        for (have, target, anew), readers in found.items():
             path = steps(have, target, shape, itemsize, annotated.mesh, price)
             cost = path_price(have, target, shape, itemsize, annotated.mesh, price)
-            moves.append(Redistribution(name, shape, itemsize, have, target, path, tuple(readers), cost))
+            ahead = not anew and kept.get(name) == target and (name, target) not in early
+            moves.append(Redistribution(name, shape, itemsize, have, target, path, tuple(readers), cost, ahead))
     return moves
 
 
@@ -199,8 +235,10 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
     assert error.least_usage is not None and error.usage_bound is not None
     graph, mesh, heaviest = annotated.graph, annotated.mesh, ""
     if error.least_choices:
-        specs = _chosen(graph, formulation, error.least_choices)
-        found = held(graph, specs, _redistributions(annotated, specs, formulation.price), mesh, constraints.optimizer)
+        decision = _chosen(graph, formulation, error.least_choices)
+        annotated, specs = _expanded(annotated, decision)
+        moves = _redistributions(annotated, specs, formulation.price, decision.kept)
+        found = held(annotated.graph, specs, moves, mesh, constraints.optimizer)
         time, _ = peak(found)
         names = {end.node: end.name for end in graph.inputs}
         most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]

@@ -20,7 +20,7 @@ from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
 from fxshard.passes.names import Named, Names, Place, some
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.sharding_plan import OpSpec, ShardingPlan, again
 
 Pattern = tuple[Placement | None, ...]
 """One placement per axis; None leaves the axis free."""
@@ -60,6 +60,8 @@ class Constraints:
     equal: tuple[Equality, ...] = ()
     communication: tuple[Communication, ...] = ()
     optimizer: Optimizer = field(default_factory=Optimizer)
+    recomputed: frozenset[str] = frozenset()
+    """Blocks that are computed again whatever that saves."""
 
 
 def constraints_of(
@@ -94,7 +96,8 @@ def constraints_of(
     if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
         raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
     kept = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer or "none")
-    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication), kept)
+    redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
+    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication), kept, redone)
 
 
 @dataclass(frozen=True)
@@ -324,7 +327,10 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
             remedy="plan again without it, or pin layouts by name",
         )
     specs = {}
+    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # they do what they did the first time
     for node in plan.nodes:
+        if node.name in seconds:
+            continue
         if node.name not in graph.by_name:
             what = f"the plan names node {node.name!r}, which this graph lacks{closest(node.name, graph.by_name)}"
             raise ConstraintError(what, where=PLAN_PINS, remedy=f"name one of {some(n.name for n in planned_nodes(graph))}")

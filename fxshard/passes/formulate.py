@@ -7,7 +7,8 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
-- memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``lifetimes``).
+- memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``memory_use``);
+  a node's state then says as well how what it gives gets to the backward (``modes``), a variable per block that its nodes agree.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.budgets import Moved, rows
 from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
-from fxshard.passes.lifetimes import Lifetimes, parameter_state, shard_bytes
+from fxshard.passes.lifetimes import Span
+from fxshard.passes.memory_use import Brought, Kept, Usage
+from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes
 from fxshard.passes.names import Place
+from fxshard.passes.recompute import Block
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
 Option = TypeVar("Option")
+Wants = tuple[Layout | None, ...]
+"""A layout by state, None where nothing is read or there."""
 OBJECTIVES = ("time", "communication")
 
 
@@ -68,6 +74,9 @@ class Formulation:
     unit: str
     start: tuple[int, ...] = ()
     """A legal choice to begin with: replicated wherever nothing else is asked for."""
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+    """Variable -> the block that it says of whether (1) or not (0) it is computed again."""
+    kept: tuple[Kept, ...] = ()
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -89,10 +98,15 @@ class _Builder:
     transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     alike: Alike = field(default_factory=Alike)
-    brought: dict[str, tuple[int, list[tuple[Layout, ...]]]] = field(default_factory=dict)
-    """Value -> (index of its transfer, the layouts at its ends)."""
+    brought: list[Brought] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     joined: list[tuple[int, Group]] = field(default_factory=list)
     """(variable, the group that it decides)."""
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Variable -> the mode of each of its states, where it has several."""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    hubs: dict[str, int] = field(default_factory=dict)
+    """Block -> the variable that says whether it is computed again."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -105,7 +119,10 @@ class _Builder:
     def build(self) -> Formulation:
         self.node_vars: dict[str, tuple[int, tuple[OpSpec, ...]]] = {}
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
-        together = {n: g for g in groups(self.graph, self._free) if self._joint(g)[0] for n in g.nodes}
+        joint = [g for g in groups(self.graph, self._free) if self._joint(g)[0]]
+        together = {n: g for g in joint for n in g.nodes}
+        limit, redone = self.constraints.memory_limit, self.constraints.recomputed
+        self.modes = None if limit is None and not redone else Modes(self.graph, [g.nodes for g in joint])
         for node in planned_nodes(self.graph):
             if node in together and node.name not in self.node_vars:
                 self._group(together[node])
@@ -119,7 +136,7 @@ class _Builder:
             self._value(self.graph.by_name[name], found)
         self._tangents()
         self._equalities()
-        limit = self.constraints.memory_limit
+        lives = () if self.modes is None or limit is None else self._lives(self.modes)
         problem = PlacementProblem(
             tuple(self.costs),
             tuple(self.edges),
@@ -127,60 +144,17 @@ class _Builder:
             usage_limit=limit,
             node_names=tuple(self.names),
             transfers=tuple(self.transfers),
-            lives=() if limit is None else tuple(self._lives()),
+            lives=lives,
             rows=self._budgets(),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
-        return Formulation(problem, self.node_vars, self.result_vars, readers, self.price, unit, tuple(self.start))
+        named = self.node_vars, self.result_vars, readers
+        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept))
 
-    def _lives(self) -> Iterator[Live]:
-        """What is in memory, and when: of nodes by what they give, of transfers by what values are brought into."""
-        times = Lifetimes(self.graph)
-        for value in times.values:
-            source, index = producer(value)
-            var, specs = self.node_vars[source.name]
-            returned = times.only_returned(value) and source.op != "placeholder"
-            transfer, ends = self.brought.get(value.name, (-1, []))
-            if not times.is_view(source):
-                state = parameter_state(value, self.constraints.optimizer) if value.name in times.trained else 1.0
-                lo, hi = times.own(value)
-                amounts = self._bytes(value, [self._layouts(specs, "outputs", index)])
-                yield Live(lo, times.end if returned and not ends else hi, state * amounts, var)
-            if ends:
-                there, other = self.alike(("moved", *_kind(value)), ends, partial(self._moved_bytes, value, ends))
-                lo, hi = times.moved(value, times.readers[value])
-                yield Live(lo, lo + 1 if returned else hi, other, transfer=transfer)
-                if returned:
-                    yield Live(lo + 1, hi, there, transfer=transfer)
-        yield from self._joined_lives(times)
-
-    def _joined_lives(self, times: Lifetimes) -> Iterator[Live]:
-        """What the members of a group hand over to each other in another layout, by the state of all."""
-        for var, group in self.joined:
-            options = [self.node_vars[n.name][1] for n in group.nodes]
-            found: dict[tuple[int, int], np.ndarray] = {}
-            for state, chosen in enumerate(zip(*options, strict=True)):
-                for member, output, want in handed_over(group, chosen):
-                    value = outputs_of(group.nodes[member])[output]
-                    assert value is not None
-                    amounts = found.setdefault((member, output), np.zeros(len(self.costs[var])))
-                    amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
-            last = max(times.time[n] for n in group.nodes) + 1
-            for (member, _), amounts in found.items():
-                yield Live(times.time[group.nodes[member]], last, amounts, var)
-
-    def _bytes(self, value: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> np.ndarray:
-        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several."""
-        shape, itemsize = _kind(value)
-        found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-        make = lambda: np.array([float(shard_bytes(shape, itemsize, layout, self.mesh.shape)) for layout in found])  # noqa: E731
-        return self.alike(("bytes", shape, itemsize), ends, make)
-
-    def _moved_bytes(self, value: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> tuple[np.ndarray, np.ndarray]:
-        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given."""
-        sizes = self._bytes(value, ends)
-        there = np.tile(sizes, (len(sizes), 1))
-        return there, there - np.diag(sizes)
+    def _lives(self, modes: Modes) -> tuple[Live, ...]:
+        """What is in memory, and when."""
+        usage = Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states)
+        return (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
 
     def _budgets(self) -> tuple[Row, ...]:
         """What may be sent on an axis: of transfers what they send, of a group's state what is handed over in it."""
@@ -189,16 +163,21 @@ class _Builder:
         return rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
 
     def _moved(self) -> Iterator[Moved]:
-        for name, (transfer, ends) in self.brought.items():
-            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-            yield Moved(*_kind(self.graph.by_name[name]), layouts, transfer=transfer)
+        for one in self.brought:
+            yield Moved(*_kind(one.value), tuple(dict.fromkeys(itertools.chain.from_iterable(one.ends))), transfer=one.transfer)
         for var, group in self.joined:
             options = [self.node_vars[n.name][1] for n in group.nodes]
             for state, chosen in enumerate(zip(*options, strict=True)):
                 for member, output, want in handed_over(group, chosen):
                     value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
                     assert value is not None and have is not None
-                    yield Moved(plain_shape(value.shape), value.dtype.itemsize, (have, want), var=var, state=state)
+                    moved = Moved(plain_shape(value.shape), value.dtype.itemsize, (have, want), var=var, state=state)
+                    yield from [moved] * self._times(var)[state]
+
+    def _times(self, var: int) -> np.ndarray:
+        """How often the nodes of a variable run in each of its states."""
+        modes = self.states.get(var)
+        return np.ones(len(self.costs[var]), dtype=np.int64) if modes is None else np.array([1 + (m == REDONE) for m in modes])
 
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
@@ -212,7 +191,29 @@ class _Builder:
 
     def _node(self, node: fx.Node) -> None:
         specs = self._admitted(node)
-        self.node_vars[node.name] = (self._variable(node.name, self._computing(node, specs)), specs)
+        self._decide([node], node.name, self._computing(node, specs), [specs])
+
+    def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
+        """One variable for nodes whose states are ``options``: each of them in each mode that the nodes may take, KEPT first."""
+        modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
+        var = self._variable(name, np.concatenate([costs * (2 if mode == REDONE else 1) for mode in modes]))
+        for node, specs in zip(nodes, options, strict=True):
+            self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), lambda s=specs: s * len(modes))  # type: ignore[misc]
+        if len(modes) > 1:
+            self.states[var] = self.alike(("states", modes, len(costs)), (), lambda: tuple(m for m in modes for _ in costs))
+        if REDONE in modes:
+            assert self.modes is not None
+            redone = np.array(self.states[var]) == REDONE
+            self._edge(var, self._hub(self.modes.block[nodes[0]]), np.where(np.stack([redone, ~redone], axis=1), np.inf, 0.0))
+        return var
+
+    def _hub(self, block: Block) -> int:
+        """The variable that says whether a block is computed again."""
+        if block.name not in self.hubs:
+            forced = block.name in self.constraints.recomputed
+            self.hubs[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
+            self.blocks[self.hubs[block.name]] = block
+        return self.hubs[block.name]
 
     def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         call = self.annotated.calls.get(node.name)
@@ -227,10 +228,7 @@ class _Builder:
     def _group(self, group: Group) -> None:
         """One variable for all nodes of a group: what they compute, and what is reduced between them."""
         _, costs, options = self._joint(group)
-        var = self._variable(group.nodes[-1].name, costs)
-        self.joined.append((var, group))
-        for node, specs in zip(group.nodes, options, strict=True):
-            self.node_vars[node.name] = (var, specs)
+        self.joined.append((self._decide(group.nodes, group.nodes[-1].name, costs, options), group))
 
     def _joint(self, group: Group) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
         """What the nodes of a group may do together: as ``joint_specs``, what each costs, and the specs of each node."""
@@ -327,24 +325,94 @@ class _Builder:
         return self.alike(("layouts", ends, index), (specs,), lambda: tuple(getattr(s, ends)[index] for s in specs))
 
     def _value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
-        """The transfer of a value from the layout that its producer gives to those that its readers want."""
+        """The transfers of a value from the layout that its producer gives to those that its readers want."""
         source, index = producer(node)
         var, specs = self.node_vars[source.name]
         have = self._layouts(specs, "outputs", index)
-        others = [r for r in readers if r.var != var]  # one that is the producer (an input returned as it is) moves nothing
+        if self.modes is None:
+            self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], (0, 0))
+            return
+        crossing, redone = self.modes.crossing(node), {n.name for n in self.modes.redone_readers(node)}
+        again = [(r.var, self._in_modes(r.var, r.layouts, (REDONE,))) for r in readers if r.node in redone]
+        if crossing is not None:
+            self._kept(crossing, (var, have), readers, again)
+            return
+        nodes = self.modes.times.readers[node]
+        self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], self.modes.times.moved(node, nodes))
+        if again:
+            self._transfer(node, var, have, again, self.modes.late_span((), self.modes.redone_readers(node), node))
+
+    def _kept(
+        self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Wants]]
+    ) -> None:
+        """A variable for the layout in which a value is kept for the backward, which reads that one: as it was made where it is
+        computed again, none where only what is computed again would read it and nothing is."""
+        (var, have), value = made, crossing.value
+        names = {n.name for n in crossing.early}
+        early, late = ([(r.var, r.layouts) for r in readers if (r.node in names) is half] for half in (True, False))
+        keys = [have, *(layouts for _, layouts in (*early, *late))]
+        layouts = self.alike("kept", keys, lambda: tuple(dict.fromkeys(itertools.chain.from_iterable(keys))))
+        inside, none = self.modes is not None and producer(value)[0] in self.modes.block, not late
+        redone = tuple(dict.fromkeys(have)) if inside else ()
+        kept = self.alike(("kept", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *(None for _ in redone)))
+        read = self.alike(("read", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *redone))
+        to = self._variable(f"kept {value.name}", np.zeros(len(kept)), len(layouts) if none else layouts.index(have[self.start[var]]))
+        self._transfer(value, var, have, [*early, (to, kept)], crossing.first)
+        self._transfer(value, to, read, [*late, *again], crossing.second)
+        if inside:
+            second = np.arange(len(kept)) >= len(kept) - len(redone)
+            mode = np.array(self.states[var]) == REDONE
+            wrong = np.array([[a != b for b in read] for a in have]) & mode[:, None]
+            self._edge(var, to, np.where((mode[:, None] != second[None, :]) | wrong, np.inf, 0.0))
+        if none:
+            assert self.modes is not None
+            blocks = list(dict.fromkeys(self.modes.block[n].name for n in crossing.redone))
+            gone = np.arange(len(kept)) == len(layouts)
+            idle = ~gone & (len(blocks) == 1)  # kept for nobody
+            for block in blocks:
+                self._edge(to, self.hubs[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
+        self._keep(crossing, to, kept, (var, have))
+
+    def _keep(self, crossing: Crossing, to: int, kept: Wants, made: tuple[int, tuple[Layout, ...]]) -> None:
+        """Notes what is kept; beside what is there as made in any case, by a transfer of nothing."""
+        transfer, ends = -1, (made[1], kept)
+        if not crossing.own and self.constraints.memory_limit is not None:
+            transfer = len(self.transfers)
+            prices, (given, wanted) = self.alike(("prices", *_kind(crossing.value)), ends, lambda: self._priced(crossing.value, ends))
+            self.transfers.append(Transfer(made[0], given, ((to, wanted),), np.zeros_like(prices)))
+        self.kept.append(Kept(crossing, to, kept, transfer, ends))
+
+    def _in_modes(self, var: int, layouts: Wants, modes: tuple[int, ...]) -> Wants:
+        """Layouts by state, None in states of other modes."""
+        states = self.states.get(var)
+        if states is None or set(states) <= set(modes):
+            return layouts
+        made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
+        return self.alike(("in modes", modes), (layouts, states), made)
+
+    def _transfer(
+        self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], span: Span
+    ) -> None:
+        others = [(reader, want) for reader, want in wants if reader != var]  # one that is the producer (an input returned) moves nothing
         if not others:
             return
-        ends = [have, *(r.layouts for r in others)]
-        prices, (source_numbers, *wants) = self.alike(("prices", *_kind(node)), ends, lambda: self._priced(node, ends))
-        alike = {(r.var, want.tobytes()): (r.var, want) for r, want in zip(others, wants, strict=True)}
-        self.brought[node.name] = len(self.transfers), ends
+        ends = [have, *(want for _, want in others)]
+        prices, (source_numbers, *numbers) = self.alike(("prices", *_kind(node)), ends, lambda: self._priced(node, ends))
+        alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
+        self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
 
-    def _priced(self, node: fx.Node, ends: Sequence[tuple[Layout, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Prices between all layouts at the ends of a value, and for each end the numbers of its layouts among them."""
+    def _priced(self, node: fx.Node, ends: Sequence[Wants]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Prices between all layouts at the ends of a value, and for each end the numbers of its layouts among them.
+
+        From and to None, what is not there or not read, costs nothing.
+        """
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         number = {layout: k for k, layout in enumerate(layouts)}
-        prices = _prices(self._table(node, layouts), layouts)
+        there = [layout for layout in layouts if layout is not None]
+        some = [number[layout] for layout in there]
+        prices = np.zeros((len(layouts), len(layouts)))
+        prices[np.ix_(some, some)] = _prices(self._table(node, there), there)
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
@@ -383,7 +451,7 @@ class _Builder:
                 for var, layouts in ends:
                     self.start[var] = layouts.index(common)
 
-    def _at(self, place: Place) -> tuple[int, tuple[Layout | None, ...]]:
+    def _at(self, place: Place) -> tuple[int, Wants]:
         """(variable, the layout of a place in each of its states)."""
         if place.result in self.result_vars:
             return self.result_vars[place.result]

@@ -18,7 +18,7 @@ from fxshard.cost.compute import FREE
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec, Redistribution
 
 Span = tuple[int, int]
@@ -81,6 +81,15 @@ class Lifetimes:
         graded = {end.name for end in self.graph.outputs if end.kind == "gradient"}
         return {end.node for end in self.graph.inputs_of("parameter") if end.name in graded}
 
+    @cached_property
+    def turn(self) -> int:
+        """When the backward begins: at the first node that reads a tangent, the end where none does."""
+        return min((self.time[n] for n in self.time if any(o.name in self.tangents for o in operands(n))), default=self.end)
+
+    def late(self, node: fx.Node) -> bool:
+        """Whether a node runs in the backward; what returns values is of neither half."""
+        return node.op == "call_function" and self.time[node] >= self.turn
+
     def kind(self, value: fx.Node) -> str:
         return self.kinds.get(value.name, "activations")
 
@@ -98,7 +107,7 @@ class Lifetimes:
         """When a reader needs a value no more: a view needs it as long as it is needed itself."""
         if reader.op == "output":
             return self.end
-        return self._last.get(reader, self.time[reader] + 1) if self.is_view(reader) else self.time[reader] + 1
+        return max((self._last[v] for v in values_of(reader)), default=0) if self.is_view(reader) else self.time[reader] + 1
 
     def own(self, value: fx.Node) -> Span:
         """When a value is there in the layout in which it is made, whichever its readers choose to read."""
@@ -120,6 +129,11 @@ class Lifetimes:
         return bool(readers) and all(r.op == "output" or (self.is_view(r) and self.only_returned(r)) for r in readers)
 
 
+def values_of(node: fx.Node) -> list[fx.Node]:
+    """The values that a planned node gives: itself, or those of its results that are read."""
+    return [node] if is_tensor(node) else [u for u in node.users if is_getitem(u)]
+
+
 def parameter_state(node: fx.Node, optimizer: Optimizer) -> float:
     """Bytes of a parameter with its optimiser's state, for each byte of itself."""
     value = node.meta["val"]
@@ -136,28 +150,46 @@ def held(
         entries.setdefault(move.value, []).append(move)
     for value in times.values:
         source, index = producer(value)
-        kind = times.kind(value)
+        kind, have = times.kind(value), specs[source.name].outputs[index]
         if not times.is_view(source):
-            size = _bytes(value, specs[source.name].outputs[index], mesh)
-            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries))
+            size = _bytes(value, have, mesh)
+            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
             found.append(Held(value.name, kind, span, size))
             if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
                 found.append(Held(value.name, "optimizer", (0, times.end), extra))
-        for entry in entries.get(value.name, []):
-            why = kind if all(reader == "output" for reader, _ in entry.readers) else "redistributed"
-            found.append(Held(value.name, why, times.moved(value, _nodes(graph, entry)), _bytes(value, entry.target, mesh)))
+        mine = entries.get(value.name, [])
+        for entry in mine:
+            why = kind if entry.readers and all(reader == "output" for reader, _ in entry.readers) else "redistributed"
+            found.append(Held(value.name, why, _moved(value, entry, times, mine, have), _bytes(value, entry.target, mesh)))
     return found
 
 
-def _until(value: fx.Node, times: Lifetimes, entries: Mapping[str, Sequence[Redistribution]]) -> int:
+Entries = Mapping[str, Sequence[Redistribution]]
+
+
+def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
     """When a value is needed no more in the layout in which it is made."""
-    moves = entries.get(value.name, ())
-    moved = {reader for entry in moves for reader, _ in entry.readers}
-    ends = [times.born(value) + 1, *(times.moved(value, _nodes(times.graph, entry))[0] + 1 for entry in moves)]
+    source, index = producer(value)
+    moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
+    moved = {reader for entry in moves for reader in entry.readers}
+    ends = [times.born(value) + 1]
+    ends += [_moved(value, entry, times, moves, have)[0] + 1 for entry in moves if entry.source == have]
     for reader in times.readers.get(value, []):
-        if reader.name not in moved:
-            ends.append(_until(reader, times, entries) if times.is_view(reader) else times.read_until(value, reader))
+        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(operands(reader))):
+            views = values_of(reader) if times.is_view(reader) else []
+            ends += [_until(v, times, entries, specs) for v in views] or [times.read_until(value, reader)]
     return max(ends)
+
+
+def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Sequence[Redistribution], have: Layout | None) -> Span:
+    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+    lo, hi = times.moved(value, [times.graph.by_name[name] for name, _ in entry.readers]) if entry.readers else (times.end, 0)
+    if entry.source == have:
+        after = [one for one in entries if one.source == entry.target and one.source != have]
+        hi = max([hi, *(_moved(value, one, times, entries, have)[0] + 1 for one in after)])
+    if entry.ahead:
+        lo = min(times.time[r] for r in times.readers[value])
+    return lo, hi
 
 
 def peak(held_: Sequence[Held]) -> tuple[int, int]:
@@ -172,10 +204,6 @@ def peak(held_: Sequence[Held]) -> tuple[int, int]:
         if total > now:
             best, now = time, total
     return best, now
-
-
-def _nodes(graph: PlanningGraph, entry: Redistribution) -> list[fx.Node]:
-    return [graph.by_name[name] for name, _ in entry.readers]
 
 
 def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:

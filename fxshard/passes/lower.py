@@ -22,6 +22,7 @@ from fxshard.layout import Layout, is_emptied
 from fxshard.passes.emit import emit_step
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.recompute import expand
 from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_edges
 from fxshard.planning_graph import (
@@ -33,6 +34,7 @@ from fxshard.planning_graph import (
     outputs_of,
     plain_shape,
     planned_nodes,
+    producer,
     source_line,
 )
 from fxshard.program import ProgramCollective, ShardedProgram
@@ -46,7 +48,7 @@ aten = torch.ops.aten
 
 def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
     """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out."""
-    check_plan(graph, plan)
+    graph = check_plan(graph, plan)
     all_cuts = cuts(_tensors(graph, plan), plan.mesh)
     classes = size_classes(all_cuts, plan.mesh)
     modules: dict[Any, fx.GraphModule] = {}
@@ -80,14 +82,15 @@ def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
     )
 
 
-def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
-    """Raises PlanError unless ``plan`` covers exactly this graph and holds together."""
+def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> PlanningGraph:
+    """The graph with what ``plan`` computes again; raises PlanError unless the plan covers exactly it and holds together."""
     if plan.graph_hash != graph.hash:
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
             where=f"plan on mesh {plan.mesh}",
             remedy="plan again: the model, its shapes, dtypes, its train mode or the registered rules have changed",
         )
+    graph = expand(graph, plan.recomputed)
     missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
     if missing:
         raise PlanError(
@@ -96,6 +99,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> None:
             remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
         )
     verify_edges(graph, plan)
+    return graph
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -122,17 +126,23 @@ class _Lowering:
     graph: PlanningGraph
     plan: ShardingPlan
     local: LocalGraph
-    values: dict[tuple[str, Layout], fx.Node] = field(default_factory=dict)
+    values: dict[str, fx.Node] = field(default_factory=dict)
+    """By name, as they are made."""
+    moved: dict[int, fx.Node] = field(default_factory=dict)
+    """By index of the redistribution."""
     collectives: list[ProgramCollective] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
 
     def run(self) -> fx.GraphModule:
-        self.moves = {(r.value, r.target): (i, r) for i, r in enumerate(self.plan.redistributions)}
+        self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
         times = Lifetimes(self.graph)
-        self.returned: dict[str, list[tuple[int, Redistribution]]] = {}
+        self.returned: dict[str, list[int]] = {}
+        self.ahead: dict[str, list[int]] = {}
         for i, r in enumerate(self.plan.redistributions):
+            if r.ahead:
+                self.ahead.setdefault(r.value, []).append(i)
             if times.only_returned(self.graph.by_name[r.value]):
-                self.returned.setdefault(r.value, []).append((i, r))
+                self.returned.setdefault(r.value, []).append(i)
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -151,33 +161,43 @@ class _Lowering:
     def _placeholder(self, node: fx.Node) -> None:
         layout = self.plan.specs[node.name].outputs[0]
         shape, value = self.local.local_shape(_shape(node), layout), node.meta["val"]
-        self.values[node.name, layout] = self.local.placeholder(node.name, shape, value)
+        self.values[node.name] = self.local.placeholder(node.name, shape, value)
 
     def _output(self, node: fx.Node) -> None:
-        spec = self.plan.specs[node.name]
-        results = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
+        results = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
         self.local.graph.output(tuple(results))
 
-    def _read(self, operand: fx.Node, layout: Layout, reader: str, position: int) -> fx.Node:
-        """The local tensor of ``operand`` in ``layout``, redistributed as the plan says where it is not produced so."""
-        if (operand.name, layout) not in self.values:
-            if (operand.name, layout) not in self.moves:
-                raise PlanError(
-                    f"{reader} reads {operand.name} in {layout} but the plan does not say how it gets there",
-                    where=source_line(operand),
-                    remedy="the plan's redistributions do not fit its OpSpecs; let fxshard.plan fill them in",
-                )
-            self.values[operand.name, layout] = self._move(operand, *self.moves[operand.name, layout])
-        return self.values[operand.name, layout]
+    def _read(self, operand: fx.Node, reader: str, position: int) -> fx.Node:
+        """The local tensor of an operand, redistributed where the plan says so."""
+        for index in self.ahead.get(operand.name, ()):
+            self._move(operand, index)
+        if (reader, position) not in self.moves:
+            return self.values[operand.name]
+        return self._move(operand, self.moves[reader, position])
 
-    def _move(self, operand: fx.Node, index: int, entry: Redistribution) -> fx.Node:
-        x = self.values[operand.name, entry.source]
+    def _move(self, operand: fx.Node, index: int) -> fx.Node:
+        """What a redistribution gives, made where it is asked for first."""
+        if index in self.moved:
+            return self.moved[index]
+        entry = self.plan.redistributions[index]
+        x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
         for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps)):
             x, collective = emit_step(self.local, x, step, layout, entry.shape)
             if collective is not None:
                 self._record(collective, entry, index, number, step, layout)
         self._verify(x, entry.shape, entry.target, operand)
+        self.moved[index] = x
         return x
+
+    def _made(self, operand: fx.Node) -> Layout:
+        source, output = producer(operand)
+        return self.plan.specs[source.name].outputs[output]
+
+    def _kept(self, entry: Redistribution) -> int:
+        """The redistribution that gives what another one starts from."""
+        made = self._made(self.graph.by_name[entry.value])
+        entries = enumerate(self.plan.redistributions)
+        return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
 
     def _record(self, node: fx.Node, entry: Redistribution, index: int, number: int, step: Any, layout: Layout) -> None:
         buffer = node.args[0].meta["val"]
@@ -198,7 +218,7 @@ class _Lowering:
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
         context = Context(node, call_of(node), spec, self.local)
-        reads = [self._read(o, layout, node.name, k) for k, (o, layout) in enumerate(zip(operands(node), spec.inputs, strict=True))]
+        reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
         count = iter(reads)
         context.args, context.kwargs = pytree.tree_map(
             lambda a: a if not isinstance(a, fx.Node) else next(count) if is_tensor(a) else self.numbers[a.name],
@@ -217,20 +237,20 @@ class _Lowering:
         outs = outputs_of(node)
         if is_tensor(node):
             self._verify(results, _shape(node), spec.outputs[0], node)
-            self.values[node.name, spec.outputs[0]] = results
+            self.values[node.name] = results
             self._return(node)
             return
         for user in node.users:
             index = user.args[1]
             result = results[index] if isinstance(results, tuple) else self.local.item(results, index)
             self._verify(result, plain_shape(outs[index].shape), spec.outputs[index], node)
-            self.values[user.name, spec.outputs[index]] = result
+            self.values[user.name] = result
             self._return(user)
 
     def _return(self, value: fx.Node) -> None:
         """What is only returned is brought into its layout at once, so that what it was need not be kept."""
-        for index, entry in self.returned.get(value.name, ()):
-            self.values[value.name, entry.target] = self._move(value, index, entry)
+        for index in self.returned.get(value.name, ()):
+            self._move(value, index)
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(

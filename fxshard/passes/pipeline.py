@@ -21,6 +21,7 @@ from fxshard.passes import annotate, choose, constrain, formulate, lower, trace,
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.formulate import OBJECTIVES, Formulation
+from fxshard.passes.recompute import expanded
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
@@ -119,15 +120,14 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
 
 def _verify(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.plan is not None
-    verify.verify_plan(c.annotated, c.plan)
+    verify.verify_plan(expanded(c.annotated, c.plan.recomputed), c.plan)
     return c, "plan is legal"
 
 
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
-        lower.check_plan(c.graph, c.plan)
-        verify.verify_plan(annotate.annotate(c.graph, c.plan.mesh), c.plan)
+        verify.verify_plan(annotate.annotate(lower.check_plan(c.graph, c.plan), c.plan.mesh), c.plan)
     program = lower.lower(c.graph, c.plan)
     verify_program(program)
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
@@ -220,7 +220,7 @@ def _recall(state: Compilation, path: Path) -> Compilation | None:
     try:
         if plan.mesh != state.mesh or plan.graph_hash != state.graph.hash or plan.partial:
             raise PlanError("it is for another graph or mesh")
-        verify.verify_plan(state.annotated, plan)
+        verify.verify_plan(expanded(state.annotated, plan.recomputed), plan)
     except PlanError as error:
         plan_cache.distrust(path, error)
         return None

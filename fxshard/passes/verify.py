@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from torch import fx
 
@@ -56,8 +56,14 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
     """The part that asks no rule: the graph's nodes, specs of the right form, layouts that meet on each edge, results that
     may be returned."""
     planned = {n.name: n for n in plan.nodes}
-    moves = {(m.value, m.target): m for m in plan.redistributions}
-    served: dict[tuple[str, Layout], list[tuple[str, int]]] = {}
+    moves: dict[tuple[str, int], list[Redistribution]] = {}
+    kept: dict[str, set[Layout]] = {}
+    for move in plan.redistributions:
+        for reader in move.readers:
+            moves.setdefault(reader, []).append(move)
+        if move.source == _made(graph, plan, move):
+            kept.setdefault(move.value, set()).add(move.target)
+    served: dict[tuple[str, int], tuple[str, Layout]] = {}
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
@@ -67,9 +73,9 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
         for k, (operand, want) in enumerate(zip(operands(node), spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
-            if want != have:
-                _check_move(node, operand, moves.get((operand.name, want)), have)
-                served.setdefault((operand.name, want), []).append((node.name, k))
+            if want != have or (node.name, k) in moves:
+                _check_move(node, operand, moves.get((node.name, k), ()), {have, *kept.get(operand.name, ())}, want)
+                served[node.name, k] = operand.name, want
     if planned:
         raise PlanError(
             f"the plan names {next(iter(planned))}, which the graph lacks", where=f"plan on mesh {plan.mesh}", remedy="plan again"
@@ -78,20 +84,29 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
     _check_results(graph, plan)
 
 
-def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, Layout], Sequence[tuple[str, int]]]) -> None:
-    """Each redistribution is there once, and serves the readers that it names."""
+def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, int], tuple[str, Layout]]) -> None:
+    """Each redistribution serves readers that want it, and each of these is served once."""
     seen = set()
     for move in plan.redistributions:
-        key = move.value, move.target
         where = _where(graph.by_name[move.value]) if move.value in graph.by_name else f"node {move.value}"
-        if key not in served:
-            raise PlanError(f"the plan brings {move.value} to {move.target}, which nobody reads", where=where, remedy="plan again")
-        if key in seen:
-            raise PlanError(f"the plan brings {move.value} to {move.target} twice", where=where, remedy="plan again")
-        if list(move.readers) != list(served[key]):
-            what = f"the plan brings {move.value} to {move.target} for {list(move.readers)}, it is read by {list(served[key])}"
-            raise PlanError(what, where=where, remedy="plan again")
-        seen.add(key)
+        wrong = [reader for reader in move.readers if served.get(reader) != (move.value, move.target)]
+        if wrong or not (move.readers or any(other.value == move.value and other.source == move.target for other in plan.redistributions)):
+            nobody = "which nobody reads" if len(wrong) == len(move.readers) else f"operand {wrong[0][1]} of {wrong[0][0]} does not read it"
+            raise PlanError(f"the plan brings {move.value} to {move.target}, {nobody}", where=where, remedy="plan again")
+        for reader in move.readers:
+            if reader in seen:
+                raise PlanError(f"the plan brings {move.value} to {move.target} twice for {reader[0]}", where=where, remedy="plan again")
+            seen.add(reader)
+
+
+def _made(graph: PlanningGraph, plan: ShardingPlan, move: Redistribution) -> Layout | None:
+    """The layout in which what is moved is made; None where the plan does not know it."""
+    node = graph.by_name.get(move.value)
+    if node is None or producer(node)[0].name not in plan.specs:
+        return None
+    source, index = producer(node)
+    outputs = plan.specs[source.name].outputs
+    return outputs[index] if index < len(outputs) else None
 
 
 def _where(node: fx.Node) -> str:
@@ -127,9 +142,12 @@ def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan) -> None:
             raise PlanError(what, where=_where(node), remedy="plan again")
 
 
-def _check_move(reader: fx.Node, operand: fx.Node, move: Redistribution | None, have: Layout) -> None:
+def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistribution], given: Set[Layout], want: Layout) -> None:
+    """``given``: the layouts in which the operand is there."""
     where = _where(operand)
-    if move is None or move.source != have:
+    move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
+    if move is None:
+        have = " or ".join(map(str, given))
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
     value = operand.meta["val"]
     if move.shape != plain_shape(value.shape) or move.itemsize != value.dtype.itemsize:

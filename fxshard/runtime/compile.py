@@ -21,7 +21,7 @@ from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import Partition, forward_collectives, forward_results, partition
+from fxshard.runtime.partition import Partition, by_order, forward_collectives, forward_results, partition
 
 COMPILERS = ("inductor", "eager")
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -129,7 +129,7 @@ def parts_of(program: ShardedProgram, module: fx.GraphModule) -> Partition | Non
     if not program.train or not any(o.kind == "gradient" for o in program.outputs):
         return None
     tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
-    return partition(module, forward_results(program), tangents, forward_collectives(program))
+    return partition(module, forward_results(program), tangents, forward_collectives(program), by_order(program))
 
 
 def _partition(b: _Building) -> tuple[_Building, str]:

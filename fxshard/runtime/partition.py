@@ -40,19 +40,32 @@ def forward_results(program: ShardedProgram) -> int:
     return count
 
 
+def by_order(program: ShardedProgram) -> bool:
+    """Whether the order of a program says what runs in which half: it computes activations again, or makes what it keeps."""
+    return bool(program.plan.recomputed) or any(entry.ahead for entry in program.plan.redistributions)
+
+
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
     graph = program.local((0,) * program.mesh.ndim).graph
     results = _returned(graph)[: forward_results(program)]
     needed = ancestors(n for n in results if isinstance(n, fx.Node))
+    if by_order(program):
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        tangents = [n for n, end in zip(placeholders, program.inputs, strict=False) if end.kind == "tangent"]
+        behind = _behind(graph, tangents, needed)
+        needed = {n for n in graph.nodes if n not in behind}
     return tuple(n in needed for n in graph.nodes if is_collective(n))
 
 
-def partition(module: fx.GraphModule, results: int, tangents: Sequence[int], in_forward: Sequence[bool]) -> Partition:
+def partition(
+    module: fx.GraphModule, results: int, tangents: Sequence[int], in_forward: Sequence[bool], in_order: bool = False
+) -> Partition:
     """Splits ``module``, whose first ``results`` results are the forward's.
 
     ``tangents``: positions of the placeholders that are tangents; ``in_forward``: as ``forward_collectives`` gives it.
-    Renames the placeholders. Raises PlanError where a rank's graph cannot follow the program's decision.
+    ``in_order``: as ``by_order`` gives it: what stands behind the first reader of a tangent, and no result of the forward needs, runs
+    in the backward. Renames the placeholders. Raises PlanError where a rank's graph cannot follow the program's decision.
     """
     graph = module.graph
     graph.eliminate_dead_code()
@@ -60,7 +73,8 @@ def partition(module: fx.GraphModule, results: int, tangents: Sequence[int], in_
     anchors = _Anchors(graph, in_forward)
     ends = [n for n in _returned(graph)[results:] if isinstance(n, fx.Node)]
     first = ancestors([*(n for n in _returned(graph)[:results] if isinstance(n, fx.Node)), *anchors.forward])
-    late = _closure(graph, {*late_inputs, *anchors.backward})
+    behind = _behind(graph, late_inputs, first) if in_order else set()
+    late = _closure(graph, {*late_inputs, *anchors.backward, *behind})
     crossing = next((n for n in first if n in late), None)
     if crossing is not None:
         raise PlanError(f"{crossing.name} is needed in the forward but can only run in the backward", remedy="please report it")
@@ -113,6 +127,13 @@ def _name_placeholders(graph: fx.Graph, tangents: Sequence[int]) -> tuple[list[f
 
 def _returned(graph: fx.Graph) -> tuple[Any, ...]:
     return tuple(graph.output_node().args[0])
+
+
+def _behind(graph: fx.Graph, inputs: Sequence[fx.Node], first: set[fx.Node]) -> set[fx.Node]:
+    """What stands behind the first reader of these inputs and is not among ``first``."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    turn = next((k for k, n in enumerate(calls) if any(i in inputs for i in n.all_input_nodes)), len(calls))
+    return {n for n in calls[turn:] if n not in first}
 
 
 def _closure(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:

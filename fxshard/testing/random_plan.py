@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.choose import write_plan
+from fxshard.passes.annotate import Annotated, annotate, input_layouts
+from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.formulate import result_layouts
+from fxshard.passes.modes import Modes
 from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph, operands, planned_nodes
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.redistribution import bytes_price
 from fxshard.sharding_plan import OpSpec, ShardingPlan
 
@@ -39,11 +41,12 @@ def random_plan(
 
 
 def random_graph_plan(
-    annotated: Annotated, seed: int | None, whole_outputs: bool = False, inputs: Mapping[str, Layout] | None = None
+    annotated: Annotated, seed: int | None, whole_outputs: bool = False, inputs: Mapping[str, Layout] | None = None, frugal: bool = False
 ) -> ShardingPlan:
     """The same for a graph that is annotated already; ``inputs``: layouts by input name, the others are drawn.
 
-    ``seed`` None: nothing is drawn, every node is replicated.
+    ``seed`` None: nothing is drawn, every node is replicated. ``frugal``: what is kept for the backward, and in which layout, or
+    computed again there, is drawn too.
     """
     draw: Any = _First() if seed is None else random.Random(seed)
     graph = annotated.graph
@@ -59,7 +62,22 @@ def random_graph_plan(
     for end in graph.inputs_of("tangent"):
         index = next(k for k, o in enumerate(graph.outputs) if o.tangent == end.name)
         specs[end.node] = OpSpec((), (results[index],))
-    return write_plan(annotated, specs, bytes_price, "bytes")
+    decision = _frugal(annotated, specs, draw) if frugal else Decision(specs)
+    return write_plan(annotated, decision, bytes_price, "bytes")
+
+
+def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
+    """Every other block is computed again; what both halves read is kept in a layout that its node offers, if not pending."""
+    modes = Modes(annotated.graph)
+    redone = {block.name: tuple(n.name for n in block.nodes) for block in modes.blocks if draw.choice([True, False])}
+    kept = {}
+    for value in modes.times.values:
+        crossing = modes.crossing(value)
+        again = [r for r in modes.redone_readers(value) if modes.block[r].name in redone]
+        if crossing is None or not (crossing.late or again) or producer(value)[0].name in itertools.chain(*redone.values()):
+            continue
+        kept[value.name] = draw.choice([x for x in input_layouts(value, annotated.mesh) if not x.has_partial])
+    return Decision(specs, kept, redone)
 
 
 class _First:

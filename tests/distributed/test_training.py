@@ -35,6 +35,8 @@ TWO = {
     "mlp_random": Case("mlp_batch5", "a=2", seed=1),
     "llama_random": Case("llama_batch5", "a=2", seed=2),
     "cnn_random": Case("cnn", "a=2", seed=0),
+    "llama_frugal": Case("llama", "a=2", seed=3, frugal=True),
+    "mlp_frugal_inductor": Case("mlp", "a=2", seed=4, frugal=True, **FLOAT),
     "mlp_inductor": Case("mlp", "tp=2", MLP, **FLOAT),
     "llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT),
     "mlp_random_inductor": Case("mlp_batch5", "a=2", seed=1, **FLOAT),

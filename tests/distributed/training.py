@@ -36,6 +36,7 @@ class Case:
     mesh: str
     request: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    frugal: bool = False
     dtype: torch.dtype = torch.float64
     compiler: str = "eager"
 
@@ -87,7 +88,7 @@ def one_device(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 def plan_of(case: Case, model: nn.Module, args: Any, kwargs: Any) -> ShardingPlan:
     mesh, graph = parse_mesh(case.mesh, "h100"), trace(model, args, kwargs)
     if case.seed is not None:
-        return random_graph_plan(annotate(graph, mesh), case.seed, whole_outputs=True)
+        return random_graph_plan(annotate(graph, mesh), case.seed, whole_outputs=True, frugal=case.frugal)
     return plan_graph(graph, mesh, Request(output_layouts="R" * mesh.ndim, **case.request))
 
 

@@ -6,7 +6,6 @@ import pytest
 from equality import MESHES, mesh_of, prepared
 from zoo import MODELS
 
-from fxshard.cost.planned_memory import planned_memory
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
@@ -42,7 +41,6 @@ def check(name: str, mesh: str, seed: int | None, train: bool) -> float:
     for coordinate in {program.classes[c]: c for c in where.coordinates()}.values():
         ratio = program_memory(program, coordinate=coordinate).peak / measure_memory(program, values, coordinate).peak
         worst = max(worst, ratio, 1 / ratio)
-    assert seed is not None or planned_memory(graph, plan).peak == pytest.approx(program_memory(program).peak, rel=0.2)
     return worst
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fxshard.layout import local_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.choose import write_plan
+from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.lower import lower
 from fxshard.passes.trace import trace
 from fxshard.redistribution import bytes_price
@@ -100,7 +100,7 @@ def _input_gradients(model: nn.Module, args: tuple[torch.Tensor, ...]) -> dict[i
 
 
 def _with(base: ShardingPlan, name: str, spec: OpSpec, annotated: Annotated) -> ShardingPlan:
-    return write_plan(annotated, {**base.specs, name: spec}, bytes_price, "bytes")
+    return write_plan(annotated, Decision({**base.specs, name: spec}), bytes_price, "bytes")
 
 
 def _has_empty_shard(plan: ShardingPlan) -> bool:

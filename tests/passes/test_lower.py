@@ -12,7 +12,7 @@ from torch import fx, nn
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh, parse_mesh
 from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import write_plan
+from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.size_classes import cuts, level_sizes, size_classes
@@ -112,7 +112,7 @@ def test_what_only_one_result_needs_is_not_shared() -> None:
     layout = L("S(0)")
     specs = {"input_0": OpSpec((), (layout,)), "relu_default": OpSpec((layout,), (layout,))}
     specs["output"] = OpSpec((layout, L("R"), L("S(1)")), ())
-    program = lower(graph, write_plan(annotate(graph, mesh), specs, bytes_price, "bytes"))
+    program = lower(graph, write_plan(annotate(graph, mesh), Decision(specs), bytes_price, "bytes"))
     assert [c.kind for c in program.collectives] == ["all_gather", "all_to_all"]
 
 
@@ -137,7 +137,7 @@ def test_bools_travel_as_bytes(rows: int) -> None:
     graph, mesh = build([(rows, 4)], [(aten.gt.Scalar, 0, Const(0))], [1, 1]), Mesh({"a": 2})
     layout = L("S(0)")
     specs = {"input_0": OpSpec((), (layout,)), "gt_scalar": OpSpec((layout,), (layout,)), "output": OpSpec((L("R"), L("S(1)")), ())}
-    program = lower(graph, write_plan(annotate(graph, mesh), specs, bytes_price, "bytes"))
+    program = lower(graph, write_plan(annotate(graph, mesh), Decision(specs), bytes_price, "bytes"))
     kinds = [("all_gather", (3, 4)), ("all_to_all", (2, 3, 2))]
     assert [(c.kind, c.shape, c.dtype) for c in program.collectives] == [(kind, shape, "torch.uint8") for kind, shape in kinds]
     result = simulate_program(program, [x])

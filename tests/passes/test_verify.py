@@ -16,7 +16,7 @@ from fxshard.errors import PlanError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.choose import write_plan
+from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
@@ -79,7 +79,7 @@ def rewritten(name: str, index: int | None, layouts: str) -> Callable[[ShardingP
     def change(plan: ShardingPlan) -> ShardingPlan:
         reads = plan.specs[name].inputs
         spec = OpSpec(reads, (L(layouts),)) if index is None else OpSpec((*reads[:index], L(layouts), *reads[index + 1 :]), ())
-        return write_plan(planned()[0], {**plan.specs, name: spec}, bytes_price, "bytes")
+        return write_plan(planned()[0], Decision({**plan.specs, name: spec}), bytes_price, "bytes")
 
     return change
 
@@ -106,7 +106,7 @@ def test_the_solvers_plan_is_legal() -> None:
         (without_a_move, "nothing brings"),
         (with_an_idle_move, "which nobody reads"),
         (lambda p: dataclasses.replace(p, redistributions=(p.redistributions[0], *p.redistributions)), "twice"),
-        (lambda p: with_move(readers=())(p), r"for \[\], it is read by"),
+        (lambda p: with_move(readers=())(p), "nothing brings"),
         (lambda p: dataclasses.replace(p, nodes=(*p.nodes, dataclasses.replace(p.nodes[0], name="ghost"))), "names ghost, which the graph"),
         (rewritten("output", 0, "RP"), r"output outputs\[0\] is left pending \(RP\)"),
         (rewritten("output", 0, "S(1)S(1)"), r"output outputs\[0\] lies as S\(1\)S\(1\), its tangent as RR"),
@@ -166,6 +166,7 @@ def test_an_outer_axis_may_not_move_under_an_inner_one() -> None:
         else n
         for n in plan.nodes
     )
-    moved = dataclasses.replace(first, value=value, shape=tuple(annotated.graph.by_name[value].meta["val"].shape))
+    shape = tuple(annotated.graph.by_name[value].meta["val"].shape)
+    moved = dataclasses.replace(first, value=value, shape=shape, readers=(("relu", 0),))
     with pytest.raises(PlanError, match=r"takes a step .* from S\(0\)S\(0\)"):
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes, redistributions=(moved, *plan.redistributions)))

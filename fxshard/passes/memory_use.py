@@ -1,0 +1,153 @@
+"""What the states of a problem take in memory, and when: the `Live`s of its variables and transfers.
+
+A value takes the bytes of its shard while it is there as made (``lifetimes``), in each mode of its node (``modes``); what it is brought
+into takes its own from the first reader that shares it to the last. Views take nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import fx
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.passes.alike import Alike
+from fxshard.passes.groups import Group, handed_over
+from fxshard.passes.lifetimes import Span, parameter_state, shard_bytes
+from fxshard.passes.modes import REDONE, Crossing, Modes
+from fxshard.planning_graph import outputs_of, plain_shape, producer
+from fxshard.sharding_plan import OpSpec
+from fxshard.solver import Live
+
+Ends = tuple[tuple[Layout | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A value's transfer: its index, the layouts by state at its ends (the producer, then readers), when what it brings is there."""
+
+    value: fx.Node
+    transfer: int
+    ends: Ends
+    span: Span
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a value gets to the backward: variable ``var`` says in which of ``layouts`` it is kept, None where it is not.
+
+    ``transfer``: of nothing, from what makes the value to ``var``, where what is kept beside it as made takes memory.
+    """
+
+    crossing: Crossing
+    var: int
+    layouts: tuple[Layout | None, ...]
+    transfer: int = -1
+    ends: Ends = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """``node_vars`` and ``states`` as in ``Formulation``."""
+
+    modes: Modes
+    mesh: Mesh
+    optimizer: Optimizer
+    alike: Alike
+    node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
+    states: Mapping[int, tuple[int, ...]]
+
+    def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
+        """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
+        times, moved = self.modes.times, {one.value for one in brought}
+        for value in times.values:
+            source, index = producer(value)
+            if times.is_view(source):
+                continue
+            var, specs = self.node_vars[source.name]
+            state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
+            given = self.alike(("given", index), (specs,), lambda s=specs, k=index: tuple(spec.outputs[k] for spec in s))  # type: ignore[misc]
+            amounts = state * self._bytes(value, (given,))
+            crossing = self.modes.crossing(value)
+            lo, hi = times.own(value) if crossing is None else crossing.made
+            if times.only_returned(value) and source.op != "placeholder" and value not in moved:
+                hi = times.end
+            if source not in self.modes.block:
+                yield Live(lo, hi, amounts, var)
+                continue
+            redone = np.array(self.states[var]) == REDONE
+            early = min(hi, self.modes.early_end(value))
+            yield Live(lo, early, amounts, var)
+            yield Live(early, hi, np.where(redone, 0.0, amounts), var)
+            yield Live(*self.modes.redone_span(value), np.where(redone, amounts, 0.0), var)
+
+    def brought(self, transfers: Sequence[Brought]) -> Iterator[Live]:
+        """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
+        times = self.modes.times
+        for one in transfers:
+            there, other = self.alike(("moved", *_kind(one.value)), one.ends, partial(self._moved_bytes, one.value, one.ends))
+            lo, hi = one.span
+            if times.only_returned(one.value) and producer(one.value)[0].op != "placeholder":
+                yield Live(lo, lo + 1, other, transfer=one.transfer)
+                yield Live(lo + 1, hi, there, transfer=one.transfer)
+            else:
+                yield Live(lo, hi, other, transfer=one.transfer)
+
+    def joined(self, groups: Sequence[tuple[int, Group]]) -> Iterator[Live]:
+        """What the members of a group hand over to each other in another layout, by the state of all."""
+        times = self.modes.times
+        for var, group in groups:
+            options = [self.node_vars[n.name][1] for n in group.nodes]
+            found: dict[tuple[int, int], np.ndarray] = {}
+            for state, chosen in enumerate(zip(*options, strict=True)):
+                for member, output, want in handed_over(group, chosen):
+                    value = outputs_of(group.nodes[member])[output]
+                    assert value is not None
+                    amounts = found.setdefault((member, output), np.zeros(len(options[0])))
+                    amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
+            last = max(times.time[n] for n in group.nodes) + 1
+            block = self.modes.block.get(group.nodes[0])
+            for (member, _), amounts in found.items():
+                yield Live(times.time[group.nodes[member]], last, amounts, var)
+                if block is not None:
+                    yield Live(block.at, block.at + 1, np.where(np.array(self.states[var]) == REDONE, amounts, 0.0), var)
+
+    def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
+        """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
+        what is kept beside it."""
+        for one in kept:
+            value = one.crossing.value
+            if one.crossing.own:
+                yield Live(one.crossing.made[1], one.crossing.end, self._bytes(value, (one.layouts,)), one.var)
+            else:
+                _, other = self.alike(("moved", *_kind(value)), one.ends, partial(self._moved_bytes, value, one.ends))
+                yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
+
+    def _bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
+        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
+        shape, itemsize = _kind(value)
+        found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+
+        def make() -> np.ndarray:
+            return np.array([0.0 if at is None else float(shard_bytes(shape, itemsize, at, self.mesh.shape)) for at in found])
+
+        return self.alike(("bytes", shape, itemsize), ends, make)
+
+    def _moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
+        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
+        sizes = self._bytes(value, ends)
+        there = np.tile(sizes, (len(sizes), 1))
+        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+        there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
+        return there, there - np.diag(np.diag(there))
+
+
+def _kind(node: fx.Node) -> tuple[tuple[int, ...], int]:
+    value = node.meta["val"]
+    return plain_shape(value.shape), value.dtype.itemsize

@@ -1,0 +1,103 @@
+"""What gets from the forward to the backward, and how, where memory is limited.
+
+A value that both read is kept in between in one layout: as it was made, so that the backward redistributes it again (FSDP's reshard
+after forward), or in another, one that the forward reads too or a smaller one. Or it is not kept at all: its block is computed
+again (``recompute``); then its node is in mode REDONE, not KEPT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxshard.passes.lifetimes import Lifetimes, Span, values_of
+from fxshard.passes.recompute import blocks
+from fxshard.planning_graph import PlanningGraph, producer
+
+KEPT, REDONE = range(2)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that the forward reads and the backward reads, or may if a block is computed again.
+
+    ``early``, ``late``: who reads it in each; ``redone``: readers of the forward that may run again. ``made``, ``first``, ``second``:
+    when it is there as made, for the forward, in the layouts that the forward reads, in those that the backward reads;
+    ``end``: when the backward needs it no more in any. ``own``: its memory is its own and free once nobody needs it.
+    """
+
+    value: fx.Node
+    early: tuple[fx.Node, ...]
+    late: tuple[fx.Node, ...]
+    redone: tuple[fx.Node, ...]
+    made: Span
+    first: Span
+    second: Span
+    own: bool
+
+    @property
+    def end(self) -> int:
+        return self.second[1]
+
+
+class Modes:
+    """The modes that the nodes of a graph may take, and what of it crosses from the forward to the backward."""
+
+    def __init__(self, graph: PlanningGraph, together: Iterable[Sequence[fx.Node]] = ()) -> None:
+        self.times = Lifetimes(graph)
+        self.blocks = blocks(self.times, together)
+        self.block = {node: block for block in self.blocks for node in block.nodes}
+
+    def of(self, node: fx.Node) -> tuple[int, ...]:
+        """The modes of a node, which those that are decided together share."""
+        return (KEPT, REDONE) if node in self.block else (KEPT,)
+
+    def redone_readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
+        """Nodes whose second run reads it."""
+        return tuple(r for r in self.times.readers.get(value, ()) if r in self.block)
+
+    def crossing(self, value: fx.Node) -> Crossing | None:
+        times, source, readers = self.times, producer(value)[0], self.times.readers.get(value, [])
+        early, late = (tuple(r for r in readers if times.late(r) is half) for half in (False, True))
+        redone = self.redone_readers(value)
+        if not early or not (late or (redone and source not in self.block)):
+            return None
+        own = source.op != "placeholder" and not times.is_view(source)
+        made = times.own(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
+        return Crossing(value, early, late, redone, made, times.moved(value, early), self.late_span(late, redone, value), own)
+
+    def late_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
+        """From the first reader in the backward to when none needs it any more."""
+        starts = [*(self.times.time[r] for r in late), *(self.block[r].at for r in redone)]
+        ends = [*(self.times.read_until(value, r) for r in late), *map(self._done_again, redone)]
+        return min(starts), max(ends)
+
+    def early_end(self, value: fx.Node) -> int:
+        """When the forward needs a value no more that is computed again."""
+        ends = [self.times.born(value) + 1]
+        for reader in self.times.readers.get(value, ()):
+            if not self.times.late(reader):
+                views = values_of(reader) if self.times.is_view(reader) else []
+                ends += [self.early_end(v) for v in views] or [self.times.read_until(value, reader)]
+        return max(ends)
+
+    def redone_span(self, value: fx.Node) -> Span:
+        """When a value is there that was computed again."""
+        at = self.block[producer(value)[0]].at
+        return at, self._late_end(value, at)
+
+    def _done_again(self, reader: fx.Node) -> int:
+        """When the second run of a reader, or the views that it gives, need what it reads no more."""
+        at = self.block[reader].at
+        return max((self._late_end(v, at) for v in values_of(reader)), default=at + 1) if self.times.is_view(reader) else at + 1
+
+    def _late_end(self, value: fx.Node, at: int) -> int:
+        ends = [at + 1]
+        for reader in self.times.readers.get(value, ()):
+            if self.times.late(reader):
+                ends.append(self.times.read_until(value, reader))
+            elif reader in self.block:
+                ends.append(self._done_again(reader))
+        return max(ends)

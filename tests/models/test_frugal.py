@@ -1,0 +1,21 @@
+"""What is kept for the backward in another layout, redistributed again or computed again there leaves the numbers as they are."""
+
+from __future__ import annotations
+
+import pytest
+from equality import check, mesh_of, prepared
+
+from fxshard.passes.annotate import annotate
+from fxshard.testing.random_plan import random_graph_plan
+
+SLICE = [("mlp", "a=2"), ("llama", "a=2"), ("gpt2", "a=2,b=2"), ("llama_batch5", "a=4")]
+
+
+@pytest.mark.parametrize(("name", "mesh"), SLICE)
+def test_random_plans(name: str, mesh: str) -> None:
+    _, graph, _ = prepared(name)
+    annotated = annotate(graph, mesh_of(mesh))
+    for seed in range(2):
+        plan = random_graph_plan(annotated, seed, frugal=True)
+        check(name, plan)
+        assert plan.recomputed or "layers" not in "".join(graph.returned)

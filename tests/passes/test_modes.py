@@ -1,0 +1,110 @@
+"""What a problem under a memory limit says of any choice: what the plan costs, and at least what its program holds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fxshard.hardware import Hardware, Link
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.choose import _chosen, write_plan
+from fxshard.passes.constrain import constraints_of
+from fxshard.passes.formulate import Formulation, formulate
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.memory import program_memory
+
+SLOW = Hardware("slow", {4: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
+MESHES = (Mesh({"a": 2}, SLOW), Mesh({"a": 2, "b": 2}, SLOW))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Blocks in a list, and a table that all of them read."""
+
+    def __init__(self, depth: int = 3, dim: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(dim) for _ in range(depth))
+        self.scale = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale.exp()
+        for layer in self.layers:
+            x = layer(x) * scale
+        return x.sum()
+
+
+GRAPH = trace(Model(), (torch.randn(64, 16),))
+
+
+def random_choices(formulation: Formulation, seed: int) -> list[int]:
+    """Choices that nothing forbids: every other block computed again, each node something that goes with what it is tied to."""
+    problem, draw = formulation.problem, random.Random(seed)
+    choices = list(formulation.start)
+    ties: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for (i, j), costs in zip(problem.edges, problem.edge_costs, strict=True):
+        ties.setdefault(i, []).append((j, costs))
+        ties.setdefault(j, []).append((i, costs.T))
+
+    def allowed(node: int) -> list[int]:
+        states = range(len(problem.node_costs[node]))
+        return [s for s in states if all(np.isfinite(costs[s, choices[other]]) for other, costs in ties.get(node, ()))]
+
+    for hub in formulation.blocks:
+        if draw.random() < 0.5:
+            choices[hub] = 1
+            for node, costs in ties[hub]:
+                choices[node] = draw.choice(np.flatnonzero(np.isfinite(costs[1])).tolist())
+    kept = [one.var for one in formulation.kept]
+    for node in kept:  # as the node says that makes it
+        choices[node] = draw.choice(allowed(node))
+    for _ in range(10 * len(choices)):
+        node = draw.randrange(len(choices))
+        choices[node] = draw.choice(allowed(node))
+    return choices
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_any_choice_costs_and_holds_what_its_plan_does(mesh: Mesh) -> None:
+    annotated = annotate(GRAPH, mesh)
+    constraints = constraints_of(GRAPH, mesh, memory_limit=10**9)
+    formulation = formulate(annotated, constraints)
+    redone, again = 0, 0
+    for seed in range(8):
+        choices = random_choices(formulation, seed)
+        cost, peak = formulation.problem.evaluate(choices), formulation.problem.peak(choices)
+        decision = _chosen(GRAPH, formulation, choices)
+        plan = write_plan(annotated, decision, formulation.price, formulation.unit)
+        assert plan.objective == pytest.approx(cost, rel=1e-9)
+        assert sum(plan.memory.values()) <= peak
+        redone, again = redone + len(decision.recomputed), again + sum(r.ahead for r in plan.redistributions)
+        program = lower(GRAPH, plan)
+        assert program_memory(program).peak <= 1.05 * peak
+    assert redone and again
+
+
+def test_less_memory_costs_more() -> None:
+    """Under ever lower limits: within the limit as a program too, and at some point by computing again."""
+    free = plan_graph(GRAPH, MESHES[0], Request(input_layouts="S(0)"))
+    before, redone = free, 0
+    for share in (1.2, 0.8, 0.6):
+        limit = int(share * sum(free.memory.values()))
+        plan = plan_graph(GRAPH, MESHES[0], Request(input_layouts="S(0)", memory_limit=limit, time_limit=5))
+        assert plan.objective >= before.lower_bound and plan.lower_bound >= free.lower_bound * (1 - 1e-9)
+        assert program_memory(lower(GRAPH, plan)).peak <= 1.01 * limit
+        before, redone = plan, redone + len(plan.recomputed)
+    assert redone
