@@ -75,7 +75,8 @@ class Hardware:
 
     ``flops``: FLOP per second by element size in bytes; ``memory_bandwidth``: bytes per second; ``launch``: microseconds
     per kernel; ``node_size``: devices that ``inside`` joins, beyond it ``between`` is the slowest link (None: not known);
-    ``axes``: links of single mesh axes by name, in place of those two; ``measured``: curves in place of rates.
+    ``axes``: links of single mesh axes by name, in place of those two; ``measured``: curves in place of rates; ``overlap``: 0 to 1,
+    the part of a collective's time that costs nothing while an operator runs beside it, the rest being what they take from each other.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Hardware:
     between: Link | None
     axes: Mapping[str, Link] = field(default_factory=dict, hash=False)
     measured: Measured = field(default=Measured(), hash=False)
+    overlap: float = 0.0
 
 
 # Dense rates from the vendors' data sheets; links are effective rates of NCCL's ring, latencies its tuner's per-hop constants.

@@ -73,6 +73,8 @@ def write_hardware(h: Hardware) -> dict[str, Any]:
     }
     if h.axes:
         out["axes"] = {name: _write_speed(h.axes[name]) for name in sorted(h.axes)}
+    if h.overlap:
+        out["overlap"] = float(h.overlap)
     if h.measured.products:
         out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
     if h.measured.copy is not None:
@@ -93,7 +95,7 @@ def _write_curve(curve: Curve) -> list[list[float]]:
     return [[int(size), float(time)] for size, time in curve.points]
 
 
-_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes")
+_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes", "overlap")
 _MEASURED = ("products", "copy", "efficiency", "collectives")
 
 
@@ -118,6 +120,7 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
         inside=field.get("inside", _read_link),
         between=field.get("between", lambda f: f.optional(_read_link)),
         axes=field.get("axes", lambda f: {name: _read_link(link) for name, link in f.entries().items()}, {}),
+        overlap=field.get("overlap", _share, 0.0),
         measured=Measured(
             products=field.get("products", lambda f: _read_curves(f, _read_product), {}),
             copy=field.get("copy", _read_curve, None),
@@ -190,6 +193,13 @@ def _read_curve(field: Field) -> Curve:
 
 def _figure(field: Field) -> float:
     return field.number(0.0)
+
+
+def _share(field: Field) -> float:
+    share = _figure(field)
+    if share > 1:
+        raise field.fail(f"a part of a whole is at most 1, found {share:g}", FIX)
+    return share
 
 
 def _rate(field: Field) -> float:

@@ -20,7 +20,7 @@ from fxshard.mesh import Mesh, parse_mesh
 
 PRODUCT, COPY, REDUCTION = Curve(((1000, 1.0), (4000, 3.0))), Curve(((10, 1.0), (20, 2.0))), Curve(((8, 5.0), (16, 6.0)))
 MEASURED = Measured({"float32": PRODUCT}, COPY, {("all_reduce", 2, 4): REDUCTION})
-OWN = Hardware("own", {4: 1e12}, 1e11, 2.5, 8, Link(1e10, 1.0), None, {"dp": Link(1e9, 9.0)}, MEASURED)
+OWN = Hardware("own", {4: 1e12}, 1e11, 2.5, 8, Link(1e10, 1.0), None, {"dp": Link(1e9, 9.0)}, MEASURED, 0.75)
 TEXT = """\
 {
 "format": "fxshard-hardware",
@@ -34,6 +34,7 @@ TEXT = """\
 "inside": {"bandwidth": 10000000000.0, "latency": 1.0},
 "between": null,
 "axes": {"dp": {"bandwidth": 1000000000.0, "latency": 9.0}},
+"overlap": 0.75,
 "products": [
  {"dtype": "float32", "points": [[1000, 1.0], [4000, 3.0]]}
 ],
@@ -63,6 +64,11 @@ def test_golden_text(tmp_path: Path) -> None:
     save(OWN, tmp_path / "h.json", {"device": "a machine"})
     assert (tmp_path / "h.json").read_text() == TEXT
     assert load(tmp_path / "h.json") == OWN
+
+
+def test_a_file_that_says_nothing_of_overlap_has_none(tmp_path: Path) -> None:
+    (tmp_path / "h.json").write_text(json.dumps(_with(overlap="absent")))
+    assert load(tmp_path / "h.json").overlap == 0.0
 
 
 @given(hardware)
@@ -107,6 +113,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with(memory_bandwidth=0), "at a rate of 0 nothing ends", "memory_bandwidth"),
     (_with(inside=None), "expected an object, found null", "inside"),
     (_with(axes={"dp": {"bandwidth": 1}}), "the field 'latency' is missing", "axes.dp"),
+    (_with(overlap=1.5), "at most 1, found 1.5", "overlap"),
     (_points([1, 1]), "two points at least, found 1", "copy"),
     (_points([1, 1], [1, 2]), "(1, 1) and (1, 2) do not ascend", "copy"),
     (_points([1, 2], [2, 1]), "(1, 2) and (2, 1) do not ascend", "copy"),

@@ -65,6 +65,7 @@ OTHERS: list[dict[str, Any]] = [
     {"mesh": fxshard.Mesh({"a": 2, "tp": 2}, hardware="h100")},
     {"mesh": fxshard.Mesh({"dp": 2, "tp": 2}, hardware="a100")},
     {"mesh": fxshard.Mesh({"dp": 2, "tp": 2}, hardware=FAST)},
+    {"mesh": fxshard.Mesh({"dp": 2, "tp": 2}, hardware=dataclasses.replace(HARDWARE["h100"], overlap=0.5))},
     {"pins": {"0.weight": "RS(0)"}},
     {"pins": {"0.weight": "RS(1)"}},
     {"input_layouts": "S(0)R"},
