@@ -74,6 +74,8 @@ class Comparison:
     compute: tuple[ComputeChange, ...]
     moves: tuple[Move, ...]
     traffic: tuple[TrafficChange, ...]
+    hidden: tuple[tuple[str, float, float], ...] = ()
+    """By kind (gathers, reductions), what each assumes to pass beside compute, which is in no cost."""
 
     @property
     def equal(self) -> bool:
@@ -86,6 +88,7 @@ class Comparison:
             return f"the plans are equal: {self.mesh[0]}, objective {head[0]}"
         rows: list[tuple[str, ...]] = [] if self.mesh[0] == self.mesh[1] else [("mesh", *self.mesh, "")]
         rows.append(("objective", *head, _difference(*self.objective) if self.unit[0] == self.unit[1] else ""))
+        rows += [(f"hidden {kind}", f"{_figure(a)} us", f"{_figure(b)} us", _difference(a, b)) for kind, a, b in self.hidden]
         rows += [(f"memory, {kind}", _size(a), _size(b), _difference(a or 0, b or 0)) for kind, a, b in self.memory]
         parts = [tabulate(rows, headers=("", "before", "after", "difference"), disable_numparse=True)]
         if not self.same_graph:
@@ -101,7 +104,9 @@ class Comparison:
             parts.append(f"{count:+d} {t.kind} on {t.axis} ({sent:+,d} bytes)" if count else f"{t.kind} on {t.axis} {sent:+,d} bytes")
         local = [m for m in self.moves if not any(step.split(": ")[1] in COLLECTIVES for step in m.steps)]
         moving = sum((m.after or 0.0) - (m.before or 0.0) for m in local)
-        return "; ".join([*parts, *([f"slices and copies {moving:+,.4g}"] if moving else [])])
+        beside = sum(b - a for _, a, b in self.hidden)
+        parts += [f"slices and copies {moving:+,.4g}"] if moving else []
+        return "; ".join([*parts, *([f"hidden {beside:+,.4g} us"] if beside else [])])
 
     def tables(self) -> list[str]:
         """Where the difference is, a table each of what there is."""
@@ -142,6 +147,7 @@ def compare(before: ShardingPlan, after: ShardingPlan) -> Comparison:
         compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
+        hidden=tuple((kind, a or 0.0, b or 0.0) for kind, (a, b) in _pairs(before.hidden, after.hidden) if a != b),
     )
 
 

@@ -111,6 +111,7 @@ def _write_redistribution(r: Redistribution, mesh: Mesh) -> dict[str, Any]:
         "readers": [[node, int(index)] for node, index in r.readers],
         "cost": float(r.cost),
         **({"ahead": True} if r.ahead else {}),
+        **({"hidden": float(r.hidden)} if r.hidden else {}),
     }
 
 
@@ -318,7 +319,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
-    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "ahead"))
+    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "hidden", "ahead"))
     shape = field.get("shape", _shape)
     source = field.get("source", lambda f: read_layout(f, mesh, shape))
     target = field.get("target", lambda f: read_layout(f, mesh, shape))
@@ -332,6 +333,7 @@ def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
         readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
         cost=field.get("cost", _figure),
         ahead=field.get("ahead", Field.boolean, False),
+        hidden=field.get("hidden", _figure, 0.0),
     )
 
 
@@ -407,6 +409,11 @@ def _check_figures(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
         sent = sum(sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh) for layout, step, _ in path)
         if entry.cost != sent:
             raise fields["redistributions"].items()[number].fail(f"the cost is {entry.cost}, but the steps send {sent} bytes", FIX)
+    share = plan.mesh.hardware.overlap if plan.certificate.unit == "microseconds" else 0.0
+    for number, entry in enumerate(plan.redistributions):
+        most = share * (entry.cost + entry.hidden) * (1 + ROUNDING)
+        if entry.hidden > most:
+            raise fields["redistributions"].items()[number].fail(f"{entry.hidden} us are hidden, but at most {most} can be", FIX)
     total = sum(node.compute for node in plan.nodes) + sum(entry.cost for entry in plan.redistributions)
     if not math.isclose(plan.objective, total, rel_tol=ROUNDING):
         what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together"

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -145,6 +145,12 @@ def path_bytes(source: Layout, target: Layout, shape: tuple[int, ...], itemsize:
     return float(paths.sent(axis)[paths.index[source], paths.index[target]])
 
 
+def path_communication(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
+    """The part of ``path_price`` that is for collectives, local steps left out."""
+    path = walk(source, steps(source, target, shape, itemsize, mesh, price))
+    return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in path if step.is_collective)
+
+
 def step_price(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
     """Price of ``step`` from ``layout``; what a rank writes is its shard after the step."""
     after = layout.with_axis(step.axis, step.target)
@@ -163,6 +169,7 @@ class Table:
         self.layouts = all_layouts(len(shape), mesh.ndim, ops)
         self.tensor = shape, itemsize, mesh
         self._sent: dict[int, np.ndarray] = {}
+        self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         count = len(self.layouts)
         local = [ceil_shape(shape, layout, mesh.shape) for layout in self.layouts]
@@ -204,6 +211,16 @@ class Table:
                 one = self.steps(self.layouts[i], self.layouts[j]) if np.isfinite(self.prices[i, j]) else ()
                 found[i, j] = sum(sent_bytes(step, self.layouts[i], *self.tensor) for step in one if step.axis == axis)
         return float(found[i, j])
+
+    @cached_property
+    def communication(self) -> np.ndarray:
+        """(layouts, layouts) what the collectives along each path cost, its local steps left out; 0 where there is none."""
+        found = np.zeros(self.prices.shape)
+        for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
+            if i != j and np.isfinite(self.prices[i, j]):
+                path = walk(source, self.steps(source, target))
+                found[i, j] = sum(step_price(step, layout, *self.tensor, self._price) for layout, step, _ in path if step.is_collective)
+        return found
 
     def _path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]

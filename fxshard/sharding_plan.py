@@ -6,6 +6,7 @@ Everything before the plan only decides, everything after it only obeys: lowerin
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,8 +55,9 @@ class Redistribution:
     """A value moved from the layout it has to one that some readers need; ``readers`` are (node, operand index).
 
     ``value`` is the graph node that holds the tensor (a getitem where the producer has several outputs); ``cost`` is in
-    the plan's objective. A ``source`` that the producer does not give is the target of another redistribution of the value, which
-    is kept for the backward. ``ahead``: only the backward reads it, but it is made when the forward first reads the value, to be kept.
+    the plan's objective; ``hidden``: microseconds beyond it that are assumed to pass beside compute. A ``source`` that the producer
+    does not give is the target of another redistribution of the value, which is kept for the backward. ``ahead``: only the backward
+    reads it, but it is made when the forward first reads the value, to be kept.
     """
 
     value: str
@@ -66,6 +68,7 @@ class Redistribution:
     steps: tuple[Step, ...]
     readers: tuple[tuple[str, int], ...]
     cost: float = 0.0
+    hidden: float = 0.0
     ahead: bool = False
 
 
@@ -193,6 +196,21 @@ class ShardingPlan:
         return {n.name: n.spec for n in self.nodes}
 
     @cached_property
+    def hidden(self) -> Mapping[str, float]:
+        """Microseconds that the objective leaves out, assuming that they pass beside compute: ``gathers`` of parameters, ``reductions``
+        of their gradients; what is not there is left out."""
+        found: dict[str, list[float]] = {"gathers": [], "reductions": []}
+        for entry in self.redistributions:
+            reduces = any(step.kind in ("all_reduce", "reduce_scatter") for step in entry.steps)
+            found["reductions" if reduces else "gathers"].append(entry.hidden)
+        return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
+
+    @property
+    def assumption(self) -> str:
+        """What is assumed to be hidden, in words; empty where nothing is."""
+        return f"assumes {' and '.join(f'{time:,.6g} us of {kind}' for kind, time in self.hidden.items())} hidden behind compute"
+
+    @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
         """What was decided to be communicated, in the order of the plan."""
         return tuple(
@@ -291,6 +309,8 @@ class ShardingPlan:
             [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],
             headers=("collective", "axis", "bytes", "layouts", "edge"),
         )
+        if self.hidden:
+            head += f"\n{self.assumption}"
         parts = [head, nodes, moves if self.collectives else "no collectives"]
         if self.recomputed:
             parts.insert(1, f"computed again in the backward: {', '.join(self.recomputed)}")

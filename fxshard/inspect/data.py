@@ -54,6 +54,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "cut": plan.certificate.cut,
+        "hidden": dict(plan.hidden),
         "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
         "traffic": [vars(t) for t in traffic(subject)],

@@ -77,6 +77,7 @@ def _proof(plan: ShardingPlan) -> list[tuple[str, str]]:
     unit = plan.certificate.unit
     return [
         ("objective", f"{plan.objective:,.6g} {unit}"),
+        *([("beside compute", plan.assumption)] if plan.hidden else []),
         ("lower bound", f"{plan.lower_bound:,.6g} {unit}"),
         ("gap", f"{plan.gap:.3%}"),
     ]

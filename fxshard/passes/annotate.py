@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import fx
 
 from fxshard.call import Call, is_hashable
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
+from fxshard.passes.overlap import Windows
 from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
 from fxshard.sharding_plan import Fallbacks, OpSpec
@@ -26,6 +28,11 @@ class Annotated:
     specs: Mapping[str, tuple[OpSpec, ...]]
     calls: Mapping[str, Call]
     fallbacks: Fallbacks
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The compute that can hide redistributions of its values."""
+        return Windows(self.graph, self.mesh, self.specs, self.calls)
 
 
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:

@@ -21,9 +21,10 @@ from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, contradictory, formulate, place, planned_spec
 from fxshard.passes.lifetimes import Lifetimes, held, peak
+from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Recomputed, expanded
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, planned_nodes, producer
-from fxshard.redistribution import Price, path_price, steps
+from fxshard.redistribution import Price, path_communication, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
 
@@ -42,6 +43,7 @@ HEAVIEST = 5
 """Tensors that an error about memory names."""
 
 Specs = Mapping[str, OpSpec]
+Hides = Callable[[str, Sequence[tuple[str, int]]], Beside | None]
 
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
@@ -111,19 +113,20 @@ def write_plan(
     annotated: Annotated, decision: Decision, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
 ) -> ShardingPlan:
     """A plan from a decision: redistributions filled in, each paid once, and the objective summed up anew."""
-    traced, mesh = annotated.graph, annotated.mesh
+    traced, mesh = annotated, annotated.mesh
     annotated, specs = _expanded(annotated, decision)
     graph = annotated.graph
     timed = unit == "microseconds"
     nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in planned_nodes(graph))
-    moves = tuple(_redistributions(annotated, specs, price, decision.kept))
+    hides = _hiding(traced) if timed else None
+    moves = tuple(_redistributions(annotated, specs, price, decision.kept, hides))
     total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
     ends = [n for n in planned_nodes(graph) if n.op == "output"]
     returned = operands(ends[0])
     return ShardingPlan(
         mesh=mesh,
         train=graph.train,
-        graph_hash=traced.hash,
+        graph_hash=traced.graph.hash,
         nodes=nodes,
         redistributions=moves,
         certificate=Certificate(unit, total, 0.0),
@@ -161,12 +164,26 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
     )
 
 
-def _redistributions(annotated: Annotated, specs: Specs, price: Price, kept: Mapping[str, Layout]) -> list[Redistribution]:
+def _hiding(traced: Annotated) -> Hides:
+    """What hides of the redistributions of a value, by its name and readers; of what is computed again as of the first."""
+    known = traced.graph.by_name
+
+    def beside(value: str, readers: Sequence[tuple[str, int]]) -> Beside | None:
+        first = known.get(value) or known[value.removesuffix(again(""))]
+        return traced.windows.of(first, [reader for reader in readers if reader[0] in known])
+
+    return beside
+
+
+def _redistributions(
+    annotated: Annotated, specs: Specs, price: Price, kept: Mapping[str, Layout], hides: Hides | None
+) -> list[Redistribution]:
     """For each value, in graph order, one entry per layout other than its own that readers need.
 
     The backward reads what is ``kept`` of a value: from there it is brought into other layouts anew.
     """
     times = Lifetimes(annotated.graph) if kept else None
+    every: dict[tuple[str, bool], list[tuple[str, int]]] = {}
     values: dict[str, fx.Node] = {}
     needs: dict[str, dict[tuple[Layout, Layout, bool], list[tuple[str, int]]]] = {}
     """Value -> (from, to, whether from what is kept) -> readers."""
@@ -182,6 +199,7 @@ def _redistributions(annotated: Annotated, specs: Specs, price: Price, kept: Map
             if held_as != have:
                 entries.setdefault((have, held_as, False), [])
             anew = late and operand.name in kept and want != held_as
+            every.setdefault((operand.name, late and operand.name in kept), []).append((node.name, k))
             if anew or want != have:
                 entries.setdefault((held_as if anew else have, want, anew), []).append((node.name, k))
             if not late:
@@ -191,10 +209,14 @@ def _redistributions(annotated: Annotated, specs: Specs, price: Price, kept: Map
         value = values[name].meta["val"]
         shape, itemsize = plain_shape(value.shape), value.dtype.itemsize
         for (have, target, anew), readers in found.items():
-            path = steps(have, target, shape, itemsize, annotated.mesh, price)
-            cost = path_price(have, target, shape, itemsize, annotated.mesh, price)
+            moved = have, target, shape, itemsize, annotated.mesh, price
+            beside = None if hides is None else hides(name, every.get((name, anew), []))
+            hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
             ahead = not anew and kept.get(name) == target and (name, target) not in early
-            moves.append(Redistribution(name, shape, itemsize, have, target, path, tuple(readers), cost, ahead))
+            path = steps(have, target, shape, itemsize, annotated.mesh, price)
+            moves.append(
+                Redistribution(name, shape, itemsize, have, target, path, tuple(readers), path_price(*moved) - hidden, hidden, ahead)
+            )
     return moves
 
 
@@ -237,7 +259,7 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
     if error.least_choices:
         decision = _chosen(graph, formulation, error.least_choices)
         annotated, specs = _expanded(annotated, decision)
-        moves = _redistributions(annotated, specs, formulation.price, decision.kept)
+        moves = _redistributions(annotated, specs, formulation.price, decision.kept, None)
         found = held(annotated.graph, specs, moves, mesh, constraints.optimizer)
         time, _ = peak(found)
         names = {end.node: end.name for end in graph.inputs}

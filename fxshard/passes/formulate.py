@@ -3,7 +3,7 @@
 Variables: one per node (which OpSpec) and one per returned output (which layout).
 - node cost: compute time of the spec (``cost.compute_time``)
 - transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
-  for each layout that they read.
+  for each layout that they read, less what compute hides of it (``overlap``).
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
@@ -37,6 +37,7 @@ from fxshard.passes.lifetimes import Span
 from fxshard.passes.memory_use import Brought, Kept, Usage
 from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes
 from fxshard.passes.names import Place
+from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Block
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
@@ -330,7 +331,7 @@ class _Builder:
         var, specs = self.node_vars[source.name]
         have = self._layouts(specs, "outputs", index)
         if self.modes is None:
-            self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], (0, 0))
+            self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), (0, 0))
             return
         crossing, redone = self.modes.crossing(node), {n.name for n in self.modes.redone_readers(node)}
         again = [(r.var, self._in_modes(r.var, r.layouts, (REDONE,))) for r in readers if r.node in redone]
@@ -338,9 +339,9 @@ class _Builder:
             self._kept(crossing, (var, have), readers, again)
             return
         nodes = self.modes.times.readers[node]
-        self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], self.modes.times.moved(node, nodes))
+        self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), self.modes.times.moved(node, nodes))
         if again:
-            self._transfer(node, var, have, again, self.modes.late_span((), self.modes.redone_readers(node), node))
+            self._transfer(node, var, have, again, [], self.modes.late_span((), self.modes.redone_readers(node), node))
 
     def _kept(
         self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Wants]]
@@ -349,7 +350,8 @@ class _Builder:
         computed again, none where only what is computed again would read it and nothing is."""
         (var, have), value = made, crossing.value
         names = {n.name for n in crossing.early}
-        early, late = ([(r.var, r.layouts) for r in readers if (r.node in names) is half] for half in (True, False))
+        halves = [[r for r in readers if (r.node in names) is half] for half in (True, False)]
+        early, late = ([(r.var, r.layouts) for r in half] for half in halves)
         keys = [have, *(layouts for _, layouts in (*early, *late))]
         layouts = self.alike("kept", keys, lambda: tuple(dict.fromkeys(itertools.chain.from_iterable(keys))))
         inside, none = self.modes is not None and producer(value)[0] in self.modes.block, not late
@@ -357,8 +359,8 @@ class _Builder:
         kept = self.alike(("kept", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *(None for _ in redone)))
         read = self.alike(("read", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *redone))
         to = self._variable(f"kept {value.name}", np.zeros(len(kept)), len(layouts) if none else layouts.index(have[self.start[var]]))
-        self._transfer(value, var, have, [*early, (to, kept)], crossing.first)
-        self._transfer(value, to, read, [*late, *again], crossing.second)
+        self._transfer(value, var, have, [*early, (to, kept)], _places(halves[0]), crossing.first)
+        self._transfer(value, to, read, [*late, *again], _places(halves[1]), crossing.second)
         if inside:
             second = np.arange(len(kept)) >= len(kept) - len(redone)
             mode = np.array(self.states[var]) == REDONE
@@ -378,7 +380,9 @@ class _Builder:
         transfer, ends = -1, (made[1], kept)
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
-            prices, (given, wanted) = self.alike(("prices", *_kind(crossing.value)), ends, lambda: self._priced(crossing.value, ends))
+            prices, (given, wanted) = self.alike(
+                ("prices", *_kind(crossing.value), None), ends, lambda: self._priced(crossing.value, ends, None)
+            )
             self.transfers.append(Transfer(made[0], given, ((to, wanted),), np.zeros_like(prices)))
         self.kept.append(Kept(crossing, to, kept, transfer, ends))
 
@@ -391,28 +395,34 @@ class _Builder:
         return self.alike(("in modes", modes), (layouts, states), made)
 
     def _transfer(
-        self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], span: Span
+        self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], places: Sequence[tuple[str, int]], span: Span
     ) -> None:
+        """``wants``: (variable, layouts) of the readers; ``places``: which of them say beside what it may be communicated."""
         others = [(reader, want) for reader, want in wants if reader != var]  # one that is the producer (an input returned) moves nothing
         if not others:
             return
         ends = [have, *(want for _, want in others)]
-        prices, (source_numbers, *numbers) = self.alike(("prices", *_kind(node)), ends, lambda: self._priced(node, ends))
+        beside = self.annotated.windows.of(node, places) if self.objective == "time" else None
+        priced = partial(self._priced, node, ends, beside)
+        prices, (source_numbers, *numbers) = self.alike(("prices", *_kind(node), beside), ends, priced)
         alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
 
-    def _priced(self, node: fx.Node, ends: Sequence[Wants]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Prices between all layouts at the ends of a value, and for each end the numbers of its layouts among them.
+    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Beside | None) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Prices between all layouts at the ends of a value, less what is hidden, and for each end the numbers of its layouts there.
 
         From and to None, what is not there or not read, costs nothing.
         """
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         number = {layout: k for k, layout in enumerate(layouts)}
         there = [layout for layout in layouts if layout is not None]
-        some = [number[layout] for layout in there]
+        some = np.ix_(*[[number[layout] for layout in there]] * 2)
+        paths = self._table(node, there)
         prices = np.zeros((len(layouts), len(layouts)))
-        prices[np.ix_(some, some)] = _prices(self._table(node, there), there)
+        prices[some] = _between(paths, paths.prices, there)
+        if beside is not None:
+            prices[some] -= beside.hidden(_between(paths, paths.communication, there))
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
@@ -461,6 +471,10 @@ class _Builder:
         return var, tuple(s.outputs[output] for s in specs)
 
 
+def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
+    return [(r.node, r.operand) for r in readers]
+
+
 def _kind(node: fx.Node) -> tuple[tuple[int, ...], int]:
     value = node.meta["val"]
     return plain_shape(value.shape), value.dtype.itemsize
@@ -471,10 +485,10 @@ def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[f
     return tuple(compute_time(call, s, mesh) for s in specs)
 
 
-def _prices(paths: Table, layouts: Sequence[Layout]) -> np.ndarray:
-    """(len(layouts), len(layouts)) prices of the cheapest paths."""
+def _between(paths: Table, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
+    """(len(layouts), len(layouts)) figures of the cheapest paths between some layouts."""
     numbers = [paths.index[layout] for layout in layouts]
-    return paths.prices[np.ix_(numbers, numbers)]
+    return figures[np.ix_(numbers, numbers)]
 
 
 def _agree(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Small real aten graphs, and the least cost of any plan for them by enumeration.
 
 The enumeration walks all choices of all nodes, reader by reader, and adds up what is not paid yet: a node's compute, and
-each distinct (value, target layout) once. A branch is left only when what it has paid, and the least that its remaining
-nodes compute, exceeds the bound.
+each distinct (value, target layout) once, less what compute hides of it. A branch is left only when what it has paid, and
+the least that its remaining nodes compute, exceeds the bound.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 from passes.memory_truth import most_held
+from passes.overlap_truth import Truth
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -126,6 +127,7 @@ class Enumeration:
     def __post_init__(self) -> None:
         graph, mesh = self.annotated.graph, self.annotated.mesh
         self.price = time_price(mesh) if self.objective == "time" else bytes_price
+        self.truth = Truth(self.annotated)
         self.nodes = [n for n in graph.nodes if n.op != "output"]
         self.returned = operands(graph.module.graph.output_node())
         self.lying = [Layout.parse("R" * mesh.ndim)] * len(self.returned)
@@ -197,7 +199,10 @@ class Enumeration:
     def _price(self, operand: fx.Node, want: Layout) -> float:
         source, index = producer(operand)
         have, value = self.specs[source.name].outputs[index], operand.meta["val"]
-        return path_price(have, want, tuple(value.shape), value.dtype.itemsize, self.annotated.mesh, self.price) if have != want else 0.0
+        if have == want:
+            return 0.0
+        price = path_price(have, want, tuple(value.shape), value.dtype.itemsize, self.annotated.mesh, self.price)
+        return price - (self.truth.hidden(self.specs, operand, want) if self.objective == "time" else 0.0)
 
     def _sent(self, sent: tuple[int, ...], moves: Collection[tuple[fx.Node, Layout]]) -> tuple[int, ...]:
         """Bytes sent on each axis once these values are moved too."""

@@ -1,0 +1,102 @@
+"""What may hide behind compute, told from a graph by definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from itertools import pairwise
+
+import torch
+from torch import fx
+
+from fxshard.cost import compute_time, time_price
+from fxshard.layout import Layout, all_layouts
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import Annotated
+from fxshard.planning_graph import PlanningGraph, operands, producer
+from fxshard.redistribution import step_price, steps, walk
+from fxshard.sharding_plan import OpSpec
+
+RELABELS = ("view", "reshape", "t.", "transpose", "permute", "_to_copy", "convert_element_type", "slice", "split", "squeeze", "expand")
+"""How the names of operators begin that change nothing but the form of one tensor."""
+
+
+def is_relabel(node: fx.Node) -> bool:
+    return len(operands(node)) == 1 and str(node.target).split(".", 1)[1].startswith(RELABELS)
+
+
+def is_given(graph: PlanningGraph, value: fx.Node) -> bool:
+    """Whether it is a parameter in some form."""
+    while producer(value)[0].op == "call_function" and is_relabel(producer(value)[0]):
+        (value,) = operands(producer(value)[0])
+    return value.name in {end.node for end in graph.inputs_of("parameter")}
+
+
+def is_gradient(graph: PlanningGraph, value: fx.Node) -> bool:
+    """Whether all that becomes of it is that some form of it is returned as a parameter's gradient."""
+    names = {end.name for end in graph.inputs_of("parameter")}
+    ends = operands(graph.module.graph.output_node())
+    here = [end.kind == "gradient" and end.name in names for end, node in zip(graph.outputs, ends, strict=True) if node is value]
+    readers = [u for u in value.users if u.op != "output"]
+    return bool(value.users) and all(here) and all(is_relabel(u) and is_gradient(graph, u) for u in readers)
+
+
+@cache
+def _sent(have: Layout, want: Layout, tensor: torch.Tensor, mesh: Mesh) -> float:
+    """Microseconds of collectives."""
+    kind, price = (tuple(tensor.shape), tensor.dtype.itemsize, mesh), time_price(mesh)
+    path = walk(have, steps(have, want, *kind, price))
+    return sum(step_price(step, layout, *kind, price) for layout, step, _ in path if step.kind.startswith(("all_", "reduce_")))
+
+
+class Truth:
+    """The windows of a graph, each told on its own, and what hides in them."""
+
+    def __init__(self, annotated: Annotated) -> None:
+        self.annotated, graph = annotated, annotated.graph
+        self.nodes = [n for n in graph.nodes if n.name in annotated.calls]
+        self.made = {v: None for v in graph.nodes if v.op == "call_function" and is_gradient(graph, v)}
+
+    def hidden(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
+        """What of bringing a value into a layout costs nothing."""
+        source, index = producer(value)
+        have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
+        if have is None or have == want or not mesh.hardware.overlap:
+            return 0.0
+        window, made = self._window(value), value in self.made
+        if not window:
+            return 0.0
+        cut = [layout for layout in all_layouts(tensor.dim(), mesh.ndim, reduce_ops=()) if str(layout).count("S") == mesh.ndim]
+        ends = [(Layout.parse("P" * mesh.ndim), layout) if made else (layout, Layout.parse("R" * mesh.ndim)) for layout in cut]
+        full = min(_sent(*end, tensor, mesh) for end in ends)
+        sent = _sent(have, want, tensor, mesh)
+        return mesh.hardware.overlap * (min(sent, window) if window >= full else min(sent * window / full, window))
+
+    def _window(self, value: fx.Node) -> float:
+        graph = self.annotated.graph
+        if is_given(graph, value):
+            places = [("read", u.name, k) for u in value.users for k, v in enumerate(operands(u)) if v is value]
+            return min(self.windows.get(place, 0.0) for place in places)
+        return self.windows.get(("made", producer(value)[0].name, producer(value)[1]), 0.0) if value in self.made else 0.0
+
+    @cached_property
+    def windows(self) -> dict[tuple[str, str, int], float]:
+        """(read or made, node, operand or output) -> microseconds of compute beside it."""
+        annotated, nodes = self.annotated, self.nodes
+        claims: list[tuple[int, tuple[str, str, int], int]] = []  # number of the node, place, bytes
+        for number, node in enumerate(nodes):
+            if not is_relabel(node):
+                reads = [("read", k, v) for k, v in enumerate(operands(node)) if is_given(annotated.graph, v)]
+                makes = [("made", producer(v)[1], v) for v in self.made if producer(v)[0] is node]
+                claims += [(number, (k, node.name, i), v.meta["val"].numel() * v.meta["val"].element_size()) for k, i, v in reads + makes]
+        anchors = sorted({number for number, *_ in claims})
+        ends = [0, *anchors, len(nodes)]
+        least = [min(compute_time(annotated.calls[n.name], s, annotated.mesh) for s in annotated.specs[n.name]) for n in nodes]
+        found = {place: 0.0 for _, place, _ in claims}
+        for k, (low, high) in enumerate(pairwise(ends)):
+            # eight segments before a reader that is anchor number a end with the a-th; those after a maker begin with the (a + 2)-th
+            here = [(p, size) for number, p, size in claims if p[0] == "read" and 0 <= anchors.index(number) - k < 8]
+            here += [(p, size) for number, p, size in claims if p[0] == "made" and 2 <= k - anchors.index(number) < 10]
+            for place, size in here:
+                found[place] += sum(least[low:high]) * size / sum(s for _, s in here)
+        return found
