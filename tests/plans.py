@@ -86,8 +86,9 @@ def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]],
     plain = Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)))
     path: tuple[Step, ...] = steps(source, target, shape, itemsize, plain)
     cost = path_price(source, target, shape, itemsize, plain) if unit == "bytes" else draw(figures)
+    hidden = draw(st.floats(0, 0.99)) * mesh.hardware.overlap * cost if unit == "microseconds" and cost > 1e-9 else 0.0
     readers = draw(st.lists(st.sampled_from(readers), max_size=2)) if readers else []
-    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), cost)
+    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), cost - hidden, hidden)
 
 
 @st.composite

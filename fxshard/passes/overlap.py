@@ -98,7 +98,7 @@ class Windows:
         made = source not in self._given
         places = [(True, (source.name, output))] if made else [(False, reader) for reader in readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
-        if not window or (made and value not in self._returned):
+        if not window:
             return None
         tensor = value.meta["val"]
         full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)

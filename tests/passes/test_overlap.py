@@ -98,6 +98,16 @@ def test_by_hand_backward(rows: int) -> None:
     assert f"assumes {sum(gathers):.6g} us of gathers and {sum(reductions):.6g} us of reductions hidden" in str(plan)
 
 
+def test_an_all_reduce_has_no_more_than_its_window() -> None:
+    """The same with whole weights: an all-reduce takes twice the time of what the window's part was told by."""
+    graph = trace(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(3))), (torch.randn(8, 16),))
+    returned = {o.name for o in graph.module.graph.output_node().all_input_nodes[1:]}
+    pins = {n.name: "P" if n.name in returned else "S(0)" for n in graph.nodes if "einsum" in n.name}
+    pins |= {e.node: "R" for e in graph.inputs_of("parameter")}
+    plan = plan_graph(graph, Mesh({"a": 2}, ROUND), Request(pins=pins, input_layouts="S(0)", output_layouts="S(0)"))
+    assert hidden(plan) == [("all_reduce", pytest.approx(0.5 * product(8) * part)) for part in (0, 1 / 2, 5 / 2)]
+
+
 def test_any_plan_costs_what_it_says() -> None:
     """Random legal plans of a Llama on two axes, redistribution by redistribution; no more is hidden than is computed."""
     mesh = Mesh({"a": 2, "b": 2}, replace(FAST, overlap=0.75))
