@@ -17,9 +17,10 @@ from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes import budgets
+from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
-from fxshard.passes.formulate import OBJECTIVES, Formulation, contradictory, formulate, place, planned_spec
+from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
 from fxshard.passes.lifetimes import Lifetimes, held, peak
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Recomputed, expanded

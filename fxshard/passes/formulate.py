@@ -14,10 +14,9 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TypeVar
 
 import numpy as np
 from torch import fx
@@ -28,6 +27,7 @@ from fxshard.cost import compute_time, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
+from fxshard.passes.admit import admitted, all_hold, pins_of, place, planned_spec
 from fxshard.passes.alike import Alike
 from fxshard.passes.annotate import Annotated, input_layouts
 from fxshard.passes.budgets import Moved, rows
@@ -39,12 +39,11 @@ from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes
 from fxshard.passes.names import Place
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Block
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
-Option = TypeVar("Option")
 Wants = tuple[Layout | None, ...]
 """A layout by state, None where nothing is read or there."""
 OBJECTIVES = ("time", "communication")
@@ -191,7 +190,7 @@ class _Builder:
         self.edge_costs.append(costs)
 
     def _node(self, node: fx.Node) -> None:
-        specs = self._admitted(node)
+        specs = admitted(node, self.annotated, self.constraints)
         self._decide([node], node.name, self._computing(node, specs), [specs])
 
     def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
@@ -224,7 +223,7 @@ class _Builder:
 
     def _free(self, node: fx.Node) -> bool:
         """Whether nobody said anything about a node."""
-        return not _pins(node, self.constraints) and node.name not in self.constraints.specs
+        return not pins_of(node, self.constraints) and node.name not in self.constraints.specs
 
     def _group(self, group: Group) -> None:
         """One variable for all nodes of a group: what they compute, and what is reduced between them."""
@@ -253,32 +252,6 @@ class _Builder:
                 costs[state] += path_price(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
         return joint, costs, tuple(tuple(specs[n.name][k] for k in column) for column, n in zip(states.T, group.nodes, strict=True))
 
-    def _admitted(self, node: fx.Node) -> tuple[OpSpec, ...]:
-        """The node's specs that its pins and the plan admit."""
-        specs = self.annotated.specs[node.name]
-        pins = _pins(node, self.constraints)
-        wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
-        want = self.constraints.specs.get(node.name)
-        if not wishes and want is None:
-            return specs
-        for pin, output in pins:
-            if not any(pin.admits(s.outputs[output]) for s in specs):
-                gives = "always gives it" if pin.forbidden else "never gives that layout"
-                raise ConstraintError(
-                    f"{pin.said} cannot hold: {node.name} ({_op(node)}) {gives}",
-                    where=place(node, self.graph),
-                    remedy=f"it can give {', '.join(sorted({str(s.outputs[output]) for s in specs})[:12])}",
-                )
-        if want is not None:
-            if not any(_is_spec(want, s) for s in specs):
-                raise ConstraintError(
-                    f"the plan gives {node.name} ({_op(node)}) the spec {want}, which is not legal",
-                    where=place(node, self.graph),
-                    remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
-                )
-            wishes.append((planned_spec(node.name, want), partial(_is_spec, want)))
-        return _all_hold(specs, wishes, place(node, self.graph))
-
     def _results(self) -> None:
         """One variable per returned output: replicated or sharded, or as pinned."""
         returned = operands(self.graph.module.graph.output_node())
@@ -295,7 +268,7 @@ class _Builder:
                 if not any(map(holds, layouts)):
                     remedy = "outputs can be replicated or sharded where they are longer than 1, not partial"
                     raise ConstraintError(f"{said} cannot hold for {end.name}", where=place(node, self.graph), remedy=remedy)
-            kept = _all_hold(layouts, wishes, place(node, self.graph))
+            kept = all_hold(layouts, wishes, place(node, self.graph))
             self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
 
     def _readers(self) -> dict[str, tuple[Reader, ...]]:
@@ -496,56 +469,6 @@ def _agree(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.
     return np.array([[0.0 if a == b else np.inf for b in right] for a in left])
 
 
-def _all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:
-    """The options that fulfil all wishes (what the user said, whether an option fulfils it).
-
-    Raises ConstraintError naming the fewest wishes that exclude each other.
-    """
-    kept = tuple(o for o in options if all(holds(o) for _, holds in wishes))
-    if kept:
-        return kept
-    sets = itertools.chain.from_iterable(itertools.combinations(wishes, n) for n in range(1, len(wishes) + 1))
-    fewest = next(some for some in sets if not any(all(holds(o) for _, holds in some) for o in options))
-    raise contradictory([said for said, _ in fewest], where)
-
-
-def contradictory(said: Sequence[str], where: str | None) -> ConstraintError:
-    """The error for what the user said that cannot hold together."""
-    names = "; ".join(dict.fromkeys(said))
-    return ConstraintError(f"these constraints cannot hold together: {names}", where=where, remedy="remove or change one of them")
-
-
-def planned_spec(name: str, spec: object) -> str:
-    """How a constraint that a plan makes is called."""
-    return f"{name}: {spec} of the plan given as pins"
-
-
-def _gives(pin: Condition, output: int) -> Callable[[OpSpec], bool]:
-    return lambda spec: pin.admits(spec.outputs[output])
-
-
-def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
-    return spec.outputs == want.outputs and (not want.inputs or spec.inputs == want.inputs)
-
-
-def place(node: fx.Node, graph: PlanningGraph) -> str:
-    """The user's line behind a node, the user's name of an input."""
-    return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
-
-
-def _pins(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, int]]:
-    """(pin, output index) on the node or on its getitems."""
-    pins = [(pin, pin.output) for pin in constraints.values.get(node.name, ())]
-    for user in node.users:
-        if producer(user)[0] is node and user is not node:
-            pins += [(pin, producer(user)[1]) for pin in constraints.values.get(user.name, ())]
-    return pins
-
-
 def result_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
     """Layouts in which an output may be returned."""
     return input_layouts(node, mesh)
-
-
-def _op(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else node.op

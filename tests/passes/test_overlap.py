@@ -19,7 +19,7 @@ from fxshard.hardware import Hardware, Link
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import write_plan
+from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
@@ -116,10 +116,10 @@ def test_any_plan_costs_what_it_says() -> None:
     free = replace(annotated, mesh=Mesh({"a": 2, "b": 2}, FAST))
     for seed in range(2):
         specs = random_graph_plan(annotated, seed).specs
-        plan = write_plan(annotated, specs, time_price(mesh), "microseconds")
+        plan = write_plan(annotated, Decision(specs), time_price(mesh), "microseconds")
         for entry in plan.redistributions:
             assert entry.hidden == pytest.approx(truth.hidden(specs, annotated.graph.by_name[entry.value], entry.target))
-        unhidden = write_plan(free, specs, time_price(free.mesh), "microseconds")
+        unhidden = write_plan(free, Decision(specs), time_price(free.mesh), "microseconds")
         assert plan.objective == pytest.approx(unhidden.objective - sum(plan.hidden.values()))
         assert 0 < sum(plan.hidden.values()) <= 0.75 * sum(n.compute for n in plan.nodes)
 
