@@ -18,6 +18,7 @@ not ``min(C, window)``: prices stay a distance between layouts, on which the sol
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -90,19 +91,30 @@ class Windows:
     calls: Mapping[str, Call]
 
     def of(self, value: fx.Node, readers: Iterable[Place]) -> Beside | None:
-        """What hides when a value is brought to these readers, whichever of them come first; None where it is waited for."""
+        """What hides when a value is brought to these readers; None where it is waited for.
+
+        What the forward reads is brought there for it, so that then the backward's readers say nothing.
+        """
         share = self.mesh.hardware.overlap
         if not share:
             return None
         source, output = producer(value)
         made = source not in self._given
-        places = [(True, (source.name, output))] if made else [(False, reader) for reader in readers]
+        early = [reader for reader in readers if reader[0] in self._early]
+        places = [(True, (source.name, output))] if made else [(False, reader) for reader in early or readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
         if not window:
             return None
         tensor = value.meta["val"]
         full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
         return Beside(share, min(1.0, window / full) if full else 1.0, window)
+
+    @cached_property
+    def _early(self) -> set[str]:
+        """Names of the operators of the forward: before any that reads a tangent."""
+        tangents = {end.node for end in self.graph.inputs_of("tangent")}
+        calls = (n for n in planned_nodes(self.graph) if n.op == "call_function")
+        return {n.name for n in itertools.takewhile(lambda n: all(o.name not in tangents for o in operands(n)), calls)}
 
     @cached_property
     def _given(self) -> set[fx.Node]:

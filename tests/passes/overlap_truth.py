@@ -76,7 +76,11 @@ class Truth:
         graph = self.annotated.graph
         if is_given(graph, value):
             places = [("read", u.name, k) for u in value.users for k, v in enumerate(operands(u)) if v is value]
-            return min(self.windows.get(place, 0.0) for place in places)
+            order = [n.name for n in graph.nodes]
+            tangents = [graph.by_name[end.node] for end in graph.inputs_of("tangent")]
+            turn = min((order.index(u.name) for t in tangents for u in t.users), default=len(order))
+            early = [place for place in places if order.index(place[1]) < turn]
+            return min(self.windows.get(place, 0.0) for place in early or places)
         return self.windows.get(("made", producer(value)[0].name, producer(value)[1]), 0.0) if value in self.made else 0.0
 
     @cached_property
