@@ -53,6 +53,7 @@ class Ascent:
         self.cutoff = model.cutoff
         self._base = self.sweeper.theta.copy()
         self._allowance = 0.0
+        self._terms = len(model.use_table.flat.lo) + len(model.moving.lo) + 2 if len(model.limits) else 0
         self._best_multipliers = self.multipliers
         self._set_prices(self.multipliers)
 
@@ -126,15 +127,12 @@ class Ascent:
         return stalled(history, gap, self._stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
 
     def _priced(self, plan: IntArray) -> float:
-        """Cost of choices in the Lagrangian."""
-        prices = self.sweeper.theta - self._base
-        moved = 0.0 if self._transfers is None else self._transfers.cost(plan) - self.model.transfers.cost(plan)
-        return self.model.linear(plan) + moved + float(prices[self.sweeper.offset[:-1] + plan].sum()) - self._allowance
+        """Cost of choices in the Lagrangian, less what rounding may take off."""
+        return self.model.linear(plan) + float(self.multipliers @ self._excess(plan)) - self._terms
 
     def _set_prices(self, multipliers: FloatArray) -> None:
         self.multipliers = self.memory.round(multipliers)
-        self._transfers = self.memory.transfers(self.multipliers)
-        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self._transfers)
+        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self.memory.rates(self.multipliers))
         self._allowance = self.memory.allowance(self.multipliers)
         self._polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .compiled import compiled
+from .transfers import Flat
 
 
 class Wiring(NamedTuple):
@@ -185,6 +186,15 @@ class Sharing(NamedTuple):
     column_start: IntArray  # (K + 1,)
 
 
+class Priced(NamedTuple):
+    """What a unit of each use of transfers costs, U of them, now and before."""
+
+    first: IntArray  # (T + 1,) where the uses of each transfer begin
+    amounts: Flat  # of U transfers whose prices are the amounts
+    rates: FloatArray  # (U,)
+    before: FloatArray  # (U,)
+
+
 @compiled
 def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: IntArray) -> int:
     """Fills in the cells of a slot; how many there are."""
@@ -230,20 +240,36 @@ def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
 
 
 @compiled
-def reprice(values: FloatArray, prices: FloatArray, start: IntArray, sharing: Sharing) -> None:
-    """Make the cells of each slot add up to another price, (given, layout) per transfer at its start: a rise is shared evenly, a fall
-    in proportion, the odd rest goes to the first."""
+def reprice(values: FloatArray, sharing: Sharing, layouts: IntArray, layout_start: IntArray, prices: Flat, priced: Priced) -> None:
+    """Make the cells of each slot add up to its price with what its uses cost at other rates: a rise is shared evenly, a fall taken in
+    proportion, the odd rest goes to the first.
+
+    sharing: of all transfers. layouts: the given layouts that occur, transfer by transfer at `layout_start`; `prices` without uses.
+    """
     cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
     for transfer in range(len(sharing.given)):
+        changed = False
+        for use in range(priced.first[transfer], priced.first[transfer + 1]):
+            changed = changed or priced.rates[use] != priced.before[use]
+        if not changed:
+            continue
+        width = sharing.width[transfer]
         for given in range(sharing.given[transfer]):
-            for layout in range(sharing.width[transfer]):
+            row = layouts[layout_start[transfer] + given] * width
+            for layout in range(width):
+                price = prices.prices[prices.price_start[transfer] + row + layout]
+                if price == np.inf:
+                    continue
+                more = 0.0
+                for use in range(priced.first[transfer], priced.first[transfer + 1]):
+                    more += priced.amounts.prices[priced.amounts.price_start[use] + row + layout] * priced.rates[use]
+                price += np.floor(more * (1 - 2.0**-50))  # each product may have been rounded up
                 count = cells_of(sharing, transfer, given, layout, cells)
                 before = 0.0
                 for k in range(count):
                     before += values[cells[k]]
-                if count == 0 or before == np.inf:
+                if count == 0 or before == price:
                     continue
-                price = prices[start[transfer] + given * sharing.width[transfer] + layout]
                 change = price - before
                 for k in range(count):
                     cell = cells[k]

@@ -7,14 +7,16 @@ it had no use for and gives it to all alike, which never lowers the bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from .arrays import FloatArray, IntArray, starts
-from .kernels import Sharing, rebalance, reprice
+from .kernels import Priced, Sharing, rebalance, reprice
 from .model import Model
-from .transfers import Transfer, Transfers
+from .transfers import Transfer
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,14 @@ class Splits:
     """The links of a model and their tables, those of transfers as they are split between readers now.
 
     values: all tables, one after the other and each row by row, at `start`. sharing: which of them hold prices that are shared.
+    rates: (uses,) what a unit of each use of transfers costs, in the prices that are split.
     """
 
     def __init__(self, model: Model) -> None:
         self.links: list[Link] = []
         self._known: dict[bytes, tuple[IntArray, IntArray]] = {}
         self._tables: list[FloatArray] = []
-        self._shared: list[Transfer] = []
+        self._model = model
         self._first: list[int] = []
         for (i, j), table in model.edges.items():
             self._link(Link(i, j, np.arange(table.shape[0]), np.arange(table.shape[1]), (table.shape[0], table.shape[1])), table)
@@ -64,16 +67,25 @@ class Splits:
         for begin, table in zip(self.start, self._tables, strict=False):
             self.values[begin : begin + table.size].reshape(table.shape)[:] = table
         del self._tables
-        self.sharing = self._sharing()
+        self.rates = np.zeros(len(model.moving.flat.lo))
+        self.sharing = self._sharing([index for index, transfer in enumerate(model.transfers) if len(transfer.readers) > 1])
         self.shared = np.zeros(len(self.links), dtype=np.int64)
         self.shared[self.sharing.link] = 1
 
-    def _sharing(self) -> Sharing:
-        counts = [len(transfer.readers) for transfer in self._shared]
-        links = np.concatenate([*(np.arange(k, k + n) for k, n in zip(self._first, counts, strict=True)), np.zeros(0, dtype=np.int64)])
+    @cached_property
+    def _priced(self) -> tuple[Sharing, IntArray, IntArray]:
+        """How all transfers are split, and their given layouts that occur, one after the other, and where those of each begin."""
+        given = [self._classes(t.have)[0] for t in self._model.transfers]
+        return self._sharing(range(len(given))), np.concatenate([*given, np.zeros(0, dtype=np.int64)]), starts([len(one) for one in given])
+
+    def _sharing(self, which: Sequence[int]) -> Sharing:
+        transfers = [self._model.transfers[index] for index in which]
+        counts, firsts = [len(transfer.readers) for transfer in transfers], [self._first[index] for index in which]
+        links = np.concatenate([*(np.arange(k, k + n) for k, n in zip(firsts, counts, strict=True)), np.zeros(0, dtype=np.int64)])
         columns, across, wanted = [], [], []
         for k in links:
-            link, transfer = self.links[k], self._shared[np.searchsorted(self._first, k, side="right") - 1]
+            link = self.links[k]
+            transfer = self._model.transfers[link.transfer]
             layouts = self._classes(transfer.readers[link.reader][1])[0]
             column = np.full(transfer.prices.shape[1], -1, dtype=np.int64)
             column[layouts] = np.arange(len(layouts))
@@ -86,8 +98,8 @@ class Splits:
             self.start[:-1][links.astype(np.int64)],
             np.asarray(across, dtype=np.int64),
             np.asarray(wanted, dtype=np.int64),
-            np.asarray([len(self._classes(t.have)[0]) for t in self._shared], dtype=np.int64),
-            np.asarray([t.prices.shape[1] for t in self._shared], dtype=np.int64),
+            np.asarray([len(self._classes(t.have)[0]) for t in transfers], dtype=np.int64),
+            np.asarray([t.prices.shape[1] for t in transfers], dtype=np.int64),
             np.concatenate([*columns, np.zeros(0, dtype=np.int64)]),
             starts([len(column) for column in columns]),
         )
@@ -101,16 +113,11 @@ class Splits:
         """Share out evenly what the links can spare. slack: laid out as the values, how much each may fall without harm."""
         rebalance(self.values, slack, self.sharing)
 
-    def price(self, transfers: Transfers) -> None:
-        """Take other prices, finite where they were: what they rise by is shared evenly, what they fall by taken in proportion."""
-        prices = [t.prices[self._classes(t.have)[0]].ravel() for t in transfers if len(t.readers) > 1]
-        reprice(self.values, np.concatenate([*prices, np.zeros(0)]), starts([p.size for p in prices]), self.sharing)
-        for index, link in enumerate(self.links):
-            if link.transfer >= 0 and not self.shared[index]:
-                transfer = transfers[link.transfer]
-                given, wanted = self._classes(transfer.have)[0], self._classes(transfer.readers[link.reader][1])[0]
-                table = transfer.prices[np.ix_(given, wanted)]
-                self.table(index)[:] = table if link.i == transfer.source else table.T
+    def price(self, rates: FloatArray) -> None:
+        """Take other rates of the uses of transfers, (uses,) cost per unit: prices rise or fall where they were finite."""
+        moved = self._model.moving.flat
+        reprice(self.values, *self._priced, self._model.transfers.flat, Priced(moved.first, moved.flat, rates, self.rates))
+        self.rates[:] = rates
 
     def _link(self, link: Link, table: FloatArray) -> None:
         self.links.append(link)
@@ -118,9 +125,7 @@ class Splits:
 
     def _add(self, index: int, transfer: Transfer) -> None:
         """The links of one transfer; the price of a layout that several want is split evenly, the first has what is over."""
-        if len(transfer.readers) > 1:
-            self._shared.append(transfer)
-            self._first.append(len(self.links))
+        self._first.append(len(self.links))
         given, have = self._classes(transfer.have)
         wants = [self._classes(want) for _, want in transfer.readers]
         width = transfer.prices.shape[1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray, IntArray, starts
+from .arrays import FloatArray, IntArray, starts
 from .budget import Budget
 from .model import Model
-from .moves import best_move, cheapest_relief
+from .moves import best_move, cheapest_relief, in_row, move
 
 MAX_MOVES = 20_000
 PATIENCE = 30
@@ -49,14 +49,14 @@ class Polish:
 
     def __init__(self, model: Model, choices: IntArray, budget: Budget) -> None:
         self.model, self.choices, self.budget = model, choices.copy(), budget
-        self._uses = model.use_table.flat
+        self._uses, self._moved = model.use_table.flat, model.moving.flat
         self.offset = starts([len(cost) for cost in model.costs])
         self.node = np.repeat(np.arange(len(model)), np.diff(self.offset))
         self._base = np.concatenate([*model.costs, np.zeros(0)])
         self.neighbours = model.neighbours()
         for (i, j), table in model.edges.items():
-            self._own(i)[:] += table[:, choices[j]]
-            self._own(j)[:] += table[choices[i]]
+            self._own(self._base, i)[:] += table[:, choices[j]]
+            self._own(self._base, j)[:] += table[choices[i]]
         self.local = np.empty_like(self._base)
         self._renew(np.arange(len(model)))
         self.room = np.where(np.isinf(model.slopes), model.limits - model.usage(choices), np.inf)
@@ -70,21 +70,19 @@ class Polish:
 
     def improve(self) -> None:
         """Take the best single change that still fits, until there is none."""
-        witness = np.full(len(self.local), -1)
-        blocked = np.zeros(len(self.local), dtype=bool)
+        witness, seen = np.full(len(self.local), -1), np.zeros(len(self.local))
         for _ in range(MAX_MOVES):
-            if self.model.moving.empty:
-                position = best_move(self.local, self.offset, self.choices, self._uses, self.room, witness)
-            else:
-                position = self._best_move(blocked)
+            position = best_move(self.local, self.offset, self.choices, self._uses, self._moved, self.room, witness, seen)
             self.budget.charge(len(self.local))
             if position < 0 or self.budget.spent:
                 return
-            self._move(*self._where(position))
+            for node in self._move(*self._where(position)):
+                self._own(witness, node)[:] = -1
 
     def repair(self) -> bool:
-        """Lower the fullest row at the least cost per byte until every row fits, or until that gets nowhere."""
-        best, since = np.inf, 0
+        """Lower the fullest row at the least cost per byte until it fits, and then the next, or until that gets nowhere."""
+        best, since, row = np.inf, 0, -1
+        own = used = np.zeros(0)
         for _ in range(MAX_MOVES):
             if not len(self.room) or self.room.min() >= 0:
                 return True
@@ -93,60 +91,35 @@ class Polish:
             if since > PATIENCE:
                 return False
             self.budget.charge(len(self.local))
-            row = int(self.room.argmin())
-            freed = self._freed(row)
-            position = cheapest_relief(row, -self.room[row], self.local, self.offset, self.choices, self._uses, freed)
+            if row < 0 or self.room[row] >= 0:
+                row = int(self.room.argmin())
+                own = in_row(row, self.offset, self._uses)
+                used = own.copy()
+                self.model.moving.local(row, np.arange(len(self.choices)), self.choices, self.offset, own, used)
+            position = cheapest_relief(-self.room[row], self.local, self.offset, self.choices, used)
             if position < 0 or self.budget.spent:
                 return False
-            self._move(*self._where(position))
+            near = self._move(*self._where(position))
+            self.model.moving.local(row, near, self.choices, self.offset, own, used)
         return False
-
-    def _best_move(self, blocked: BoolArray) -> int:
-        """As `best_move`, where transfers count too. blocked: (states,) changes that did not fit since the room last changed; renewed."""
-        change = np.where(blocked, np.inf, self.local - self.local[self.offset[:-1] + self.choices][self.node])
-        while len(change) and change[position := int(change.argmin())] < 0:
-            node, state = self._where(position)
-            room = self._room_after(node, state)
-            if room is None:
-                return position
-            if room.min() >= 0:
-                blocked[:] = False
-                return position
-            blocked[position], change[position] = True, np.inf
-        return -1
-
-    def _freed(self, row: int) -> FloatArray:
-        """What changing to each state would take out of a row through transfers, (states,), or (0,) where none counts."""
-        if self.model.moving.empty:
-            return np.zeros(0)
-        local = self.model.moving.local(row, self.choices, self.offset)
-        return local[self.offset[:-1] + self.choices][self.node] - local
-
-    def _room_after(self, node: int, state: int) -> FloatArray | None:
-        """The room of each row once a node takes another state, None where that changes nothing."""
-        moved = self.model.moving.change(node, state, self.choices, len(self.room))
-        if not self.model.uses[node] and moved is None:
-            return None
-        room = self.room.copy() if moved is None else self.room - moved
-        for use in self.model.uses[node]:
-            room[use.lo : use.hi] -= use.amount[state] - use.amount[self.choices[node]]
-        return room
 
     def _where(self, position: int) -> tuple[int, int]:
         node = int(self.node[position])
         return node, position - int(self.offset[node])
 
-    def _move(self, node: int, state: int) -> None:
-        room = self._room_after(node, state)
-        self.room = self.room if room is None else room
-        old, self.choices[node] = int(self.choices[node]), state
+    def _move(self, node: int, state: int) -> IntArray:
+        """Change a node's choice; all nodes, some of them more than once, of which a state's cost or uses may differ now."""
+        old = int(self.choices[node])
+        move(node, state, self.choices, self._uses, self._moved, self.room)
         for other in self.neighbours[node]:
             table = self.model.table(other, node)
             if np.isinf(table[:, old]).any():
                 self._sum(other)
             else:
-                self._own(other)[:] += table[:, state] - table[:, old]
-        self._renew(np.concatenate([np.asarray(self.neighbours[node], dtype=np.int64), self.model.transfers.near(node)]))
+                self._own(self._base, other)[:] += table[:, state] - table[:, old]
+        near = self.model.transfers.near(node)
+        self._renew(np.concatenate([np.asarray(self.neighbours[node], dtype=np.int64), near]))
+        return np.append(near, node)
 
     def _renew(self, nodes: IntArray) -> None:
         self.model.transfers.add(nodes, self.choices, self.offset, self._base, self.local)
@@ -156,7 +129,7 @@ class Polish:
         cost = self.model.costs[node].copy()
         for other in self.neighbours[node]:
             cost += self.model.table(node, other)[:, self.choices[other]]
-        self._own(node)[:] = cost
+        self._own(self._base, node)[:] = cost
 
-    def _own(self, node: int) -> FloatArray:
-        return self._base[self.offset[node] : self.offset[node + 1]]
+    def _own(self, values: FloatArray | IntArray, node: int) -> FloatArray | IntArray:
+        return values[self.offset[node] : self.offset[node + 1]]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, starts
 from .compiled import compiled
 from .transfers import Flat, Transfer, Transfers, add
 
@@ -19,6 +20,15 @@ class Use(NamedTuple):
     lo: int
     hi: int
     amount: FloatArray
+
+
+class MovedUses(NamedTuple):
+    """U uses of transfers as flat arrays, in the order of the transfers."""
+
+    flat: Flat  # of U transfers whose prices are the amounts
+    lo: IntArray  # (U,)
+    hi: IntArray  # (U,)
+    first: IntArray  # (T + 1,) where the uses of each transfer begin
 
 
 class Moving:
@@ -32,42 +42,27 @@ class Moving:
         self._transfer = [index for index, _ in entries]
         self.lo = np.asarray([use.lo for use in self._uses], dtype=np.int64)
         self.hi = np.asarray([use.hi for use in self._uses], dtype=np.int64)
+        self._first = starts([len(uses) for uses in moved] if moved else [0] * len(transfers))
+
+    @cached_property
+    def flat(self) -> MovedUses:
+        """The uses as flat arrays, made once."""
+        return MovedUses(self._copies.flat, self.lo, self.hi, self._first)
 
     def steps(self, choices: IntArray, rows: int) -> FloatArray:
         """(rows + 1,) what the sum of each row differs by from that of the row before."""
         steps = np.zeros(rows + 1)
         if not self.empty:
             amounts = np.zeros(len(self.lo))
-            _amounts(self._copies.flat, choices, np.arange(len(self.lo)), amounts)
+            _amounts(self._copies.flat, choices, amounts)
             np.add.at(steps, self.lo, amounts)
             np.subtract.at(steps, self.hi, amounts)
         return steps
 
-    def change(self, node: int, state: int, choices: IntArray, rows: int) -> FloatArray | None:
-        """(rows,) what each sum changes by when a node takes another state, None where no transfer of it counts."""
-        if self.empty or node + 1 >= len(self._copies.flat.touched_first):
-            return None
-        flat = self._copies.flat
-        near = flat.touched[flat.touched_first[node] : flat.touched_first[node + 1]]
-        if not len(near):
-            return None
-        before, after = np.zeros(len(near)), np.zeros(len(near))
-        _amounts(flat, choices, near, before)
-        old, choices[node] = choices[node], state
-        _amounts(flat, choices, near, after)
-        choices[node] = old
-        steps = np.zeros(rows + 1)
-        np.add.at(steps, self.lo[near], after - before)
-        np.subtract.at(steps, self.hi[near], after - before)
-        return np.cumsum(steps)[:-1]
-
-    def local(self, row: int, choices: IntArray, offset: IntArray) -> FloatArray:
-        """(states,) the sum of one row over what each state's transfers pay, all other nodes as chosen."""
-        total = np.zeros(int(offset[-1]))
-        if not self.empty:
-            live = (self.lo <= row) & (row < self.hi)
-            add(self._copies.flat, live, np.arange(len(offset) - 1), choices, offset, np.zeros_like(total), total)
-        return total
+    def local(self, row: int, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, total: FloatArray) -> None:
+        """total = base + the sum of one row over what each state's transfers pay, for some nodes, all others as chosen; (states,)."""
+        live = (self.lo <= row) & (row < self.hi)
+        add(self._copies.flat, live, nodes, choices, offset, base, total)
 
     def weighted(self, cumulated: FloatArray, count: int) -> list[FloatArray | float]:
         """Per transfer its amounts times the multipliers of their rows, whose cumulative sums (rows + 1,) are given."""
@@ -87,14 +82,20 @@ class Moving:
 
 
 @compiled
-def _amounts(flat: Flat, choices: IntArray, which: IntArray, amounts: FloatArray) -> None:
-    """Fills in the cost of some transfers."""
-    for k in range(len(which)):
-        t = which[k]
-        row = flat.price_start[t] + flat.have[flat.have_start[t] + choices[flat.source[t]]] * flat.width[t]
-        paid = np.zeros(flat.width[t], dtype=np.bool_)
-        for r in range(flat.first[t], flat.first[t + 1]):
-            layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
-            if not paid[layout]:
-                paid[layout] = True
-                amounts[k] += flat.prices[row + layout]
+def paid(flat: Flat, transfer: int, choices: IntArray) -> float:
+    """The cost of one transfer."""
+    row = flat.price_start[transfer] + flat.have[flat.have_start[transfer] + choices[flat.source[transfer]]] * flat.width[transfer]
+    total, there = 0.0, np.zeros(flat.width[transfer], dtype=np.bool_)
+    for r in range(flat.first[transfer], flat.first[transfer + 1]):
+        layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
+        if not there[layout]:
+            there[layout] = True
+            total += flat.prices[row + layout]
+    return total
+
+
+@compiled
+def _amounts(flat: Flat, choices: IntArray, amounts: FloatArray) -> None:
+    """Fills in the cost of each transfer."""
+    for transfer in range(len(amounts)):
+        amounts[transfer] = paid(flat, transfer, choices)

@@ -36,6 +36,11 @@ class RowPrices:
         """lambda u_i per state (states,), integers rounded down; multipliers as given by `round`."""
         return self._uses.priced(_cumulated(multipliers))
 
+    def rates(self, multipliers: FloatArray) -> FloatArray:
+        """Cost per unit of each use of transfers, (uses,); multipliers as given by `round`."""
+        cumulated = _cumulated(multipliers)
+        return np.asarray(cumulated[self._moving.hi] - cumulated[self._moving.lo])
+
     def transfers(self, multipliers: FloatArray) -> Transfers | None:
         """The transfers at prices that include lambda u, None where no row counts any."""
         if self._moving.empty:

@@ -160,6 +160,9 @@ class PlacementProblem:
         Path(path).write_bytes(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
 
 
+Shapes = list[tuple[int, ...]]
+
+
 def usage_ceiling(limit: float) -> float:
     """The largest sum of usages that counts as within `limit`."""
     return limit + USAGE_TOLERANCE * abs(limit)
@@ -194,17 +197,18 @@ def _check(problem: PlacementProblem) -> None:
         _check_numbers(costs, f"edge_costs[{index}]")
     for index, transfer in enumerate(problem.transfers):
         _check_transfer(problem, transfer, f"transfers[{index}]")
+    shapes = [c.shape for c in problem.node_costs], [t.prices.shape for t in problem.transfers]
     for index, live in enumerate(problem.lives):
-        _check_weights(problem, live.node, live.transfer, live.amount, f"lives[{index}]")
+        _check_weights(shapes, live.node, live.transfer, live.amount, f"lives[{index}]")
         if live.amount.min(initial=0.0) < 0:
             raise ValueError(f"lives[{index}] has a negative amount")
     for index, row in enumerate(problem.rows):
         if not row.slope >= 0 or not np.isfinite(row.limit):
             raise ValueError(f"rows[{index}] needs a finite limit and a slope >= 0, has {row.limit} and {row.slope}")
         for node, weights in row.nodes:
-            _check_weights(problem, node, -1, weights, f"rows[{index}]")
+            _check_weights(shapes, node, -1, weights, f"rows[{index}]")
         for transfer_index, weights in row.transfers:
-            _check_weights(problem, -1, transfer_index, weights, f"rows[{index}]")
+            _check_weights(shapes, -1, transfer_index, weights, f"rows[{index}]")
             if weights.min(initial=0.0) < 0:
                 raise ValueError(f"rows[{index}] has a negative weight at transfer {transfer_index}")
 
@@ -223,10 +227,10 @@ def _check_transfer(problem: PlacementProblem, transfer: Transfer, where: str) -
         raise ValueError(f"{where} needs readers other than its source, node {transfer.source}")
 
 
-def _check_weights(problem: PlacementProblem, node: int, transfer: int, weights: FloatArray, where: str) -> None:
-    tables = [c.shape for c in problem.node_costs] if node >= 0 else [t.prices.shape for t in problem.transfers]
-    index = node if node >= 0 else transfer
-    if not 0 <= index < len(tables) or weights.shape != tables[index] or not bool(np.isfinite(weights).all()):
+def _check_weights(shapes: tuple[Shapes, Shapes], node: int, transfer: int, weights: FloatArray, where: str) -> None:
+    """shapes: of the weights that each node and each transfer needs."""
+    index, known = (node, shapes[0]) if node >= 0 else (transfer, shapes[1])
+    if not 0 <= index < len(known) or weights.shape != known[index] or not bool(np.isfinite(weights).all()):
         what = f"node {node}" if node >= 0 else f"transfer {transfer}"
         raise ValueError(f"{where} needs a finite number for each state of {what}, and that to be there")
 

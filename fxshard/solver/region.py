@@ -33,7 +33,7 @@ class Reparametrised:
         sweeper = ascent.sweeper
         tables, kept = sweeper.slacks()
         self.model, self.links, self.offset = ascent.model, sweeper.links, sweeper.offset
-        _, self._weights, *self._messages, self._splits = sweeper.state()
+        _, self._weights, *self._messages, self._splits, _ = sweeper.state()
         self._share = 1.0 / sweeper.chains
         self._table_start, self._message_start = sweeper.splits.start, sweeper.wiring.message
         self._kept = kept

@@ -14,7 +14,6 @@ from .arrays import BoolArray, FloatArray, IntArray, starts
 from .kernels import Wiring
 from .links import Link, Splits
 from .model import Model
-from .transfers import Transfers
 
 
 class Sweeper:
@@ -46,12 +45,12 @@ class Sweeper:
         self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
         """What decoding touches: of each table one row, by the classes of all states."""
 
-    def set_costs(self, theta: FloatArray, transfers: Transfers | None = None) -> None:
-        """Replace the node costs (states,), and prices of transfers where given, for example by another price of memory; messages stay."""
+    def set_costs(self, theta: FloatArray, rates: FloatArray) -> None:
+        """Replace the node costs (states,), and what the uses of transfers cost (uses,), for another price of memory; messages stay."""
         self.weights += theta - self.theta
         self.theta[:] = theta
-        if transfers is not None:
-            self.splits.price(transfers)
+        if len(rates):
+            self.splits.price(rates)
 
     def allow(self, allowed: BoolArray) -> None:
         """Forbid all other states (states,) until a state from before is restored; bounds and plans are then of what is allowed."""
@@ -68,7 +67,7 @@ class Sweeper:
             array[:] = before
 
     def _arrays(self) -> tuple[FloatArray, ...]:
-        return self.theta, self.weights, *self.messages, self.splits.values
+        return self.theta, self.weights, *self.messages, self.splits.values, self.splits.rates
 
     def sweep(self, direction: int) -> float:
         """Update all messages in one direction, after direction 1 the splits too; the bound that they prove, `inf` if none is allowed."""

@@ -66,19 +66,19 @@ def test_a_move(problem: PlacementProblem, seed: int) -> None:
 
 
 @settings(max_examples=100)
-@given(problems(memory=True, most=5), st.integers(0, 2**32))
+@given(st.one_of(problems(memory=True, most=5), with_rows(hard=True, memory=True)), st.integers(0, 2**32))
 def test_a_move_where_rows_were_in_the_way(problem: PlacementProblem, seed: int) -> None:
     model = integer_model(problem)
     choices = allowed_plan(model, seed)
     if choices is None or not model.fits(choices):
         return
-    polish, uses = Polish(model, choices, Budget()), model.use_table.flat
+    polish, uses, moved = Polish(model, choices, Budget()), model.use_table.flat, model.moving.flat
     cost, every = model.evaluate(choices), changes(model, choices)
     better = [(model.evaluate(c) - cost, p) for p, c in every if model.evaluate(c) < cost and model.fits(c)]
-    witness = np.full(len(every), -1)
-    best_move(polish.local, polish.offset, choices, uses, polish.room - 3, witness)  # rows that are in the way no longer
+    witness, seen = np.full(len(every), -1), np.zeros(len(every))
+    best_move(polish.local, polish.offset, choices, uses, moved, polish.room - 3, witness, seen)  # rows that are in the way no longer
     for _ in range(2):
-        found = best_move(polish.local, polish.offset, choices, uses, polish.room, witness)
+        found = best_move(polish.local, polish.offset, choices, uses, moved, polish.room, witness, seen)
         assert found == min(better, default=(0, -1))[1]
 
 

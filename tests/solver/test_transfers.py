@@ -17,10 +17,11 @@ from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.local_search import Polish
 from fxshard.solver.model import Model
+from fxshard.solver.multipliers import RowPrices
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.sweeps import Sweeper
 from fxshard.solver.transfers import Transfers
-from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_transfers
+from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_rows, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
 
@@ -106,18 +107,18 @@ def check_splits(sweeper: Sweeper) -> None:
 
 
 @settings(max_examples=100)
-@given(with_transfers(), st.integers(1, 5))
-def test_other_prices_are_split_too(problem: PlacementProblem, factor: int) -> None:
+@given(with_rows(memory=True), st.integers(0, 2**32))
+def test_other_prices_are_split_too(problem: PlacementProblem, seed: int) -> None:
     model = allowed(problem)
     if model is None:
         return
-    sweeper = Sweeper(model)
-    for times in (factor, 1, 0.5):
+    sweeper, rows, rng = Sweeper(model), RowPrices(model), np.random.default_rng(seed)
+    for times in (1.0, 5.0, 0.5, 0.0):
         sweeper.sweep(0)
         sweeper.sweep(1)
-        transfers = Transfers(replace(t, prices=np.floor(t.prices * times)) for t in model.transfers)
-        sweeper.set_costs(sweeper.theta.copy(), transfers)
-        sweeper.model = replace(model, transfers=transfers)
+        multipliers = rows.round(rng.random(len(model.limits)) * times)
+        sweeper.set_costs(sweeper.theta.copy(), rows.rates(multipliers))
+        sweeper.model = replace(model, transfers=rows.transfers(multipliers) or model.transfers)
         check_splits(sweeper)
         assert sweeper.sweep(0) <= optimum(sweeper.model)
 
