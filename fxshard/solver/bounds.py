@@ -12,6 +12,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .budget import Budget
+from .bundle import Bundle
 from .local_search import Polish
 from .model import Model
 from .multipliers import RowPrices
@@ -30,7 +31,7 @@ PLAN_STEPS = 8
 AVERAGING = 0.1
 """Weight of the latest plan in the average of the volume algorithm."""
 
-FIRST_RISE = 0.3
+FIRST_RISE = 0.03
 LAST_RISE = 3e-4
 """What the volume algorithm aims to gain in a step at first, and when it ends, in parts of the bound."""
 
@@ -42,7 +43,8 @@ STALL = 0.01
 
 
 class Ascent:
-    """The bound on one model: `bound` is the best proven, `multipliers` and `sweeper` the state that proves it."""
+    """The bound on one model: `bound` is the best proven, `multipliers` and `sweeper` the state that proves it; `plan` the cheapest
+    that fits of those decoded, repaired and polished."""
 
     def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
         self.model, self.budget, self._offer, self._stall = model, budget, offer, stall
@@ -51,10 +53,13 @@ class Ascent:
         self.multipliers = self.memory.round(model.prices)
         self.bound = -np.inf
         self.cutoff = model.cutoff
+        self.plan: IntArray | None = None
+        self.dearest = model.slopes * (1 - 1e-9)
+        self.bundle = Bundle(self)
         self._base = self.sweeper.theta.copy()
         self._allowance = 0.0
-        self._terms = len(model.use_table.flat.lo) + len(model.moving.lo) + 2 if len(model.limits) else 0
-        self._best_multipliers = self.multipliers
+        self.rounding = len(model.use_table.flat.lo) + len(model.moving.lo) + 2 if len(model.limits) else 0
+        self.best_multipliers = self.multipliers
         self._set_prices(self.multipliers)
 
     @property
@@ -70,8 +75,10 @@ class Ascent:
             if rows == 1:
                 self._secant(plan)
             else:
-                self._volume()
-            self._set_prices(self._best_multipliers)
+                self.bundle.run(plan)
+                if self.bundle.loose:
+                    self._volume(self.best_multipliers)
+            self._set_prices(self.best_multipliers)
             self.settle(8)
 
     def settle(self, pairs: int = MAX_PAIRS) -> IntArray | None:
@@ -84,11 +91,33 @@ class Ascent:
                 plan = self._decode(1 - direction)
                 if plan is not None and (priced := self._priced(plan)) < cost:
                     best, cost = plan, priced
-                    self._try(plan)
+                    if not len(self.model.limits):
+                        self._try(plan)
             history.append(bound)
             if self.done or self._stalled(history, cost):
                 break
+        if best is not None and len(self.model.limits):  # repair takes as long as many sweeps
+            self._try(best)
         return best
+
+    def evaluate(self, multipliers: FloatArray, pairs: int, enough: float) -> tuple[float, IntArray | None, float]:
+        """Sweep at other multipliers until four pairs gain less than `enough`, or the bound is so near to what is decoded: the bound,
+        the cheapest choices decoded, and what they cost there. They are repaired and handed in."""
+        self._set_prices(multipliers)
+        best, cost = None, np.inf
+        history: list[float] = []
+        while len(history) < pairs and not self.budget.spent:
+            for direction in (0, 1):
+                bound = self._sweep(direction)
+                plan = self._decode(1 - direction)
+                if plan is not None and (priced := self._priced(plan)) < cost:
+                    best, cost = plan, priced
+            history.append(bound)
+            if history[-1] >= cost - enough or stalled(history, enough, 1.0):
+                break
+        if best is not None:
+            self._try(best)
+        return max(history, default=-np.inf), best, cost
 
     def pair(self) -> float:
         """A sweep in each direction; its bound, which is none on the model while the sweeper allows only some states."""
@@ -112,7 +141,7 @@ class Ascent:
     def _record(self, bound: float) -> None:
         """Keep a bound, and the multipliers that prove it, if it is the best."""
         if bound > self.bound:
-            self.bound, self._best_multipliers = bound, self.multipliers
+            self.bound, self.best_multipliers = bound, self.multipliers
 
     def _decode(self, direction: int) -> IntArray | None:
         """What the sweeper decodes, counted as work."""
@@ -128,7 +157,7 @@ class Ascent:
 
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian, less what rounding may take off."""
-        return self.model.linear(plan) + float(self.multipliers @ self._excess(plan)) - self._terms
+        return self.model.linear(plan) + float(self.multipliers @ self.excess(plan)) - self.rounding
 
     def _set_prices(self, multipliers: FloatArray) -> None:
         self.multipliers = self.memory.round(multipliers)
@@ -140,10 +169,14 @@ class Ascent:
         """Repair and polish a plan and hand it in; what it became. Rows with a slope cost their multiplier meanwhile."""
         polished = Polish(self._polished, plan, self.budget).run()
         if polished is not None:
-            self.cutoff = min(self.cutoff, self._offer(polished, self.model.evaluate(polished)))
+            cost = self.model.evaluate(polished)
+            self.cutoff = min(self.cutoff, self._offer(polished, cost))
+            if self.plan is None or cost < self.model.evaluate(self.plan):
+                self.plan = polished.copy()
         return polished
 
-    def _excess(self, plan: IntArray) -> FloatArray:
+    def excess(self, plan: IntArray) -> FloatArray:
+        """(rows,) what choices use beyond each limit."""
         return self.model.usage(plan) - self.model.limits
 
     def _secant(self, plan: IntArray) -> None:
@@ -153,10 +186,10 @@ class Ascent:
         for _ in range(SECANT_STEPS):
             if self.done:
                 return
-            point = (self.model.linear(plan), float(self._excess(plan)[0]))
+            point = (self.model.linear(plan), float(self.excess(plan)[0]))
             over, under = (point, under) if point[1] > 0 else (over, point)
-            if under is None and (fitting := self._try(plan)) is not None and self._excess(fitting)[0] <= 0:
-                under = (self.model.linear(fitting), float(self._excess(fitting)[0]))
+            if under is None and (fitting := self._try(plan)) is not None and self.excess(fitting)[0] <= 0:
+                under = (self.model.linear(fitting), float(self.excess(fitting)[0]))
             price = _next_price(over, under, float(self.multipliers[0]))
             if price is None:
                 return
@@ -167,22 +200,23 @@ class Ascent:
             found = self.settle()
             if found is None:
                 return
-            cost, excess = self.model.linear(found), float(self._excess(found)[0])
+            cost, excess = self.model.linear(found), float(self.excess(found)[0])
             if (cost, excess) in (over, under):
                 return
             plan = found
 
-    def _volume(self) -> None:
+    def _volume(self, centre: FloatArray) -> None:
         """Steps from the best multipliers along the average excess of what is decoded there, as long as a *rise* in reach is worth it.
 
         The volume algorithm (Barahona and Anbil 2000): an average over many plans comes close to the excess of a relaxed one,
         where the excess of the last plan points from one corner to the next.
         """
+        self._set_prices(centre)
         plan = self._fresh_plan()
         if plan is None:
             return
-        average, dearest = self._excess(plan), self.model.slopes * (1 - 1e-9)
-        centre, value = self.multipliers, self.bound
+        average, dearest = self.excess(plan), self.dearest
+        value = self.bound
         rise, since = FIRST_RISE * abs(value) + 1, 0
         for step in range(VOLUME_STEPS):
             if self.done or rise < LAST_RISE * abs(value):
@@ -197,7 +231,7 @@ class Ascent:
             self._record(bound)
             plan = self._decode(0)
             if plan is not None:
-                average += AVERAGING * (self._excess(plan) - average)
+                average += AVERAGING * (self.excess(plan) - average)
             gain = bound - value
             if gain > 0:
                 centre, value = self.multipliers, bound

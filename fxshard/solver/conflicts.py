@@ -2,64 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from .arrays import FloatArray
+from .arrays import IntArray
 from .budget import Budget
 from .elimination import eliminate, elimination_order
 from .highs import solve_mip
 from .infeasible import Exhausted, InfeasibleError
+from .least import Least, least_excess
 from .model import Model, add_edge, from_problem, restrict
-from .problem import PlacementProblem
+from .problem import PlacementProblem, usage_ceiling
 from .reductions import reduce
 from .reductions.arc_consistency import supported
-from .solution import Solution
+from .rows import totals
 from .transfers import Transfers
 
 MAX_TESTS = 400
-MEMORY_STEPS = 8
+LEAST_WORK = 1.5e9
+"""Tests for a conflict, and work for each search for the least that a limit's sum can be."""
+
 PROOF = 1e-9
-"""Relative rounding of a bound on a sum that is not taken for a proof."""
-
-Minimise = Callable[[PlacementProblem], Solution]
+"""Relative difference of sums that counts as none: floats round."""
 
 
-def explain(problem: PlacementProblem, minimise: Minimise) -> InfeasibleError:
-    """The error for a problem known to have no solution; `minimise` solves problems without a memory limit."""
-    model = _hard(problem)
-    if not possible(model):
-        nodes = _conflict(model)
-        names = ", ".join(problem.name(node) for node in nodes)
-        return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
-    limits = _limits(problem)
-    misses = []
-    for name, one in limits:
-        alone = from_problem(one)
-        least, bound, choices = _least_usage(alone, model, minimise)
-        if least > alone.limits.max(initial=-np.inf):
-            shift = one.rows[0].ceiling - float(alone.limits[0]) if one.rows else 0.0
-            misses.append((name, one.rows, least + shift, bound + shift, choices))
-    if not misses:
-        return InfeasibleError(f"no allowed choice fits in {' and '.join(name for name, _ in limits)} together, though one fits in each")
-    name, rows, least, bound, choices = misses[0]
-    what = "sum" if rows else "peak"
-    message = f"no allowed choice fits in {name}: the least {what} found is {least:.17g}, and none is below {bound:.17g}"
-    return InfeasibleError(message, (), least, bound, rows[0].name if rows else None, choices)
+class Limits:
+    """How little the sum of each limit of a problem can be, found out once: by `near` while a plan is looked for, or by `explain`."""
 
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.problem = problem
+        self._every = _limits(problem)
+        self._least: dict[int, Least] = {}
 
-def near_limits(problem: PlacementProblem, minimise: Minimise) -> tuple[list[tuple[int, ...]], bool]:
-    """Choices that come near each limit with the least found of its sum, and whether that proves that some limit cannot be kept."""
-    hard, every = _hard(problem), []
-    for _, one in _limits(problem):
-        alone = from_problem(one)
-        _, bound, choices = _least_usage(alone, hard, minimise)
-        if bound * (1 - PROOF) > alone.limits.max(initial=-np.inf):
+    def near(self, budget: Budget) -> tuple[list[IntArray], bool]:
+        """Choices that exceed each limit least, and whether it is proven that some limit cannot be kept, or nothing is allowed."""
+        try:
+            found = [self._found(index, budget) for index in range(len(self._every))]
+        except Exhausted:
             return [], True
-        every.append(choices)
-    return every, False
+        impossible = any(least.bound > PROOF * self._scale(index) for index, least in enumerate(found))
+        return [least.choices for least in found if least.choices is not None], impossible
+
+    def explain(self, budget: Budget) -> InfeasibleError:
+        """The error for a problem known to have no solution; a budget that ends makes it less exact."""
+        model = _hard(self.problem)
+        if not possible(model, budget):
+            nodes = _conflict(model, budget)
+            names = ", ".join(self.problem.name(node) for node in nodes)
+            return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
+        for index, (name, one) in enumerate(self._every):
+            least = self._found(index, budget)
+            if least.found > 0:
+                return _missed(name, one, least)
+        every = " and ".join(name for name, _ in self._every)
+        return InfeasibleError(f"no allowed choice fits in {every} together, though one fits in each")
+
+    def _found(self, index: int, budget: Budget) -> Least:
+        if index not in self._least:
+            self._least[index] = least_excess(self._every[index][1], budget.part(LEAST_WORK))
+        return self._least[index]
+
+    def _scale(self, index: int) -> float:
+        one = self._every[index][1]
+        return abs(one.rows[0].limit if one.rows else one.usage_limit or 0.0)
+
+
+def _missed(name: str, one: PlacementProblem, least: Least) -> InfeasibleError:
+    limit = one.rows[0].ceiling if one.rows else usage_ceiling(one.usage_limit or 0.0)
+    found, bound = limit + least.found, limit + least.bound
+    if least.choices is not None:  # as it is added up elsewhere
+        found = totals(one, least.choices)[0] if one.rows else one.peak(least.choices)
+    bound = found if found - bound <= PROOF * abs(found) else min(bound, found)
+    what = "sum" if one.rows else "peak"
+    message = f"no allowed choice fits in {name}: the least {what} found is {found:.17g}, and none is below {bound:.17g}"
+    choices = None if least.choices is None else tuple(int(x) for x in least.choices)
+    return InfeasibleError(message, (), found, bound, one.rows[0].name if one.rows else None, choices)
 
 
 def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
@@ -73,8 +91,8 @@ def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
     return limits
 
 
-def possible(model: Model) -> bool:
-    """Whether a model without memory has any allowed choice at all."""
+def possible(model: Model, budget: Budget) -> bool:
+    """Whether a model without memory has any allowed choice at all; true where the budget ends before that is known."""
     try:
         smaller, _, _ = reduce(model)
     except Exhausted:
@@ -83,8 +101,9 @@ def possible(model: Model) -> bool:
         return True
     order = elimination_order(smaller)
     if order is not None:
-        return eliminate(smaller, order, Budget()) is not None
-    return solve_mip(smaller, Budget()).choices is not None
+        return eliminate(smaller, order, budget) is not None or budget.spent
+    answer = solve_mip(smaller, budget)
+    return answer.choices is not None or answer.bound < np.inf
 
 
 def _hard(problem: PlacementProblem) -> Model:
@@ -100,16 +119,16 @@ def _hard(problem: PlacementProblem) -> Model:
     return replace(model, costs=costs, edges=edges, transfers=Transfers())
 
 
-def _conflict(model: Model) -> tuple[int, ...]:
-    """A small set of nodes that has no choice by itself; minimal unless that takes too many tests."""
+def _conflict(model: Model, budget: Budget) -> tuple[int, ...]:
+    """A small set of nodes that has no choice by itself; minimal unless that takes too many tests, or longer than the budget."""
     nodes = _neighbourhood(model)
     tests, chunk = 0, max(1, len(nodes) // 2)
-    while tests < MAX_TESTS:
+    while tests < MAX_TESTS and not budget.spent:
         start, removed = 0, False
-        while start < len(nodes) and tests < MAX_TESTS:
+        while start < len(nodes) and tests < MAX_TESTS and not budget.spent:
             rest = nodes[:start] + nodes[start + chunk :]
             tests += 1
-            if rest and not possible(_part(model, rest)):
+            if rest and not possible(_part(model, rest), budget):
                 nodes, removed = rest, True
             else:
                 start += chunk
@@ -137,44 +156,3 @@ def _neighbourhood(model: Model) -> list[int]:
 
 def _part(model: Model, nodes: list[int]) -> Model:
     return restrict(model, np.asarray(nodes, dtype=np.int64), 1.0)
-
-
-def _least_usage(memory: Model, hard: Model, minimise: Minimise) -> tuple[float, float, tuple[int, ...]]:
-    """The least peak found, a bound on it, and its choices: least weighted usages, for growing weights on the rows that peak."""
-    weight = np.zeros(len(memory.limits))
-    weight[int(_floor(memory).argmax())] = 1.0
-    least, bound = np.inf, float(_floor(memory).max())
-    choices: tuple[int, ...] = ()
-    for step in range(1, MEMORY_STEPS + 1):
-        solution = minimise(_weighted(memory, hard, weight))
-        usage = memory.usage(np.asarray(solution.choices))
-        if (found := float(usage.max(initial=0.0))) < least:
-            least, choices = found, solution.choices
-        bound = max(bound, solution.lower_bound)
-        if least <= bound * (1 + 1e-12):
-            break
-        weight *= step / (step + 1)
-        weight[int(usage.argmax())] += 1 / (step + 1)
-    return least, min(bound, least), choices
-
-
-def _floor(memory: Model) -> FloatArray:
-    """The sum of each row were every use at its least."""
-    steps = np.zeros(len(memory.limits) + 1)
-    for terms in memory.uses:
-        for use in terms:
-            steps[use.lo] += use.amount.min()
-            steps[use.hi] -= use.amount.min()
-    return np.cumsum(steps)[:-1]
-
-
-def _weighted(memory: Model, hard: Model, weight: FloatArray) -> PlacementProblem:
-    """The problem whose cost is the weighted usage of the rows."""
-    cumulated = np.concatenate([[0.0], np.cumsum(weight)])
-    costs = [
-        cost + sum((use.amount * (cumulated[use.hi] - cumulated[use.lo]) for use in terms), np.zeros(len(cost)))
-        for cost, terms in zip(hard.costs, memory.uses, strict=True)
-    ]
-    moved = memory.moving.weighted(cumulated, len(memory.transfers))
-    transfers = [replace(t, prices=np.where(np.isinf(t.prices), 0.0, amounts)) for t, amounts in zip(memory.transfers, moved, strict=True)]
-    return PlacementProblem(tuple(costs), tuple(hard.edges), tuple(hard.edges.values()), transfers=tuple(transfers))

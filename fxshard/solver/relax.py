@@ -70,10 +70,11 @@ class Relaxation:
         return self.offer(self.undo(choices))
 
     def offer(self, choices: IntArray) -> float:
-        """Keep a plan if it fits and is better; the cutoff that now holds."""
+        """Keep a plan of the whole model if it fits and is better; the cutoff that now holds."""
         cost = self.model.evaluate(choices)
         if cost < self.value and self.model.fits(choices):
             self.choices, self.value = choices.copy(), cost
+            self.ascent.cutoff = min(self.ascent.cutoff, self.cutoff)
         return self.cutoff
 
     def prove(self, bound: float) -> None:

@@ -68,6 +68,20 @@ def _each(tables: list[FloatArray], make: Callable[[FloatArray], FloatArray]) ->
     return [made[id(t)] for t in tables]
 
 
+def coarsen(model: Model, by: float) -> Model:
+    """The model with finite costs multiplied by a factor, at most 1, and rounded down: it costs no more."""
+
+    def coarse(table: FloatArray) -> FloatArray:
+        return np.where(np.isinf(table), np.inf, np.floor(np.where(np.isinf(table), 0.0, table) * by))
+
+    pairs = len(model.costs) + len(model.edges)
+    tables = _each([*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)], coarse)
+    edges = dict(zip(model.edges, tables[len(model.costs) : pairs], strict=True))
+    transfers = Transfers(replace(t, prices=prices) for t, prices in zip(model.transfers, tables[pairs:], strict=True))
+    constant = float(np.floor(model.constant * by))
+    return replace(model, costs=tables[: len(model.costs)], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes)
+
+
 def sharpen(model: Model) -> Model:
     """The model multiplied by a power of two, once its cutoff has made the costs that matter small."""
     largest = max((_largest(t) for t in (*model.costs, *model.edges.values())), default=0.0)

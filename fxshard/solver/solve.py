@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
 from .arrays import IntArray
 from .branching import Branching
 from .budget import Budget
-from .conflicts import explain, near_limits
-from .infeasible import Exhausted, InfeasibleError, NoPlanError
+from .combining import combine
+from .conflicts import Limits
+from .infeasible import Exhausted, NoPlanError
 from .local_search import Polish, greedy
 from .model import Model, components, from_problem, restrict
 from .problem import PlacementProblem
@@ -21,8 +21,8 @@ from .scaling import Scale, quantise
 from .search import PartSearch
 from .solution import Solution, certify
 
-EXPLAIN_WORK = 3e8
-"""Work for each search for the least that a row can be, once it is known that nothing fits."""
+EXPLAIN_SECONDS = 5.0
+"""Seconds for the reasons why nothing fits, where a time limit leaves less."""
 
 
 def solve(
@@ -48,20 +48,17 @@ def solve(
     model, scale = quantise(raw, reach)
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     shown = None if keep is None else (lambda relaxation: keep(relaxation, scale, reach))
-    near = partial(_near_limits, problem, budget)
-    best, bound = search_by_cases(model, first, budget, steps, shown, near) if model.transfers else _at_once(model, first, budget, steps)
+    limits = Limits(problem)
+    best, bound = search_by_cases(model, first, budget, steps, shown, limits) if model.transfers else _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound == np.inf:
-        raise explain(problem, partial(solve, work_limit=EXPLAIN_WORK))
+        raise limits.explain(Budget(None if time_limit is None else max(EXPLAIN_SECONDS, budget.seconds_left or 0.0)))
     if best is None:
         raise NoPlanError(_unfinished(budget))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 
 Steps = list[tuple[str, str]]
-NearLimits = Callable[[], tuple[list[tuple[int, ...]], bool]]
-"""() -> (choices that come near the limits, whether it is proven that these cannot be kept)."""
-
 Keep = Callable[[Relaxation, Scale, float], None]
 """(a relaxation that message passing has bounded, the scale of its integers, the real cost beyond which they know nothing)."""
 
@@ -77,11 +74,11 @@ def search_by_cases(
     budget: Budget,
     steps: Steps | None = None,
     shown: Callable[[Relaxation], None] | None = None,
-    near: NearLimits | None = None,
+    limits: Limits | None = None,
 ) -> tuple[IntArray | None, float]:
     """The search of a model with transfers: message passing, and cases where it leaves a gap.
 
-    near: asked where message passing met no plan that fits: repair then begins at choices that come near the limits.
+    limits: of the problem, asked where message passing met no plan that fits: for one that does, or a proof that there is none.
     """
     steps = [] if steps is None else steps
     try:
@@ -92,15 +89,22 @@ def search_by_cases(
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if shown is not None:
         shown(relaxation)
-    if np.isinf(relaxation.value) and near is not None and not budget.spent:
-        starts, impossible = near()
+    if len(relaxation.ascent.model.limits):
+        combine(relaxation, search_tables, budget)
+        steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
+    if np.isinf(relaxation.value) and limits is not None and not budget.spent:
+        starts, impossible = limits.near(budget)
         if impossible:
             return None, np.inf
         for choices in starts:
-            plan = Polish(model, np.asarray(choices, dtype=np.int64), budget).run()
+            plan = Polish(model, choices, budget).run()
             if plan is not None:
                 relaxation.offer(plan)
-        steps.append(("repair near the limits", f"plan {relaxation.value:.0f}"))
+        steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
+        if np.isfinite(relaxation.value):
+            relaxation.run()
+            combine(relaxation, search_tables, budget)
+            steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value):
         _first_plan(relaxation, budget, steps)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
@@ -109,14 +113,6 @@ def search_by_cases(
         relaxation.prove(cases.bound)
         steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     return relaxation.choices, relaxation.bound
-
-
-def _near_limits(problem: PlacementProblem, budget: Budget) -> tuple[list[tuple[int, ...]], bool]:
-    """As `near_limits`, nothing where a limit ends that before it knows a plan."""
-    try:
-        return near_limits(problem, partial(solve, time_limit=budget.seconds_left, work_limit=EXPLAIN_WORK))
-    except (InfeasibleError, NoPlanError):
-        return [], False
 
 
 def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:

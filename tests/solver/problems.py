@@ -29,6 +29,7 @@ def brute_force(problem: PlacementProblem) -> float:
         for layout in range(transfer.prices.shape[1]):
             wanted = np.logical_or.reduce(np.broadcast_arrays(*(want[state[node]] == layout for node, want in transfer.readers)))
             total += np.where(wanted, transfer.prices[have, layout], 0.0)
+
     def moved(index: int, table: np.ndarray) -> np.ndarray:
         transfer = problem.transfers[index]
         have, whole = transfer.have[state[transfer.source]], np.zeros(sizes)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from fxshard.solver import InfeasibleError, PlacementProblem, bounds, solve
-from fxshard.solver.conflicts import near_limits
+from fxshard.solver.budget import Budget
+from fxshard.solver.conflicts import Limits
 from tests.solver.problems import brute_force, plans, with_rows
 from tests.solver.problems import integer_model as model_of
 
@@ -28,10 +29,7 @@ def test_the_optimum_without_a_plan_from_message_passing(problem: PlacementProbl
 @settings(max_examples=100, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_limits_that_are_said_to_be_impossible_are(problem: PlacementProblem) -> None:
-    try:
-        starts, impossible = near_limits(problem, solve)
-    except InfeasibleError:
-        return  # nothing is allowed even without limits
+    starts, impossible = Limits(problem).near(Budget())
     if plans(model_of(problem)):
         assert not impossible
     assert all(len(choices) == len(problem) for choices in starts)

@@ -57,7 +57,7 @@ class DominatedTimes:
         """The model with fewer memory rows."""
         if not len(model.limits):
             return model, lambda choices: choices
-        keep = _largest(model) > model.limits
+        keep = largest(model) > model.limits
         _drop_implied(model, keep)
         if keep.all():
             return model, lambda choices: choices
@@ -73,7 +73,7 @@ def _in_rows(terms: tuple[Use, ...], position: IntArray) -> tuple[Use, ...]:
     return tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi]))
 
 
-def _largest(model: Model) -> FloatArray:
+def largest(model: Model) -> FloatArray:
     """The sum of each row were every use at its largest."""
     steps = np.zeros(len(model.limits) + 1)
     for terms in model.uses:

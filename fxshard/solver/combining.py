@@ -1,0 +1,68 @@
+"""Plans combined: each node in a state that it has in some of them, and the best of all such plans searched for exactly.
+
+At the best multipliers of a limit several plans cost the same, some of which exceed it and some of which do not. What fits best takes
+some parts of the one and some of the other: few states are left to choose from, so that this is a small problem (crossover in
+genetic algorithms, `path relinking' where there are two; in mixed-integer programming Rothberg's "An evolutionary algorithm for
+polishing mixed integer programming solutions", 2007).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .arrays import IntArray
+from .branching import Search
+from .budget import Budget
+from .infeasible import Exhausted
+from .model import keep_states
+from .relax import Relaxation
+
+COUNTS = (3, 6, 12)
+"""Plans that are combined, one after the other."""
+
+ENTRIES = 30_000
+"""Table entries up to which the problem of what they leave is searched."""
+
+WORK = 1_000_000_000
+"""Entries that such a search may touch."""
+
+PAIRS = 10
+
+
+def combine(relaxation: Relaxation, search: Search, budget: Budget) -> None:
+    """Combine plans that message passing met, the cheapest at its multipliers, and the best plan; what is better is offered."""
+    ascent = relaxation.ascent
+    for count in COUNTS:
+        plans = ascent.bundle.plans(ascent.multipliers, count)
+        if ascent.plan is not None:
+            plans.append(ascent.plan)
+        if (
+            not plans
+            or budget.spent
+            or relaxation.bound >= relaxation.cutoff
+            or not _combined(relaxation, plans, search, budget.part(WORK))
+        ):
+            return
+
+
+def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search, budget: Budget) -> bool:
+    """Search the states that some plans have; whether that was small enough."""
+    model = relaxation.ascent.model
+    states = [np.unique(column) for column in np.stack(plans, axis=1)]
+    smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)
+    try:
+        left = Relaxation(smaller, None, budget)
+        for _ in range(PAIRS):
+            left.ascent.pair()
+        tables, back = left.below(relaxation.cutoff)
+        if tables.entries > ENTRIES:
+            return False
+        found, _ = search(tables, relaxation.value, budget)
+    except Exhausted:
+        return True
+    if found is not None:
+        relaxation.take(undo(back(found)))
+    return True
