@@ -76,7 +76,8 @@ class Ascent:
                 self._secant(plan)
             else:
                 self.bundle.run(plan)
-                if self.bundle.loose:
+                blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
+                if self.bundle.loose and not blind:
                     self._volume(self.best_multipliers)
             self._set_prices(self.best_multipliers)
             self.settle(8)
@@ -106,7 +107,7 @@ class Ascent:
         self._set_prices(multipliers)
         best, cost = None, np.inf
         history: list[float] = []
-        while len(history) < pairs and not self.budget.spent:
+        while len(history) < pairs and not (history and self.budget.spent):
             for direction in (0, 1):
                 bound = self._sweep(direction)
                 plan = self._decode(1 - direction)

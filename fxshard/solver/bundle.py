@@ -38,7 +38,7 @@ GROWS, SHRINKS = 1.5, 0.5
 GROWS_BLIND = 3.0
 """What the reach is multiplied by after a step that gained what was predicted, and one that lost; while no plan that fits is known."""
 
-BLIND_STEPS = 6
+BLIND_STEPS = 3
 """Multipliers that are tried while no plan that fits is known: there may be none."""
 
 REPAIRS = 4

@@ -16,8 +16,10 @@ import numpy as np
 from .arrays import IntArray
 from .branching import Search
 from .budget import Budget
+from .highs import too_large
 from .infeasible import Exhausted
 from .model import keep_states
+from .reductions import reduce
 from .relax import Relaxation
 
 COUNTS = (3, 6, 12)
@@ -58,7 +60,7 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
         for _ in range(PAIRS):
             left.ascent.pair()
         tables, back = left.below(relaxation.cutoff)
-        if tables.entries > ENTRIES:
+        if tables.entries > ENTRIES or too_large(reduce(tables)[0], budget):
             return False
         found, _ = search(tables, relaxation.value, budget)
     except Exhausted:

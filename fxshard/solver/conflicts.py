@@ -20,8 +20,7 @@ from .rows import totals
 from .transfers import Transfers
 
 MAX_TESTS = 400
-LEAST_WORK = 1.5e9
-"""Tests for a conflict, and work for each search for the least that a limit's sum can be."""
+"""Tests for a conflict."""
 
 PROOF = 1e-9
 """Relative difference of sums that counts as none: floats round."""
@@ -58,9 +57,14 @@ class Limits:
         every = " and ".join(name for name, _ in self._every)
         return InfeasibleError(f"no allowed choice fits in {every} together, though one fits in each")
 
+    def said(self) -> str:
+        """What is known of limits that no plan kept, for a message."""
+        missed = [(self._every[index], least) for index, least in self._least.items() if least.found > 0]
+        return "".join(f"; in {name} {_missed(name, one, least).args[0].split(': ')[-1]}" for (name, one), least in missed)
+
     def _found(self, index: int, budget: Budget) -> Least:
         if index not in self._least:
-            self._least[index] = least_excess(self._every[index][1], budget.part(LEAST_WORK))
+            self._least[index] = least_excess(self._every[index][1], budget)
         return self._least[index]
 
     def _scale(self, index: int) -> float:

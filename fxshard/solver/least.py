@@ -31,7 +31,7 @@ COST_BITS = 22
 """The spread of costs, of the 2^SPAN_BITS that what exceeds a limit may cost in all."""
 
 STEPS = 10
-PAIRS = 60
+PAIRS = 40
 """Multipliers that are tried at most, and pairs of sweeps that bound them."""
 
 NEAR = 0.005
@@ -86,7 +86,7 @@ class _Best:
     @property
     def least(self) -> Least:
         """With the limits as they were."""
-        return Least(self.found + self._shift, min(self.bound, self.found) + self._shift, self.choices)
+        return Least(self.found + self._shift, self.bound + self._shift, self.choices)
 
 
 def _search(relaxation: Relaxation, undo: Undo, best: _Best, budget: Budget) -> None:
@@ -108,6 +108,11 @@ def _search(relaxation: Relaxation, undo: Undo, best: _Best, budget: Budget) -> 
     multipliers = np.zeros(len(model.limits))
     multipliers[int((floor(model) - model.limits).argmax())] = most
     planes: list[tuple[float, FloatArray]] = []
+
+    def bounded(tried: FloatArray) -> None:
+        best.bound = max(best.bound, free.evaluate(tried, PAIRS, most * near / 10)[0] / most)
+
+    bounded(multipliers)
     for _ in range(STEPS):
         bound, plan, cost = ascent.evaluate(multipliers, PAIRS, most * near / 10)
         if plan is not None:
@@ -121,8 +126,8 @@ def _search(relaxation: Relaxation, undo: Undo, best: _Best, budget: Budget) -> 
         if found is None or found[1] - ascent.bound <= most * near / 10:
             break
         multipliers = found[0]
-    for tried in (ascent.best_multipliers, multipliers):
-        best.bound = max(best.bound, free.evaluate(tried, PAIRS, most * near / 10)[0] / most)
+    if best.least.found > 0:
+        bounded(ascent.best_multipliers)
 
 
 def _repair(polish: Polish, best: _Best, offer: Callable[[IntArray], None]) -> None:

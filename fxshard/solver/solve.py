@@ -54,9 +54,12 @@ def solve(
     if best is None and bound == np.inf:
         raise limits.explain(Budget(None if time_limit is None else max(EXPLAIN_SECONDS, budget.seconds_left or 0.0)))
     if best is None:
-        raise NoPlanError(_unfinished(budget))
+        raise NoPlanError(_unfinished(budget) + limits.said())
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
+
+WRITTEN_ENTRIES = 1_000_000
+"""Table entries of a model that is written out whole where no plan that fits was found."""
 
 Steps = list[tuple[str, str]]
 Keep = Callable[[Relaxation, Scale, float], None]
@@ -89,9 +92,6 @@ def search_by_cases(
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if shown is not None:
         shown(relaxation)
-    if len(relaxation.ascent.model.limits):
-        combine(relaxation, search_tables, budget)
-        steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and limits is not None and not budget.spent:
         starts, impossible = limits.near(budget)
         if impossible:
@@ -103,9 +103,11 @@ def search_by_cases(
         steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
         if np.isfinite(relaxation.value):
             relaxation.run()
-            combine(relaxation, search_tables, budget)
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if np.isinf(relaxation.value):
+    if len(relaxation.ascent.model.limits):
+        combine(relaxation, search_tables, budget)
+        steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
+    if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
         _first_plan(relaxation, budget, steps)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
         cases = Branching(relaxation, search_tables, budget)

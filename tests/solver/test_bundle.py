@@ -1,0 +1,119 @@
+"""Cutting planes, combined plans and the least that limits need: against linear programs and enumeration."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from fxshard.solver import PlacementProblem, solve
+from fxshard.solver.bounds import Ascent
+from fxshard.solver.budget import Budget
+from fxshard.solver.bundle import greatest
+from fxshard.solver.combining import combine
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.least import least_excess
+from fxshard.solver.local_search import Polish
+from fxshard.solver.relax import Relaxation
+from fxshard.solver.solve import search_tables
+from tests.solver.problems import brute_force, integer_model, optimum, with_rows
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32))
+def test_the_greatest_least_of_planes(count: int, rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bases, slopes = rng.normal(size=count) * 100, rng.normal(size=(count, rows)) * 10
+    centre, dearest = np.floor(rng.random(rows) * 3), np.full(rows, 5.0)
+    reach, most = 2.0, float(centre.sum() + 1)
+    moves = np.hstack([np.eye(rows), -np.eye(rows)])  # what each multiplier rises by, and falls by
+    planes = np.hstack([np.ones((count, 1)), -slopes @ moves])
+    limits = np.vstack([planes, np.append(0.0, np.ones(2 * rows)), np.append(0.0, np.ones(rows) @ moves)])
+    right = np.concatenate([bases + slopes @ centre, [reach, most - centre.sum()]])
+    bounds = [(None, None), *((0.0, 5.0 - c) for c in centre), *((0.0, c) for c in centre)]
+    expected = -linprog(np.append(-1.0, np.zeros(2 * rows)), limits, right, bounds=bounds).fun
+    found = greatest(list(zip(bases, slopes, strict=True)), centre, reach, dearest, most)
+    if found is None:
+        assert not (slopes > 0).any() and not centre.any()
+        return
+    multipliers, top = found
+    assert top == pytest.approx(expected, abs=1e-6 * max(1.0, abs(expected)))
+    assert min(bases + slopes @ multipliers) == pytest.approx(top, abs=1e-5 * max(1.0, abs(top)))
+    assert (multipliers >= 0).all() and (multipliers <= dearest + 1e-6).all()
+    assert np.abs(multipliers - centre).sum() <= reach + 1e-6 and multipliers.sum() <= most + 1e-6
+
+
+@settings(max_examples=150, deadline=None)
+@given(with_rows(hard=True, memory=True))
+def test_the_least_excess_is_between_bound_and_found(problem: PlacementProblem) -> None:
+    """As counted by all choices that are allowed."""
+    free = replace(problem, usage_limit=None, rows=())
+    every = [c for c in itertools.product(*(range(len(k)) for k in problem.node_costs)) if np.isfinite(free.evaluate(c))]
+    memory = replace(problem, rows=())
+    if memory.usage_limit is None or not memory.all_lives:
+        return
+    try:
+        least = least_excess(memory, Budget())
+    except Exhausted:
+        assert not every
+        return
+    best = min(memory.peak(c) for c in every) - memory.usage_limit
+    assert least.bound <= best + 1e-6
+    assert least.choices is not None
+    assert memory.peak(least.choices) - memory.usage_limit == pytest.approx(least.found, abs=1e-6)
+    assert least.found >= best - 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(with_rows(hard=True, memory=True))
+def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    try:
+        relaxation = Relaxation(model, None, Budget())
+    except Exhausted:
+        return
+    with pytest.MonkeyPatch.context() as patch:  # plans come from combinations alone
+        patch.setattr(Ascent, "_try", lambda ascent, plan: None)
+        relaxation.run()
+        best = optimum(model)
+        assert relaxation.bound <= best
+        combine(relaxation, search_tables, Budget())
+    assert relaxation.value >= best
+    assert relaxation.choices is None or model.fits(relaxation.choices)
+
+
+def test_parts_of_two_plans() -> None:
+    """Of six nodes that all save memory at a price, or none, three do in the best plan; message passing meets all or none."""
+    costs = tuple(np.array([5e6, 1e7]) for _ in range(6))
+    usages = tuple(np.array([10.0, 2.0]) for _ in range(6))
+    spans = ((0, 2), (0, 2), (0, 2), (0, 2), (0, 1), (1, 2))
+    model = integer_model(PlacementProblem(costs, (), (), usages, spans, 30.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ascent, "_try", lambda ascent, plan: None)
+        relaxation = Relaxation(model, None, Budget())
+        relaxation.run()
+        assert relaxation.choices is None
+        combine(relaxation, search_tables, Budget())
+    assert relaxation.value == optimum(model) == 45e6
+
+
+@settings(max_examples=30, deadline=None)
+@given(with_rows(hard=True, memory=True))
+def test_the_optimum_without_repair(problem: PlacementProblem) -> None:
+    """Plans that fit then come from combinations and searches alone."""
+    best = brute_force(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Polish, "repair", lambda polish: not len(polish.room) or polish.room.min() >= 0)
+        if np.isfinite(best):
+            assert solve(problem).objective == pytest.approx(best, rel=1e-9)
+
+
+def test_no_evaluation_without_a_sweep() -> None:
+    """A budget that has ended still gives a bound: one pair of sweeps."""
+    model = integer_model(PlacementProblem((np.array([3.0, 5.0]),)))
+    assert Ascent(model, Budget(work_limit=0), lambda choices, cost: np.inf).evaluate(np.zeros(0), 5, 0.0)[0] == 3.0
