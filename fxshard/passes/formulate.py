@@ -335,10 +335,8 @@ class _Builder:
         self._transfer(value, var, have, [*early, (to, kept)], _places(halves[0]), crossing.first)
         self._transfer(value, to, read, [*late, *again], _places(halves[1]), crossing.second)
         if inside:
-            second = np.arange(len(kept)) >= len(kept) - len(redone)
-            mode = np.array(self.states[var]) == REDONE
-            wrong = np.array([[a != b for b in read] for a in have]) & mode[:, None]
-            self._edge(var, to, np.where((mode[:, None] != second[None, :]) | wrong, np.inf, 0.0))
+            agree = partial(_agree_in_mode, have, read, self.states[var], len(kept) - len(redone))
+            self._edge(var, to, self.alike("agree in mode", (have, read, self.states[var]), agree))
         if none:
             assert self.modes is not None
             blocks = list(dict.fromkeys(self.modes.block[n].name for n in crossing.redone))
@@ -442,6 +440,15 @@ class _Builder:
         var, specs = self.node_vars[source.name]
         output = index if source.name != place.node else place.output
         return var, tuple(s.outputs[output] for s in specs)
+
+
+def _agree_in_mode(have: Wants, read: Wants, modes: Sequence[int], redone: int) -> np.ndarray:
+    """0 where a value that is computed again is so, from ``redone`` on, in the layout in which it is made, one that is kept is kept."""
+    second, again = np.arange(len(read)) >= redone, np.array(modes) == REDONE
+    numbers = {layout: k for k, layout in enumerate(dict.fromkeys((*have, *read)))}
+    made, wanted = (np.array([numbers[layout] for layout in end]) for end in (have, read))
+    wrong = (again[:, None] != second[None, :]) | (again[:, None] & (made[:, None] != wanted[None, :]))
+    return np.where(wrong, np.inf, 0.0)
 
 
 def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
