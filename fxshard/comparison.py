@@ -76,6 +76,8 @@ class Comparison:
     traffic: tuple[TrafficChange, ...]
     hidden: tuple[tuple[str, float, float], ...] = ()
     """By kind (gathers, reductions), what each assumes to pass beside compute, which is in no cost."""
+    recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Blocks that each computes again in the backward."""
 
     @property
     def equal(self) -> bool:
@@ -89,6 +91,8 @@ class Comparison:
         rows: list[tuple[str, ...]] = [] if self.mesh[0] == self.mesh[1] else [("mesh", *self.mesh, "")]
         rows.append(("objective", *head, _difference(*self.objective) if self.unit[0] == self.unit[1] else ""))
         rows += [(f"hidden {kind}", f"{_figure(a)} us", f"{_figure(b)} us", _difference(a, b)) for kind, a, b in self.hidden]
+        if self.recomputed[0] != self.recomputed[1]:
+            rows.append(("computed again", *(", ".join(blocks) or "nothing" for blocks in self.recomputed), ""))
         rows += [(f"memory, {kind}", _size(a), _size(b), _difference(a or 0, b or 0)) for kind, a, b in self.memory]
         parts = [tabulate(rows, headers=("", "before", "after", "difference"), disable_numparse=True)]
         if not self.same_graph:
@@ -147,6 +151,7 @@ def compare(before: ShardingPlan, after: ShardingPlan) -> Comparison:
         compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
+        recomputed=(tuple(before.recomputed), tuple(after.recomputed)),
         hidden=tuple((kind, a or 0.0, b or 0.0) for kind, (a, b) in _pairs(before.hidden, after.hidden) if a != b),
     )
 
@@ -183,9 +188,12 @@ def _compute(before: Mapping[str, PlannedNode], after: Mapping[str, PlannedNode]
 
 
 def _moves(before: ShardingPlan, after: ShardingPlan) -> tuple[Move, ...]:
-    sides = [{(r.value, r.source, r.target): r for r in plan.redistributions} for plan in (before, after)]
+    sides: list[dict[tuple[str, Layout, Layout, int], Redistribution]] = [{}, {}]
+    for side, plan in zip(sides, (before, after), strict=True):
+        for r in plan.redistributions:  # one that the backward does again is another
+            side[r.value, r.source, r.target, int((r.value, r.source, r.target, 0) in side)] = r
     found = []
-    for (value, source, target), (a, b) in _pairs(*sides):
+    for (value, source, target, _), (a, b) in _pairs(*sides):
         costs = (a and a.cost, b and b.cost)
         if costs[0] != costs[1]:
             found.append(Move(value, str(source), str(target), _steps(a or b, before if a else after), *costs))
