@@ -24,7 +24,7 @@ from fxshard.runtime.launch import checksum, compare, difference, share_plan
 from fxshard.sharding_plan import PlannedNode, ShardingPlan
 from tests.plans import small_plan
 
-SLOW = 60.0  # seconds: what no test may come near, on a busy machine either
+SLOW = 30.0  # seconds: what no test may come near, on a busy machine either
 
 
 def together(

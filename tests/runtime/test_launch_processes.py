@@ -128,7 +128,17 @@ def test_a_planner_that_dies_takes_the_store_along_and_the_others_say_so_at_once
 
 
 def _fails_and_exits(rank: int, folder: str) -> Any:
-    return caught(lambda: share_plan(_failing, timeout=600.0))
+    """Rank 0 fails once rank 1 is there: for one that has yet to come it does not wait."""
+    if rank:
+        (Path(folder) / "comes").touch()
+        return caught(lambda: share_plan(_failing, timeout=600.0))
+
+    def late() -> ShardingPlan:
+        wait_for(Path(folder) / "comes")
+        time.sleep(1.0)
+        return _failing()
+
+    return caught(lambda: share_plan(late, timeout=600.0))
 
 
 def test_a_planner_that_fails_stays_until_the_others_know_why(tmp_path: Path) -> None:
