@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.cost import time_price
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.annotate import Annotated, annotate, input_layouts
@@ -41,12 +42,17 @@ def random_plan(
 
 
 def random_graph_plan(
-    annotated: Annotated, seed: int | None, whole_outputs: bool = False, inputs: Mapping[str, Layout] | None = None, frugal: bool = False
+    annotated: Annotated,
+    seed: int | None,
+    whole_outputs: bool = False,
+    inputs: Mapping[str, Layout] | None = None,
+    frugal: bool = False,
+    timed: bool = False,
 ) -> ShardingPlan:
     """The same for a graph that is annotated already; ``inputs``: layouts by input name, the others are drawn.
 
     ``seed`` None: nothing is drawn, every node is replicated. ``frugal``: what is kept for the backward, and in which layout, or
-    computed again there, is drawn too.
+    computed again there, is drawn too. ``timed``: paths are those that take least time, the objective is in microseconds, not in bytes.
     """
     draw: Any = _First() if seed is None else random.Random(seed)
     graph = annotated.graph
@@ -63,7 +69,8 @@ def random_graph_plan(
         index = next(k for k, o in enumerate(graph.outputs) if o.tangent == end.name)
         specs[end.node] = OpSpec((), (results[index],))
     decision = _frugal(annotated, specs, draw) if frugal else Decision(specs)
-    return write_plan(annotated, decision, bytes_price, "bytes")
+    price = (time_price(annotated.mesh), "microseconds") if timed else (bytes_price, "bytes")
+    return write_plan(annotated, decision, *price)
 
 
 def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
