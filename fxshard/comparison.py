@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from fxshard.layout import Layout
 from fxshard.redistribution import COLLECTIVES
-from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan, numbered
 
 SHOWN = 20
 """Lines of a table; what is beyond is counted."""
@@ -92,7 +92,7 @@ class Comparison:
         rows.append(("objective", *head, _difference(*self.objective) if self.unit[0] == self.unit[1] else ""))
         rows += [(f"hidden {kind}", f"{_figure(a)} us", f"{_figure(b)} us", _difference(a, b)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
-            rows.append(("computed again", *(", ".join(blocks) or "nothing" for blocks in self.recomputed), ""))
+            rows.append(("computed again", *(", ".join(numbered(blocks)) or "nothing" for blocks in self.recomputed), ""))
         rows += [(f"memory, {kind}", _size(a), _size(b), _difference(a or 0, b or 0)) for kind, a, b in self.memory]
         parts = [tabulate(rows, headers=("", "before", "after", "difference"), disable_numparse=True)]
         if not self.same_graph:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -206,6 +206,11 @@ class ShardingPlan:
         return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
 
     @property
+    def repeated(self) -> str:
+        """The blocks that run again in the backward, in a line."""
+        return f"{len(self.recomputed)} blocks: {', '.join(numbered(self.recomputed))}"
+
+    @property
     def assumption(self) -> str:
         """What is assumed to be hidden, in words; empty where nothing is."""
         return f"assumes {' and '.join(f'{time:,.6g} us of {kind}' for kind, time in self.hidden.items())} hidden behind compute"
@@ -313,9 +318,22 @@ class ShardingPlan:
             head += f"\n{self.assumption}"
         parts = [head, nodes, moves if self.collectives else "no collectives"]
         if self.recomputed:
-            parts.insert(1, f"computed again in the backward: {', '.join(self.recomputed)}")
+            parts[0] += f"\ncomputed again in the backward: {self.repeated}"
         parts += [tabulate(found, headers=(heading, "reason")) for heading, found in by_cause(self.fallbacks).items()]
         return "\n\n".join(parts)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """``layers.0-2`` for ``layers.0``, ``layers.1``, ``layers.2``; other names as they are."""
+    found: list[tuple[str, int, int]] = []
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        number = int(last) if last.isdigit() else -1
+        if found and number > 0 and found[-1][0] == parent and found[-1][2] == number - 1:
+            found[-1] = parent, found[-1][1], number
+        else:
+            found.append((parent, number, number) if number >= 0 else (name, -1, -1))
+    return [p if a < 0 else f"{p}.{a}".lstrip(".") + (f"-{b}" if b > a else "") for p, a, b in found]
 
 
 def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:

@@ -55,6 +55,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "gap": plan.gap,
         "cut": plan.certificate.cut,
         "hidden": dict(plan.hidden),
+        "recomputed": list(plan.recomputed),
         "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
         "traffic": [vars(t) for t in traffic(subject)],

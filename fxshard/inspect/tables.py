@@ -78,6 +78,7 @@ def _proof(plan: ShardingPlan) -> list[tuple[str, str]]:
     return [
         ("objective", f"{plan.objective:,.6g} {unit}"),
         *([("beside compute", plan.assumption)] if plan.hidden else []),
+        *([("computed again", plan.repeated)] if plan.recomputed else []),
         ("lower bound", f"{plan.lower_bound:,.6g} {unit}"),
         ("gap", f"{plan.gap:.3%}"),
     ]
