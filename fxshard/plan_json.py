@@ -242,7 +242,10 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
     blocks = {}
     for one in field.items():
         one.known(("block", "nodes"))
-        blocks[one.get("block", Field.text)] = one.get("nodes", lambda f: f.tuple_of(Field.text))
+        name = one.get("block", Field.text)
+        if name in blocks:
+            raise one.fail(f"the block {name!r} stands twice", FIX)
+        blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
     return blocks
 
 

@@ -34,8 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry a solve."""
     counted: list[int] = []
-    real = choose.solved
-    monkeypatch.setattr(choose, "solved", lambda *args: counted.append(1) or real(*args))
+    real = choose.decide
+    monkeypatch.setattr(choose, "decide", lambda *args: counted.append(1) or real(*args))
     return counted
 
 

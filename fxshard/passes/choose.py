@@ -52,6 +52,19 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
     return decide(annotated, constraints, formulation, solved(annotated, constraints, formulation, time_limit).solution)
 
 
+def unlimited(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None) -> ShardingPlan | None:
+    """The plan without the memory limit where it keeps that by itself, None elsewhere: then it is the cheapest, whatever is kept how."""
+    limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
+    formulation = formulate(annotated, free, objective)
+    try:
+        solution = Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start).solution
+    except (InfeasibleError, NoPlanError):  # the limited problem says so better
+        return None
+    plan = decide(annotated, free, formulation, solution)
+    plan = dataclasses.replace(plan, memory_limit=limit)
+    return plan if limit is not None and sum(plan.memory.values()) <= limit else None
+
+
 def solved(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> Session:
     """The problem solved, for questions too; raises ConstraintError when no plan was found."""
     try:
@@ -68,8 +81,7 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
     """A solution of the problem as a plan, with its certificate."""
     decision = _chosen(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, decision, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
-    spared = plan.objective < solution.objective and decision.kept  # what is kept for a backward that does not read it
-    if not spared and not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
+    if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
     budgets.check(plan, constraints.communication)
@@ -119,7 +131,7 @@ def write_plan(
     graph = annotated.graph
     timed = unit == "microseconds"
     nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in planned_nodes(graph))
-    hides = _hiding(traced) if timed else None
+    hides = _hiding(traced, decision.recomputed) if timed else None
     moves = tuple(_redistributions(annotated, specs, price, decision.kept, hides))
     total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
     ends = [n for n in planned_nodes(graph) if n.op == "output"]
@@ -165,13 +177,13 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
     )
 
 
-def _hiding(traced: Annotated) -> Hides:
+def _hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
     """What hides of the redistributions of a value, by its name and readers; of what is computed again as of the first."""
-    known = traced.graph.by_name
+    known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
+    first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}
 
     def beside(value: str, readers: Sequence[tuple[str, int]]) -> Beside | None:
-        first = known.get(value) or known[value.removesuffix(again(""))]
-        return traced.windows.of(first, [reader for reader in readers if reader[0] in known])
+        return traced.windows.of(known[first.get(value, value)], [reader for reader in readers if reader[0] in known])
 
     return beside
 
@@ -266,7 +278,8 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
         names = {end.node: end.name for end in graph.inputs}
         most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]
         heaviest = "; most of it " + ", ".join(f"{one.bytes} for {names.get(one.value, one.value)} ({one.kind})" for one in most)
-    least = f"the least found is {math.ceil(error.least_usage)} bytes, no plan needs less than {math.floor(error.usage_bound)}"
+    bound = math.floor(error.usage_bound)
+    least = f"the least found is {math.ceil(error.least_usage)} bytes, and as memory is counted here no plan needs less than {bound}"
     return ConstraintError(
         f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
         where=f"{len(graph.inputs_of('parameter'))} parameters on mesh {mesh}",

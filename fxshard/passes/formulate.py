@@ -123,6 +123,10 @@ class _Builder:
         together = {n: g for g in joint for n in g.nodes}
         limit, redone = self.constraints.memory_limit, self.constraints.recomputed
         self.modes = None if limit is None and not redone else Modes(self.graph, [g.nodes for g in joint])
+        unknown = redone - {block.name for block in self.modes.blocks} if self.modes else redone
+        if unknown:
+            what = f"the plan computes {', '.join(sorted(unknown))} again, which this model cannot"
+            raise ConstraintError(what, where="pins, which are a plan", remedy="plan again without these pins")
         for node in planned_nodes(self.graph):
             if node in together and node.name not in self.node_vars:
                 self._group(together[node])
@@ -341,7 +345,10 @@ class _Builder:
             assert self.modes is not None
             blocks = list(dict.fromkeys(self.modes.block[n].name for n in crossing.redone))
             gone = np.arange(len(kept)) == len(layouts)
-            idle = ~gone & (len(blocks) == 1)  # kept for nobody
+            idle = ~gone & (len(blocks) == 1)  # kept for nobody; where several blocks may read it, only as it was made, which costs nothing
+            if len(blocks) > 1:
+                other = np.array([[at is not None and at != made for at in kept] for made in have])
+                self._edge(var, to, np.where(other, np.inf, 0.0))
             for block in blocks:
                 self._edge(to, self.hubs[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
         self._keep(crossing, to, kept, (var, have))

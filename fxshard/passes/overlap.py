@@ -6,8 +6,9 @@ anything is chosen. The operators that read a parameter or make a gradient are *
 segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may run beside segments k, k - 1, ..., of which
 there are AHEAD; a reduction of what anchor k makes beside the AHEAD segments from k + 2 on (k + 1 begins with its maker).
 
-Those that may run beside a segment divide its compute by bytes, so that no operator hides two things at once, and their parts of all
-their segments are their *window*. Counted is the least that an operator takes in any of its specs: no plan computes for less.
+Those that may run beside a segment divide its compute by bytes, so that no operator hides two values at once, and their parts of all
+their segments are their *window* (a value that is brought into two layouts for one half of the step has it for each).
+Counted is the least that an operator takes in any of its specs: no plan computes for less.
 
     hidden = overlap min(part C, window),        part = min(1, window / C_full)
 

@@ -112,8 +112,13 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    session = choose.solved(c.annotated, c.constraints, c.formulation, c.request.time_limit)
-    plan = choose.decide(c.annotated, c.constraints, c.formulation, session.solution)
+    limit, session = c.request.time_limit, None
+    plan = None
+    if c.constraints.memory_limit is not None:
+        plan = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
+    if plan is None:
+        session = choose.solved(c.annotated, c.constraints, c.formulation, limit)
+        plan = choose.decide(c.annotated, c.constraints, c.formulation, session.solution)
     said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
     return replace(c, plan=plan, session=session), said
 

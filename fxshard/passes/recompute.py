@@ -44,8 +44,8 @@ def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tupl
         inside = _above(ends, others.__contains__)
         others -= inside
         nodes = _again(times, inside, [part for part in parts if part & inside])
-        if nodes:
-            at = min(times.time[r] for n in nodes for r in _readers(times, n) if times.late(r))
+        at = min((times.time[r] for n in nodes for r in _readers(times, n) if times.late(r)), default=times.turn)
+        if at > times.turn:  # what the backward begins with would be computed again at once
             found.append(Block(name, tuple(sorted(nodes, key=times.time.__getitem__)), at))
     return tuple(found)
 

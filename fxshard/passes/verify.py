@@ -88,7 +88,11 @@ def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tup
     """Each redistribution serves readers that want it, and each of these is served once."""
     seen = set()
     for move in plan.redistributions:
-        where = _where(graph.by_name[move.value]) if move.value in graph.by_name else f"node {move.value}"
+        if move.value not in graph.by_name:
+            raise PlanError(f"the plan moves {move.value}, which the graph lacks", where=f"node {move.value}", remedy="plan again")
+        where = _where(graph.by_name[move.value])
+        if not move.readers or move.ahead:  # the others were looked at where they are read
+            _check_way(move, graph.by_name[move.value], {_made(graph, plan, move)})
         wrong = [reader for reader in move.readers if served.get(reader) != (move.value, move.target)]
         if wrong or not (move.readers or any(other.value == move.value and other.source == move.target for other in plan.redistributions)):
             nobody = "which nobody reads" if len(wrong) == len(move.readers) else f"operand {wrong[0][1]} of {wrong[0][0]} does not read it"
@@ -149,17 +153,26 @@ def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistributio
     if move is None:
         have = " or ".join(map(str, given))
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
-    value = operand.meta["val"]
-    if move.shape != plain_shape(value.shape) or move.itemsize != value.dtype.itemsize:
-        raise PlanError(f"the redistribution of {operand.name} is for another tensor ({move.shape})", where=where, remedy="plan again")
+    _check_way(move, operand, given)
+
+
+def _check_way(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
+    """A redistribution is of this tensor, begins with a layout that is there and takes legal steps to its target."""
+    where, tensor = _where(value), value.meta["val"]
+    if move.shape != plain_shape(tensor.shape) or move.itemsize != tensor.dtype.itemsize:
+        raise PlanError(f"the redistribution of {value.name} is for another tensor ({move.shape})", where=where, remedy="plan again")
+    if move.source not in given:
+        raise PlanError(
+            f"the redistribution of {value.name} starts at {move.source}, which nothing gives", where=where, remedy="plan again"
+        )
     end = move.source
     for layout, step, after in walk(move.source, move.steps):
         if not is_legal(step, layout):
-            what = f"the redistribution of {operand.name} takes a step {step} from {layout}"
+            what = f"the redistribution of {value.name} takes a step {step} from {layout}"
             raise PlanError(what, where=where, remedy="plan again")
         end = after
     if end != move.target:
-        raise PlanError(f"the redistribution of {operand.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
+        raise PlanError(f"the redistribution of {value.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
 
 
 def _check_results(graph: PlanningGraph, plan: ShardingPlan) -> None:

@@ -16,6 +16,7 @@ from fxshard.passes.choose import _chosen, write_plan
 from fxshard.passes.constrain import constraints_of
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.lower import lower
+from fxshard.passes.modes import Modes
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.runtime.memory import program_memory
@@ -31,6 +32,11 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Gate(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.down(torch.relu(self.up(x)))
 
 
 class Model(nn.Module):
@@ -108,3 +114,17 @@ def test_less_memory_costs_more() -> None:
         assert program_memory(lower(GRAPH, plan)).peak <= 1.01 * limit
         before, redone = plan, redone + len(plan.recomputed)
     assert redone
+
+
+def test_a_limit_that_does_not_bind_changes_nothing() -> None:
+    """A value is kept in one layout only where a limit binds: the plan without one is better where it fits."""
+    for mesh in MESHES:
+        free = plan_graph(GRAPH, mesh, Request())
+        plan = plan_graph(GRAPH, mesh, Request(memory_limit=sum(free.memory.values())))
+        assert plan.nodes == free.nodes and plan.redistributions == free.redistributions and plan.certificate == free.certificate
+
+
+def test_what_the_backward_begins_with_is_not_computed_again() -> None:
+    """The last block of a model that ends in it: its second run would stand before the backward."""
+    modes = Modes(trace(nn.Sequential(*(Gate(8) for _ in range(3))), (torch.randn(4, 8),)))
+    assert [block.name for block in modes.blocks] == ["0", "1"] and all(block.at > modes.times.turn for block in modes.blocks)
