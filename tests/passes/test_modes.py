@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 class Gate(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.down(torch.relu(self.up(x)))
+        return self.down(torch.relu(self.up(x))) * x
 
 
 class Model(nn.Module):
