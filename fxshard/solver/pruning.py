@@ -94,6 +94,21 @@ def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:
     return Slacks(total, costs, [splits.table(k, tables) for k in every], [splits.table(k) for k in every], excess, room)
 
 
+def excess_of(ascent: Ascent) -> tuple[FloatArray, float]:
+    """(states,) what each state costs at least above a bound, and that bound, after one more sweep against node order."""
+    sweeper = ascent.sweeper
+    sweeper.sweep(1)
+    ascent.budget.charge(2 * sweeper.entries)
+    tables, kept = sweeper.slacks(brief=True)
+    bound = ascent.model.constant - ascent.memory.allowance(ascent.multipliers)
+    for values, begins in ((kept, sweeper.offset), (tables, sweeper.splits.start)):
+        least = _least(values, begins[:-1])
+        bound += float(least.sum())
+        for low, high, lower in zip(begins[:-1], begins[1:], least, strict=True):
+            values[low:high] -= lower
+    return collect(sweeper.wiring, tables, kept, sweeper.chains, np.empty_like(sweeper.messages[0])), bound
+
+
 def _least(values: FloatArray, starts: IntArray) -> FloatArray:
     """The least of each part; none is empty."""
     return np.minimum.reduceat(values, starts) if len(starts) else np.zeros(0)

@@ -11,6 +11,7 @@ from .branching import Branching
 from .budget import Budget
 from .combining import combine
 from .conflicts import Limits
+from .core import FIRST_PAIRS, is_large, search_core
 from .infeasible import Exhausted, NoPlanError
 from .local_search import Polish, greedy
 from .model import Model, components, from_problem, restrict
@@ -88,6 +89,10 @@ def search_by_cases(
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
+    if is_large(relaxation):
+        relaxation.begin(FIRST_PAIRS)
+        search_core(relaxation, search_by_cases, budget)
+        steps.append(("search a core", f"plan {relaxation.value:.0f}"))
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if shown is not None:

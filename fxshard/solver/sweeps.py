@@ -84,12 +84,13 @@ class Sweeper:
         found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices)
         return choices if found else None
 
-    def slacks(self) -> tuple[FloatArray, FloatArray]:
+    def slacks(self, *, brief: bool = False) -> tuple[FloatArray, FloatArray]:
         """After a sweep of direction 1: what each table has left once the senders' shares are added, and what states keep, (states,).
 
-        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost.
+        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost. brief: the first
+        holds until the next sweep only, and takes no memory.
         """
-        tables = np.empty_like(self.splits.values)
+        tables = self._slack if brief else np.empty_like(self.splits.values)
         forward, backward = self.messages
         return tables, kernels.slacks(self.wiring, self.splits.values, self.weights, forward, backward, self._share, tables)
 

@@ -1,0 +1,77 @@
+"""Plans of few states: the *core* of a large model, searched as a model of its own.
+
+Where sweeps are dear, they end before messages have settled, and plans read off them mix what cannot be told apart yet. Most states
+cost far more than the plan at hand all the same, however the rest is chosen (their *excess*, `pruning`). The states of little excess
+and those of the plan are a model so small that message passing settles at once and cases are cheap. What is best there need not be
+best of all: a core gives plans, never bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from .arrays import IntArray
+from .bounds import Ascent
+from .budget import Budget
+from .model import Model, keep_states
+from .pruning import excess_of
+from .relax import Relaxation
+
+Search = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]]
+"""(a model, a plan of it, work) -> (the best plan found, a bound)."""
+
+LARGE = 20_000_000
+"""Numbers in the tables of message passing from which a core is searched."""
+
+FIRST_PAIRS = 5
+"""Pairs of sweeps before that; more make a better core, and leave less for the bound."""
+
+PART = 0.01
+CORE_WORK = 5e8
+"""Pairs of states over all links of a core, in parts of those numbers, and table entries that its search may touch."""
+
+MOST_LEFT = 0.5
+"""Part of all states from which a core is as dear as the whole."""
+
+HALVINGS = 30
+"""Of the excess that states of a core have at most."""
+
+
+def is_large(relaxation: Relaxation) -> bool:
+    """Whether a core comes before the rest. Under limits on rows plans are made by their multipliers."""
+    return not len(relaxation.model.limits) and len(relaxation.ascent.sweeper.splits.values) > LARGE
+
+
+def search_core(relaxation: Relaxation, search: Search, budget: Budget) -> None:
+    """Offer the best plan of a core, if there is one."""
+    ascent = relaxation.ascent
+    plan = ascent.plan
+    if plan is None or ascent.done:
+        return
+    states = _states(ascent, plan)
+    if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
+        return
+    model, undo = keep_states(ascent.model, states)
+    start = np.asarray([int(np.searchsorted(left, choice)) for left, choice in zip(states, plan, strict=True)])
+    found, _ = search(model, start, budget.part(CORE_WORK))
+    if found is not None:
+        relaxation.take(undo(found))
+
+
+def _states(ascent: Ascent, plan: IntArray) -> list[IntArray]:
+    """The states of a plan and those of less excess than a limit, the greatest power of two times the gap that leaves few enough."""
+    sweeper = ascent.sweeper
+    offset, ends = sweeper.offset, sweeper.wiring.ends
+    (excess, bound), kept = excess_of(ascent), np.zeros(0, dtype=np.bool_)
+    most = ascent.cutoff - bound
+    for _ in range(HALVINGS):
+        kept = excess < most
+        kept[offset[:-1] + plan] = True
+        count = np.add.reduceat(kept.astype(np.int64), offset[:-1])
+        if (count[ends[0]] * count[ends[1]]).sum() <= PART * len(sweeper.splits.values):
+            break
+        most /= 2
+    return [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)]

@@ -1,0 +1,74 @@
+"""Cores: what a state costs at least, plans of few states, and a search that begins with one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem, core, solve
+from fxshard.solver.arrays import IntArray
+from fxshard.solver.budget import Budget
+from fxshard.solver.core import search_core
+from fxshard.solver.model import Model
+from fxshard.solver.pruning import excess_of
+from fxshard.solver.relax import Relaxation
+from tests.solver.problems import brute_force, grid, integer_model, plans, with_transfers
+
+
+def best_of(model: Model) -> tuple[IntArray | None, float]:
+    """The cheapest choices of all, by enumeration."""
+    best = min(plans(model), key=model.evaluate)
+    return best, model.evaluate(best)
+
+
+@given(with_transfers(most=4), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_no_plan_with_a_state_costs_less_than_its_excess_says(problem: PlacementProblem, sweeps: int) -> None:
+    assume(np.isfinite(brute_force(problem)))
+    relaxation = Relaxation(integer_model(problem), None, Budget())
+    relaxation.begin(sweeps)
+    ascent = relaxation.ascent
+    (excess, bound), offset = excess_of(ascent), ascent.sweeper.offset
+    for plan in plans(ascent.model):
+        assert all(bound + excess[offset[:-1] + plan] <= ascent.model.evaluate(plan))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is large, and a core of it small."""
+    monkeypatch.setattr(core, "LARGE", 0)
+    monkeypatch.setattr(core, "PART", 0.2)
+
+
+@pytest.mark.usefixtures("large")
+@given(with_transfers(most=5))
+@settings(max_examples=80, deadline=None)
+def test_what_begins_with_a_core_is_the_optimum(problem: PlacementProblem) -> None:
+    optimum = brute_force(problem)
+    if np.isfinite(optimum):
+        solution = solve(problem)
+        assert solution.objective == pytest.approx(optimum, rel=1e-9) and solution.proven
+
+
+@pytest.mark.usefixtures("large")
+def test_the_plan_of_a_core_is_that_of_the_whole() -> None:
+    found = 0
+    for seed in range(30):
+        relaxation = Relaxation(integer_model(grid(2, 3, 4, seed, transfers=True, integers=True)), None, Budget())
+        relaxation.begin(1)
+        seen: list[float] = []
+
+        def search(model: Model, start: IntArray | None, budget: Budget) -> tuple[IntArray | None, float]:
+            assert start is not None and np.isfinite(model.evaluate(start))
+            choices, cost = best_of(model)
+            seen.append(cost)  # noqa: B023
+            return choices, cost
+
+        search_core(relaxation, search, Budget())
+        if seen:
+            found += 1
+            assert relaxation.choices is not None and relaxation.value <= seen[0]
+            assert relaxation.model.evaluate(relaxation.choices) == relaxation.value
+    assert found > 3
