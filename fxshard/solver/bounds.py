@@ -7,6 +7,8 @@ fits and one that does not. Several rows: the volume algorithm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,7 +49,7 @@ class Ascent:
     that fits of those decoded, repaired and polished."""
 
     def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
-        self.model, self.budget, self._offer, self._stall = model, budget, offer, stall
+        self.model, self.budget, self.offer, self.stall = model, budget, offer, stall
         self.sweeper = Sweeper(model)
         self.memory = RowPrices(model)
         self.multipliers = self.memory.round(model.prices)
@@ -61,6 +63,14 @@ class Ascent:
         self.rounding = len(model.use_table.flat.lo) + len(model.moving.lo) + 2 if len(model.limits) else 0
         self.best_multipliers = self.multipliers
         self._set_prices(self.multipliers)
+
+    def narrowed(self, model: Model, cutoff: float, budget: Budget, offer: Offer) -> Ascent:
+        """The same on a model of as many states, some of them forbidden in the sweeper, with its messages as they stand; no rows."""
+        other = copy(self)
+        other.model = other.polished = replace(model, cutoff=cutoff)
+        other.cutoff, other.budget, other.offer = cutoff, budget, offer
+        other.bound, other.plan, other.stall = -np.inf, None, STALL
+        return other
 
     @property
     def done(self) -> bool:
@@ -154,7 +164,7 @@ class Ascent:
         if len(history) < 5:
             return history[-1] >= cost
         gap = min(cost, self.cutoff) - history[-1]
-        return stalled(history, gap, self._stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
+        return stalled(history, gap, self.stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
 
     def _priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian, less what rounding may take off."""
@@ -164,14 +174,14 @@ class Ascent:
         self.multipliers = self.memory.round(multipliers)
         self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self.memory.rates(self.multipliers))
         self._allowance = self.memory.allowance(self.multipliers)
-        self._polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
+        self.polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
     def _try(self, plan: IntArray) -> IntArray | None:
         """Repair and polish a plan and hand it in; what it became. Rows with a slope cost their multiplier meanwhile."""
-        polished = Polish(self._polished, plan, self.budget).run()
+        polished = Polish(self.polished, plan, self.budget).run()
         if polished is not None:
             cost = self.model.evaluate(polished)
-            self.cutoff = min(self.cutoff, self._offer(polished, cost))
+            self.cutoff = min(self.cutoff, self.offer(polished, cost))
             if self.plan is None or cost < self.model.evaluate(self.plan):
                 self.plan = polished.copy()
         return polished

@@ -7,6 +7,7 @@ of a value may do together fits in the states of one node.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +45,22 @@ class Relaxation:
         self.bound = -np.inf
         smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
         self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
+
+    def from_state(
+        self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray, gap: float, budget: Budget
+    ) -> Relaxation:
+        """The same of a narrower model, with a plan of it, from a state of the sweeper on; the two must not be used in turn.
+
+        inner: what messages work on, of as many states. gap: what a plan must be better by to be worth anything, relative.
+        """
+        other = copy(self)
+        value = model.evaluate(choices)
+        other.model, other.choices, other.value, other.bound = model, choices, value, -np.inf
+        other.model = replace(model, grain=max(model.grain, float(np.floor(gap * abs(value)))))
+        self.ascent.sweeper.restore(state)
+        self.ascent.sweeper.allow(np.isfinite(np.concatenate(inner.costs)))
+        other.ascent = self.ascent.narrowed(inner, other.cutoff, budget, lambda choices, _: other.take(choices))
+        return other
 
     @property
     def cutoff(self) -> float:

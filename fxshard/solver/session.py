@@ -2,7 +2,8 @@
 
 The plan of the first solve is changed where it has to be, and a region around that is solved on its own, bounded by what
 the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer; otherwise the
-region grows, and where none is large enough the narrower problem is solved from nothing.
+region grows. Where none is large enough (what all layers read changes all of them a little), message passing goes on from the first
+solve's messages, and only if that leaves a gap the narrower problem is solved from nothing.
 
 The integers of the first solve lack what costs much more than the plan that it began with (`scaling.quantise`): its bounds say
 nothing beyond that cost, its *reach*.
@@ -17,6 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from .arrays import BoolArray, FloatArray, IntArray
+from .branching import Branching
 from .budget import Budget
 from .infeasible import InfeasibleError
 from .local_search import Polish
@@ -26,7 +28,7 @@ from .region import Reparametrised
 from .relax import Relaxation
 from .scaling import Scale
 from .solution import Solution, certify
-from .solve import search_by_cases, solve
+from .solve import search_by_cases, search_tables, solve
 
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
@@ -36,6 +38,15 @@ REGIONS = (100, 400)
 
 REGION_WORK = 300_000_000
 """Table entries that its solve may touch: half a second."""
+
+FAR = 1e-3
+"""Relative gap with which a region does not do: what changed is felt far beyond it."""
+
+FURTHER_WORK = 1_500_000_000
+"""Those that going on from the first messages may touch."""
+
+ASKED = 0.9
+"""Part of the gap that is asked for there, since integers round."""
 
 MOST_KEPT = 50_000_000
 """Numbers in the tables of a problem that is kept, 0.4 GB; a larger one is solved from nothing again."""
@@ -48,6 +59,8 @@ CLOSED = 1e-8
 class _Root:
     """What message passing proved: of a model whose node i has the `states[i]` of the problem, in integers that mean `scale`."""
 
+    relaxation: Relaxation
+    state: tuple[FloatArray, ...]
     proven: Reparametrised
     states: tuple[IntArray, ...]
     scale: Scale
@@ -102,6 +115,13 @@ class Session:
             best = found if best is None or (found is not None and found.gap < best.gap) else best
             if best is not None and best.gap <= gap:
                 return best
+            if best is not None and best.gap > FAR:
+                break
+        if root is not None and best is not None:
+            found = self._further(root, allowed, best, ASKED * gap)
+            best = found if found.gap < best.gap else best
+            if best.gap <= gap:
+                return best
         limits = self._time_limit, self._work_limit
         return solve(_narrowed(self.problem, allowed), *limits, None if best is None else best.choices)
 
@@ -130,6 +150,24 @@ class Session:
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
 
+    def _further(self, root: _Root, allowed: Allowed, known: Solution, gap: float) -> Solution:
+        """The whole problem, from a plan and the messages of the first solve on, until the gap is as small or the work is done."""
+        kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
+        budget = Budget(self._time_limit, FURTHER_WORK)
+        choices = np.asarray(known.choices, dtype=np.int64)
+        narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
+        relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
+        relaxation.run()
+        if relaxation.bound < relaxation.cutoff and not budget.spent:
+            cases = Branching(relaxation, search_tables, budget)
+            cases.run()
+            relaxation.prove(cases.bound)
+        assert relaxation.choices is not None
+        best = tuple(int(x) for x in relaxation.choices)
+        objective = self.problem.evaluate(best)
+        bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
+        return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
+
 
 def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:
     ascent = relaxation.ascent
@@ -137,7 +175,7 @@ def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, r
     sizes = np.asarray([len(costs) for costs in ascent.model.costs])
     columns = [relaxation.undo(np.minimum(choice, sizes - 1)) for choice in range(int(sizes.max(initial=0)))]
     states = [row[:size] for row, size in zip(np.stack(columns, axis=1), sizes, strict=True)]
-    return _Root(Reparametrised(ascent), tuple(states), scale, reach)
+    return _Root(relaxation, state, Reparametrised(ascent), tuple(states), scale, reach)
 
 
 def _numbered(allowed: Allowed, nodes: IntArray) -> Allowed:

@@ -17,7 +17,7 @@ from fxshard.solver.model import Model, from_problem
 from fxshard.solver.region import Reparametrised
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.scaling import quantise
-from tests.solver.problems import brute_force, with_transfers
+from tests.solver.problems import brute_force, grid, with_transfers
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
@@ -54,6 +54,22 @@ def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
         rough = session.again(allowed, gap=0.5)
         assert rough.lower_bound <= true * (1 + 1e-9) and rough.objective >= true * (1 - 1e-9)
         assert rough.gap <= 0.5
+
+
+def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
+    """Again and again on the same sweeper, which each question takes back to where the first solve left it."""
+    gone_on = 0
+    for seed in range(8):
+        problem = grid(3, 3, 3, seed, transfers=True, integers=seed % 2 == 0)
+        session = Session(problem, regions=(2,))
+        for node in range(len(problem)):
+            allowed = {node: np.arange(3) != session.solution.choices[node]}
+            true = brute_force(narrowed(problem, allowed))
+            found = session.again(allowed, gap=1e-3)
+            assert found.lower_bound <= true * (1 + 1e-9) and true * (1 - 1e-9) <= found.objective <= true * (1 + 1e-3)
+            assert allowed[node][found.choices[node]] and found.gap <= 1e-3
+            gone_on += found.steps[0][0] == "messages of the first solve"
+    assert gone_on > 20
 
 
 def optimum(model: Model) -> float:
