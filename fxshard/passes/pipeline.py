@@ -112,10 +112,11 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    limit, session = c.request.time_limit, None
-    plan = None
+    limit, session, plan = c.request.time_limit, None, None
     if c.constraints.memory_limit is not None:
+        start = time.perf_counter()
         plan = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
+        limit = None if limit is None else max(limit - (time.perf_counter() - start), limit / 2)
     if plan is None:
         session = choose.solved(c.annotated, c.constraints, c.formulation, limit)
         plan = choose.decide(c.annotated, c.constraints, c.formulation, session.solution)
