@@ -164,6 +164,12 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
 
 
+def shape_and_itemsize(node: fx.Node) -> tuple[tuple[int, ...], int]:
+    """Sizes (UNKNOWN where only running tells) and bytes of an element of the tensor that a node gives."""
+    value = node.meta["val"]
+    return plain_shape(value.shape), value.dtype.itemsize
+
+
 def _by_places(node: fx.Node, read: Sequence[Any]) -> bool:
     """Whether it takes elements at places that are given as numbers, so that only their count matters; a mask tells by its values."""
     masks = (torch.bool, torch.uint8)

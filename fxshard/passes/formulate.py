@@ -14,6 +14,7 @@ Variables: one per node (which OpSpec) and one per returned output (which layout
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -39,7 +40,7 @@ from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes
 from fxshard.passes.names import Place
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Block
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, shape_and_itemsize
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
@@ -168,20 +169,20 @@ class _Builder:
 
     def _moved(self) -> Iterator[Moved]:
         for one in self.brought:
-            yield Moved(*_kind(one.value), tuple(dict.fromkeys(itertools.chain.from_iterable(one.ends))), transfer=one.transfer)
+            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(one.ends)))
+            yield Moved(*shape_and_itemsize(one.value), layouts, transfer=one.transfer)
         for var, group in self.joined:
-            options = [self.node_vars[n.name][1] for n in group.nodes]
+            options, runs = [self.node_vars[n.name][1] for n in group.nodes], self._runs(var)
             for state, chosen in enumerate(zip(*options, strict=True)):
                 for member, output, want in handed_over(group, chosen):
                     value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
                     assert value is not None and have is not None
                     moved = Moved(plain_shape(value.shape), value.dtype.itemsize, (have, want), var=var, state=state)
-                    yield from [moved] * self._times(var)[state]
+                    yield from [moved] * runs[state]
 
-    def _times(self, var: int) -> np.ndarray:
+    def _runs(self, var: int) -> list[int]:
         """How often the nodes of a variable run in each of its states."""
-        modes = self.states.get(var)
-        return np.ones(len(self.costs[var]), dtype=np.int64) if modes is None else np.array([1 + (m == REDONE) for m in modes])
+        return [1 + (mode == REDONE) for mode in self.states.get(var, (KEPT,) * len(self.costs[var]))]
 
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
@@ -202,7 +203,7 @@ class _Builder:
         modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
         var = self._variable(name, np.concatenate([costs * (2 if mode == REDONE else 1) for mode in modes]))
         for node, specs in zip(nodes, options, strict=True):
-            self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), lambda s=specs: s * len(modes))  # type: ignore[misc]
+            self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), partial(operator.mul, specs, len(modes)))
         if len(modes) > 1:
             self.states[var] = self.alike(("states", modes, len(costs)), (), lambda: tuple(m for m in modes for _ in costs))
         if REDONE in modes:
@@ -359,7 +360,7 @@ class _Builder:
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
             prices, (given, wanted) = self.alike(
-                ("prices", *_kind(crossing.value), None), ends, lambda: self._priced(crossing.value, ends, None)
+                ("prices", *shape_and_itemsize(crossing.value), None), ends, lambda: self._priced(crossing.value, ends, None)
             )
             self.transfers.append(Transfer(made[0], given, ((to, wanted),), np.zeros_like(prices)))
         self.kept.append(Kept(crossing, to, kept, transfer, ends))
@@ -382,7 +383,7 @@ class _Builder:
         ends = [have, *(want for _, want in others)]
         beside = self.annotated.windows.of(node, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
-        prices, (source_numbers, *numbers) = self.alike(("prices", *_kind(node), beside), ends, priced)
+        prices, (source_numbers, *numbers) = self.alike(("prices", *shape_and_itemsize(node), beside), ends, priced)
         alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
@@ -405,7 +406,7 @@ class _Builder:
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
         ops = tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
-        return table(*_kind(node), self.mesh, ops, self.price)
+        return table(*shape_and_itemsize(node), self.mesh, ops, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -460,11 +461,6 @@ def _agree_in_mode(have: Wants, read: Wants, modes: Sequence[int], redone: int) 
 
 def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
     return [(r.node, r.operand) for r in readers]
-
-
-def _kind(node: fx.Node) -> tuple[tuple[int, ...], int]:
-    value = node.meta["val"]
-    return plain_shape(value.shape), value.dtype.itemsize
 
 
 @lru_cache(maxsize=8192)

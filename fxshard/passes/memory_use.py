@@ -21,7 +21,7 @@ from fxshard.passes.alike import Alike
 from fxshard.passes.groups import Group, handed_over
 from fxshard.passes.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.modes import REDONE, Crossing, Modes
-from fxshard.planning_graph import outputs_of, plain_shape, producer
+from fxshard.planning_graph import outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live
 
@@ -72,7 +72,7 @@ class Usage:
                 continue
             var, specs = self.node_vars[source.name]
             state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
-            given = self.alike(("given", index), (specs,), lambda s=specs, k=index: tuple(spec.outputs[k] for spec in s))  # type: ignore[misc]
+            given = self.alike(("given", index), (specs,), partial(_given, specs, index))
             amounts = state * self._bytes(value, (given,))
             crossing = self.modes.crossing(value)
             lo, hi = times.own(value) if crossing is None else crossing.made
@@ -91,7 +91,7 @@ class Usage:
         """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
         times = self.modes.times
         for one in transfers:
-            there, other = self.alike(("moved", *_kind(one.value)), one.ends, partial(self._moved_bytes, one.value, one.ends))
+            there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self._moved_bytes, one.value, one.ends))
             lo, hi = one.span
             if times.only_returned(one.value) and producer(one.value)[0].op != "placeholder":
                 yield Live(lo, lo + 1, other, transfer=one.transfer)
@@ -126,12 +126,12 @@ class Usage:
             if one.crossing.own:
                 yield Live(one.crossing.made[1], one.crossing.end, self._bytes(value, (one.layouts,)), one.var)
             else:
-                _, other = self.alike(("moved", *_kind(value)), one.ends, partial(self._moved_bytes, value, one.ends))
+                _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self._moved_bytes, value, one.ends))
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
 
     def _bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
-        shape, itemsize = _kind(value)
+        shape, itemsize = shape_and_itemsize(value)
         found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
         def make() -> np.ndarray:
@@ -148,6 +148,5 @@ class Usage:
         return there, there - np.diag(np.diag(there))
 
 
-def _kind(node: fx.Node) -> tuple[tuple[int, ...], int]:
-    value = node.meta["val"]
-    return plain_shape(value.shape), value.dtype.itemsize
+def _given(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:
+    return tuple(spec.outputs[output] for spec in specs)

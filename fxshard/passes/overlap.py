@@ -19,7 +19,6 @@ not ``min(C, window)``: prices stay a distance between layouts, on which the sol
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from fxshard.cost.compute import FREE
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.alike import Alike
+from fxshard.passes.lifetimes import Lifetimes
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.redistribution import table
 from fxshard.sharding_plan import OpSpec
@@ -112,10 +112,9 @@ class Windows:
 
     @cached_property
     def _early(self) -> set[str]:
-        """Names of the operators of the forward: before any that reads a tangent."""
-        tangents = {end.node for end in self.graph.inputs_of("tangent")}
-        calls = (n for n in planned_nodes(self.graph) if n.op == "call_function")
-        return {n.name for n in itertools.takewhile(lambda n: all(o.name not in tangents for o in operands(n)), calls)}
+        """Names of the operators of the forward."""
+        times = Lifetimes(self.graph)
+        return {n.name for n in times.time if n.op == "call_function" and not times.late(n)}
 
     @cached_property
     def _given(self) -> set[fx.Node]:

@@ -151,7 +151,7 @@ def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistributio
     where = _where(operand)
     move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
     if move is None:
-        have = " or ".join(map(str, given))
+        have = " or ".join(sorted(map(str, given)))
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
     _check_way(move, operand, given)
 

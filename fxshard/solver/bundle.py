@@ -16,6 +16,7 @@ import highspy
 import numpy as np
 
 from .arrays import FloatArray, IntArray
+from .highs import loaded
 
 if TYPE_CHECKING:
     from .bounds import Ascent
@@ -153,10 +154,7 @@ def greatest(
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = np.searchsorted(column, np.arange(matrix.shape[1] + 1)).astype(np.int32)
     lp.a_matrix_.index_, lp.a_matrix_.value_ = row.astype(np.int32), matrix.T[column, row]
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)
-    highs.passModel(lp)
+    highs = loaded(lp)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None

@@ -122,12 +122,18 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
     lp.a_matrix_.value_ = columns.value[by_column]
     kinds = [highspy.HighsVarType.kInteger] * columns.binaries
     lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (count - columns.binaries)
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)
+    highs = loaded(lp)
     highs.setOptionValue("random_seed", 0)
     highs.setOptionValue("mip_feasibility_tolerance", 1e-9)
     highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
+    return highs
+
+
+def loaded(lp: highspy.HighsLp) -> highspy.Highs:
+    """HiGHS with a program, quiet and on one thread."""
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
     highs.passModel(lp)
     return highs
 

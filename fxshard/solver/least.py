@@ -23,7 +23,7 @@ from .model import Model, Undo, from_problem
 from .problem import PlacementProblem
 from .reductions import reduce
 from .reductions.arc_consistency import ArcConsistency
-from .reductions.memory import largest
+from .reductions.memory import largest, least
 from .relax import Relaxation
 from .scaling import SPAN_BITS, coarsen, quantise
 
@@ -57,9 +57,9 @@ def least_excess(problem: PlacementProblem, budget: Budget) -> Least:
     """
     raw = from_problem(problem)
     allowed, undo, _ = reduce(raw, (ArcConsistency(),), 1)
-    shift = max(0.0, float((floor(allowed) - raw.limits).max(initial=0.0)))
+    shift = max(0.0, float((least(allowed) - raw.limits).max(initial=0.0)))
     raised = replace(raw, limits=raw.limits + shift)
-    best = _Best(raised, shift, float((floor(allowed) - raised.limits).max(initial=-np.inf)))
+    best = _Best(raised, shift, float((least(allowed) - raised.limits).max(initial=-np.inf)))
     first = greedy(raw)
     if first is not None:
         best.offer(first)
@@ -106,7 +106,7 @@ def _search(relaxation: Relaxation, undo: Undo, best: _Best, budget: Budget) -> 
     near = NEAR * float(np.abs(best.model.limits).max())
     free = Ascent(coarsen(model, 0.0), budget, lambda choices, cost: np.inf)
     multipliers = np.zeros(len(model.limits))
-    multipliers[int((floor(model) - model.limits).argmax())] = most
+    multipliers[int((least(model) - model.limits).argmax())] = most
     planes: list[tuple[float, FloatArray]] = []
 
     def bounded(tried: FloatArray) -> None:
@@ -139,13 +139,3 @@ def _repair(polish: Polish, best: _Best, offer: Callable[[IntArray], None]) -> N
         if polish.repair():
             offer(polish.choices)
             return
-
-
-def floor(model: Model) -> FloatArray:
-    """The sum of each row were every use at its least."""
-    steps = np.zeros(len(model.limits) + 1)
-    for terms in model.uses:
-        for use in terms:
-            steps[use.lo] += use.amount.min()
-            steps[use.hi] -= use.amount.min()
-    return np.cumsum(steps)[:-1]

@@ -6,7 +6,8 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .compiled import compiled
-from .moving import MovedUses, paid
+from .moving import MovedUses
+from .transfers import paid
 from .uses import FlatUses
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray, starts
 from .compiled import compiled
-from .transfers import Flat, Transfer, Transfers, add
+from .transfers import Flat, Transfer, Transfers, add, paid
 
 
 class Use(NamedTuple):
@@ -79,19 +79,6 @@ class Moving:
             steps[use.lo] += most
             steps[use.hi] -= most
         return np.cumsum(steps)[:-1]
-
-
-@compiled
-def paid(flat: Flat, transfer: int, choices: IntArray) -> float:
-    """The cost of one transfer."""
-    row = flat.price_start[transfer] + flat.have[flat.have_start[transfer] + choices[flat.source[transfer]]] * flat.width[transfer]
-    total, there = 0.0, np.zeros(flat.width[transfer], dtype=np.bool_)
-    for r in range(flat.first[transfer], flat.first[transfer + 1]):
-        layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
-        if not there[layout]:
-            there[layout] = True
-            total += flat.prices[row + layout]
-    return total
 
 
 @compiled

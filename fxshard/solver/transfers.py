@@ -122,16 +122,23 @@ class Transfers(tuple[Transfer, ...]):
 
 
 @compiled
+def paid(flat: Flat, transfer: int, choices: IntArray) -> float:
+    """The cost of one transfer."""
+    row = flat.price_start[transfer] + flat.have[flat.have_start[transfer] + choices[flat.source[transfer]]] * flat.width[transfer]
+    total, there = 0.0, np.zeros(flat.width[transfer], dtype=np.bool_)
+    for r in range(flat.first[transfer], flat.first[transfer + 1]):
+        layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
+        if not there[layout]:
+            there[layout] = True
+            total += flat.prices[row + layout]
+    return total
+
+
+@compiled
 def _cost(flat: Flat, choices: IntArray) -> float:
     total = 0.0
-    for t in range(len(flat.source)):
-        row = flat.price_start[t] + flat.have[flat.have_start[t] + choices[flat.source[t]]] * flat.width[t]
-        paid = np.zeros(flat.width[t], dtype=np.bool_)
-        for r in range(flat.first[t], flat.first[t + 1]):
-            layout = flat.want[flat.want_start[r] + choices[flat.reader[r]]]
-            if not paid[layout]:
-                paid[layout] = True
-                total += flat.prices[row + layout]
+    for transfer in range(len(flat.source)):
+        total += paid(flat, transfer, choices)
     return total
 
 

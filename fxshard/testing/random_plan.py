@@ -77,11 +77,12 @@ def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Dec
     """Every other block is computed again; what both halves read is kept in a layout that its node offers, if not pending."""
     modes = Modes(annotated.graph)
     redone = {block.name: tuple(n.name for n in block.nodes) for block in modes.blocks if draw.choice([True, False])}
+    again_nodes = set(itertools.chain(*redone.values()))
     kept = {}
     for value in modes.times.values:
         crossing = modes.crossing(value)
         again = [r for r in modes.redone_readers(value) if modes.block[r].name in redone]
-        if crossing is None or not (crossing.late or again) or producer(value)[0].name in itertools.chain(*redone.values()):
+        if crossing is None or not (crossing.late or again) or producer(value)[0].name in again_nodes:
             continue
         kept[value.name] = draw.choice([x for x in input_layouts(value, annotated.mesh) if not x.has_partial])
     return Decision(specs, kept, redone)

@@ -15,7 +15,8 @@ SLICE = [("mlp", "a=2"), ("llama", "a=2"), ("llama_batch5", "a=4")]
 def test_random_plans(name: str, mesh: str) -> None:
     _, graph, _ = prepared(name)
     annotated = annotate(graph, mesh_of(mesh))
-    for seed in range(2):
-        plan = random_graph_plan(annotated, seed, frugal=True)
+    plans = [random_graph_plan(annotated, seed, frugal=True) for seed in range(2)]
+    for plan in plans:
         check(name, plan)
-        assert plan.recomputed or "layers" not in "".join(graph.returned)
+    assert any(r.ahead for plan in plans for r in plan.redistributions)
+    assert any(plan.recomputed for plan in plans)

@@ -41,6 +41,7 @@ def check(name: str, mesh: str, seed: int | None, train: bool) -> float:
     for coordinate in {program.classes[c]: c for c in where.coordinates()}.values():
         ratio = program_memory(program, coordinate=coordinate).peak / measure_memory(program, values, coordinate).peak
         worst = max(worst, ratio, 1 / ratio)
+    assert seed is not None or sum(plan.memory.values()) == pytest.approx(program_memory(program).peak, rel=0.2)
     return worst
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -75,12 +77,22 @@ def _in_rows(terms: tuple[Use, ...], position: IntArray) -> tuple[Use, ...]:
 
 def largest(model: Model) -> FloatArray:
     """The sum of each row were every use at its largest."""
+    return _summed(model, np.max) + model.moving.largest(len(model.limits))
+
+
+def least(model: Model) -> FloatArray:
+    """The sum of each row were every use at its least; transfers may all use nothing."""
+    return _summed(model, np.min)
+
+
+def _summed(model: Model, of: Callable[[FloatArray], float]) -> FloatArray:
+    """(rows,) one number of every use of the nodes, added up while it lasts."""
     steps = np.zeros(len(model.limits) + 1)
-    for terms in model.uses:
-        for use in terms:
-            steps[use.lo] += use.amount.max()
-            steps[use.hi] -= use.amount.max()
-    return np.cumsum(steps)[:-1] + model.moving.largest(len(model.limits))
+    for use in itertools.chain.from_iterable(model.uses):
+        amount = of(use.amount)
+        steps[use.lo] += amount
+        steps[use.hi] -= amount
+    return np.cumsum(steps)[:-1]
 
 
 def _drop_implied(model: Model, keep: np.ndarray) -> None:
