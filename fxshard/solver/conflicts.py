@@ -47,15 +47,21 @@ class Limits:
         """The error for a problem known to have no solution; a budget that ends makes it less exact."""
         model = _hard(self.problem)
         if not possible(model, budget):
-            nodes = _conflict(model, budget)
-            names = ", ".join(self.problem.name(node) for node in nodes)
-            return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
+            return self._nothing_allowed(model, budget)
         for index, (name, one) in enumerate(self._every):
-            least = self._found(index, budget)
+            try:
+                least = self._found(index, budget)
+            except Exhausted:
+                return self._nothing_allowed(model, budget)
             if least.found > 0:
                 return _missed(name, one, least)
         every = " and ".join(name for name, _ in self._every)
         return InfeasibleError(f"no allowed choice fits in {every} together, though one fits in each")
+
+    def _nothing_allowed(self, model: Model, budget: Budget) -> InfeasibleError:
+        nodes = _conflict(model, budget)
+        names = ", ".join(self.problem.name(node) for node in nodes)
+        return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
 
     def said(self) -> str:
         """What is known of limits that no plan kept, for a message."""

@@ -18,6 +18,7 @@ from .arrays import FloatArray, IntArray
 from .bounds import Ascent
 from .budget import Budget
 from .bundle import greatest
+from .infeasible import Exhausted
 from .local_search import Polish, greedy
 from .model import Model, Undo, from_problem
 from .problem import PlacementProblem
@@ -66,6 +67,8 @@ def least_excess(problem: PlacementProblem, budget: Budget) -> Least:
     if len(raw.limits) and best.least.found > 0:
         model = coarsen(quantise(replace(allowed, limits=raised.limits))[0], 2.0 ** (COST_BITS - SPAN_BITS))
         _search(Relaxation(model, None, budget), undo, best, budget)
+    if best.least.bound == np.inf:  # message passing proved it
+        raise Exhausted
     return best.least
 
 

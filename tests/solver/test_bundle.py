@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from fxshard.solver import PlacementProblem, solve
+from fxshard.solver import Live, PlacementProblem, Transfer, solve
 from fxshard.solver.bounds import Ascent
 from fxshard.solver.budget import Budget
 from fxshard.solver.bundle import greatest
@@ -85,6 +85,17 @@ def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
         combine(relaxation, search_tables, Budget())
     assert relaxation.value >= best
     assert relaxation.choices is None or model.fits(relaxation.choices)
+
+
+def test_a_transfer_that_no_layout_can_pay_leaves_nothing_allowed() -> None:
+    """Each reader alone has a price for some layout of the value, both together for none."""
+    prices = np.array([[0.0, 1.0, 0.0], [2.0, 0.0, np.inf], [2.0, 1.0, 0.0]])
+    transfer = Transfer(1, np.array([1, 2, 1]), ((0, np.array([1])), (0, np.array([2]))), prices)
+    costs = (np.array([2.0]), np.array([1.0, np.inf, 1.0]))
+    lives = (Live(3, 6, np.array([4.0, 5.0, 8.0]), node=1),)
+    problem = PlacementProblem(costs, (), (), (np.array([8.0]), np.array([2.0, 2.0, 1.0])), (None, None), 0.0, (), (transfer,), lives)
+    with pytest.raises(Exhausted):
+        least_excess(problem, Budget())
 
 
 def test_parts_of_two_plans() -> None:
