@@ -42,7 +42,7 @@ HALVINGS = 30
 
 def is_large(relaxation: Relaxation) -> bool:
     """Whether a core comes before the rest. Under limits on rows plans are made by their multipliers."""
-    return not len(relaxation.model.limits) and len(relaxation.ascent.sweeper.splits.values) > LARGE
+    return not len(relaxation.model.limits) and relaxation.ascent.sweeper.splits.own[-1] > LARGE
 
 
 def search_core(relaxation: Relaxation, search: Search, budget: Budget) -> None:
@@ -71,7 +71,7 @@ def _states(ascent: Ascent, plan: IntArray) -> list[IntArray]:
         kept = excess < most
         kept[offset[:-1] + plan] = True
         count = np.add.reduceat(kept.astype(np.int64), offset[:-1])
-        if (count[ends[0]] * count[ends[1]]).sum() <= PART * len(sweeper.splits.values):
+        if (count[ends[0]] * count[ends[1]]).sum() <= PART * sweeper.splits.own[-1]:
             break
         most /= 2
     return [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)]

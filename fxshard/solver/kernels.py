@@ -11,7 +11,9 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .compiled import compiled
-from .transfers import Flat
+
+DENSE = 3
+"""Part of the columns (a third) of which enough are left that reading all of them in turn is no slower."""
 
 
 class Wiring(NamedTuple):
@@ -23,7 +25,8 @@ class Wiring(NamedTuple):
     offset: IntArray  # (n + 1,) where each node's states begin
     ends: IntArray  # (2, L) nodes
     sizes: IntArray  # (2, L) classes of each end
-    table: IntArray  # (L + 1,) where each table begins in the values, row by row
+    table: IntArray  # (L,) where each table begins in the values, row by row; several links may have one table
+    own: IntArray  # (L + 1,) where it would if each link had its own
     classes: IntArray  # the class of each state, link by link and end by end
     start: IntArray  # (2, L) where in them an end begins
     message: IntArray  # (2, L + 1) where the message of a direction begins: a number per class of its receiver
@@ -85,20 +88,21 @@ def sweep(
             read += height * width
             for k in range(receivers):
                 message[k] = np.inf
+            dense = DENSE * width >= columns
             for a in rows_left[:height]:
-                for b in columns_left[:width]:
-                    value = values[table + a * columns + b]
-                    if direction == 0:
-                        message[b] = min(message[b], value + given[a])
-                    else:
-                        message[a] = min(message[a], value + given[b])
+                row = values[table + a * columns : table + (a + 1) * columns]
+                if direction == 0:
+                    forward_row(row, given[a], message, columns_left[:width], dense)
+                else:
+                    message[a] = backward_row(row, given, columns_left[:width], dense)
+            if direction == 0 and dense and width < columns:
+                left_by_class(wiring, weights, link, 1, given)
+                for b in range(columns):
+                    message[b] += given[b]
             if direction == 1 and wiring.shared[link]:
-                for cell in range(table, table + rows * columns):
-                    slack[cell] = np.inf
-                for a in rows_left[:height]:
-                    for b in columns_left[:width]:
-                        cell = table + a * columns + b
-                        slack[cell] = values[cell] + given[b] - message[a] if values[cell] < np.inf else np.inf
+                for a in range(rows):
+                    begin_row, end_row = table + a * columns, table + (a + 1) * columns
+                    spare_row(values[begin_row:end_row], given, message[a], slack[begin_row:end_row])
             least = np.inf
             for k in range(receivers):
                 least = min(least, message[k])
@@ -115,6 +119,41 @@ def sweep(
             for k in range(receivers):
                 sent[arriving + k] = message[k]
     return total, read
+
+
+@compiled
+def forward_row(row: FloatArray, given: float, message: FloatArray, left: IntArray, dense: bool) -> None:
+    """Lower what arrives at the columns (at least those left) to a row of a table with what its sender gives."""
+    if dense:
+        for b in range(len(row)):
+            message[b] = min(message[b], row[b] + given)
+    else:
+        for b in left:
+            message[b] = min(message[b], row[b] + given)
+
+
+@compiled
+def backward_row(row: FloatArray, given: FloatArray, left: IntArray, dense: bool) -> float:
+    """The least of a row of a table with what the columns give, `inf` where none are left."""
+    least = np.inf
+    if dense:
+        for b in range(len(row)):
+            least = min(least, row[b] + given[b])
+    else:
+        for b in left:
+            least = min(least, row[b] + given[b])
+    return least
+
+
+@compiled
+def spare_row(row: FloatArray, given: FloatArray, message: float, slack: FloatArray) -> None:
+    """What the pairs of a row could cost less without harm to the message, `inf` where they are forbidden."""
+    if message == np.inf:
+        for b in range(len(row)):
+            slack[b] = np.inf
+    else:
+        for b in range(len(row)):
+            slack[b] = row[b] + given[b] - message
 
 
 @compiled
@@ -171,149 +210,59 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
     return True
 
 
-class Sharing(NamedTuple):
-    """The prices that readers share: S transfers with K links in all. A *slot* is a price, (given, layout) of one transfer; its
-    *cells* are what the links of the readers that may want the layout have of it."""
+class Messages(NamedTuple):
+    """Where message passing stands."""
 
-    first: IntArray  # (S + 1,) where the links of each transfer begin
-    link: IntArray  # (K,) indexes of links
-    start: IntArray  # (K,) where their tables begin in the values
-    across: IntArray  # (K,) 1 where the rows of the table are the wanted layouts, not the given ones
-    wanted: IntArray  # (K,) wanted layouts that occur
-    given: IntArray  # (S,) given layouts that occur
-    width: IntArray  # (S,) layouts
-    column: IntArray  # link by link and layout by layout: its place among those wanted, -1 where it does not occur
-    column_start: IntArray  # (K + 1,)
-
-
-class Priced(NamedTuple):
-    """What a unit of each use of transfers costs, U of them, now and before."""
-
-    first: IntArray  # (T + 1,) where the uses of each transfer begin
-    amounts: Flat  # of U transfers whose prices are the amounts
-    rates: FloatArray  # (U,)
-    before: FloatArray  # (U,)
+    values: FloatArray  # the tables
+    weights: FloatArray  # (states,)
+    forward: FloatArray  # of direction 0
+    backward: FloatArray
+    share: FloatArray  # (n,) part of its weights that a node gives each chain
 
 
 @compiled
-def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: IntArray) -> int:
-    """Fills in the cells of a slot; how many there are."""
-    count = 0
-    for k in range(sharing.first[transfer], sharing.first[transfer + 1]):
-        column = sharing.column[sharing.column_start[k] + layout]
-        if column >= 0:
-            inside = column * sharing.given[transfer] + given if sharing.across[k] else given * sharing.wanted[k] + column
-            cells[count] = sharing.start[k] + inside
-            count += 1
-    return count
+def link_slacks(wiring: Wiring, link: int, at: Messages, given: FloatArray, left: FloatArray, table: FloatArray) -> float:
+    """After a sweep of direction 1: fills in what the table of a link has left, row by row; the least of it.
 
-
-@compiled
-def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
-    """Take what the cells of each slot can spare, and share it out evenly, the odd rest to the first.
-
-    A cell with `inf` to spare needs nothing, and gets nothing where others do.
+    given, left: room for a number per class; afterwards the first holds what the sender gave.
     """
-    cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
-    for transfer in range(len(sharing.given)):
-        for given in range(sharing.given[transfer]):
-            for layout in range(sharing.width[transfer]):
-                count = cells_of(sharing, transfer, given, layout, cells)
-                if count == 0:
-                    continue
-                pool, needy, chosen = 0.0, 0, 0
-                for k in range(count):
-                    cell = cells[k]
-                    if slack[cell] < np.inf:
-                        needy += 1
-                        chosen = k if needy == 1 else chosen
-                    if values[cell] < np.inf:
-                        spare = min(values[cell], slack[cell])
-                        pool += spare
-                        values[cell] -= spare
-                each = np.floor(pool / max(1, needy))
-                for k in range(count):
-                    if slack[cells[k]] < np.inf:
-                        values[cells[k]] += each
-                        pool -= each
-                values[cells[chosen]] += pool
+    left_by_class(wiring, at.weights, link, 0, left)
+    sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]
+    classes = wiring.start[1, link] - wiring.offset[sender]
+    for b in range(columns):
+        given[b] = np.inf
+    for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
+        b = wiring.classes[classes + state]
+        given[b] = min(given[b], np.floor(at.weights[state] * at.share[sender]))
+    values = at.values[wiring.table[link] : wiring.table[link] + rows * columns]
+    forward = at.forward[wiring.message[0, link] : wiring.message[0, link] + columns]
+    least = np.inf
+    for a in range(rows):
+        back = at.backward[wiring.message[1, link] + a] - left[a]
+        for b in range(columns):
+            table[a * columns + b] = values[a * columns + b] - (back + forward[b]) + given[b]
+            least = min(least, table[a * columns + b])
+    return least
 
 
 @compiled
-def reprice(values: FloatArray, sharing: Sharing, layouts: IntArray, layout_start: IntArray, prices: Flat, priced: Priced) -> None:
-    """Make the cells of each slot add up to its price with what its uses cost at other rates: a rise is shared evenly, a fall taken in
-    proportion, the odd rest goes to the first.
+def slacks(wiring: Wiring, at: Messages, tables: FloatArray, least: FloatArray) -> FloatArray:
+    """After a sweep of direction 1: fills in the least that each table has left, and returns what the states keep, (states,).
 
-    sharing: of all transfers. layouts: the given layouts that occur, transfer by transfer at `layout_start`; `prices` without uses.
+    tables: filled in with what each has left, the table of each link on its own; or room for the largest, and of no use afterwards.
     """
-    cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
-    for transfer in range(len(sharing.given)):
-        changed = False
-        for use in range(priced.first[transfer], priced.first[transfer + 1]):
-            changed = changed or priced.rates[use] != priced.before[use]
-        if not changed:
-            continue
-        width = sharing.width[transfer]
-        for given in range(sharing.given[transfer]):
-            row = layouts[layout_start[transfer] + given] * width
-            for layout in range(width):
-                price = prices.prices[prices.price_start[transfer] + row + layout]
-                if price == np.inf:
-                    continue
-                more = 0.0
-                for use in range(priced.first[transfer], priced.first[transfer + 1]):
-                    more += priced.amounts.prices[priced.amounts.price_start[use] + row + layout] * priced.rates[use]
-                price += np.floor(more * (1 - 2.0**-50))  # each product may have been rounded up
-                count = cells_of(sharing, transfer, given, layout, cells)
-                before = 0.0
-                for k in range(count):
-                    before += values[cells[k]]
-                if count == 0 or before == price:
-                    continue
-                change = price - before
-                for k in range(count):
-                    cell = cells[k]
-                    values[cell] += np.floor(change / count) if change >= 0 else -np.floor(values[cell] * (-change / before))
-                rest = price
-                for k in range(count):
-                    rest -= values[cells[k]]
-                for k in range(count):
-                    part = max(rest, -values[cells[k]])
-                    values[cells[k]] += part
-                    rest -= part
-
-
-@compiled
-def slacks(
-    wiring: Wiring,
-    values: FloatArray,
-    weights: FloatArray,
-    forward: FloatArray,
-    backward: FloatArray,
-    share: FloatArray,
-    tables: FloatArray,
-) -> FloatArray:
-    """After a sweep of direction 1: fills in what each table has left, and returns what the states keep, (states,)."""
-    kept = weights[: wiring.offset[-1]].copy()
+    kept = at.weights[: wiring.offset[-1]].copy()
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     given, left = np.empty(width), np.empty(width)
+    every = len(tables) == wiring.own[-1]
     for link in range(len(wiring.shared)):
-        left_by_class(wiring, weights, link, 0, left)
-        sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]
+        begin, end = (wiring.own[link], wiring.own[link + 1]) if every else (0, wiring.own[link + 1] - wiring.own[link])
+        least[link] = link_slacks(wiring, link, at, given, left, tables[begin:end])
+        sender = wiring.ends[1, link]
         classes = wiring.start[1, link] - wiring.offset[sender]
-        for b in range(columns):
-            given[b] = np.inf
-        for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
-            b = wiring.classes[classes + state]
-            given[b] = min(given[b], np.floor(weights[state] * share[sender]))
         for state in range(wiring.offset[sender], wiring.offset[sender + 1]):
             if kept[state] < np.inf:
                 kept[state] -= given[wiring.classes[classes + state]]
-        for a in range(rows):
-            for b in range(columns):
-                cell = wiring.table[link] + a * columns + b
-                moved = backward[wiring.message[1, link] + a] + forward[wiring.message[0, link] + b]
-                tables[cell] = values[cell] - moved + given[b] + left[a]
     return kept
 
 
@@ -325,20 +274,44 @@ def collect(wiring: Wiring, tables: FloatArray, kept: FloatArray, chains: FloatA
     for node in range(len(wiring.offset) - 1):
         for position in range(wiring.first[0, node], wiring.first[0, node + 1]):
             link = wiring.leaving[0, position]
-            rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
             least_by_class(wiring, excess, link, 0, chains[node], given)
-            arriving = wiring.message[0, link]
-            for b in range(columns):
-                arrived[arriving + b] = np.inf
-            for a in range(rows):
-                for b in range(columns):
-                    value = given[a] + tables[wiring.table[link] + a * columns + b]
-                    arrived[arriving + b] = min(arrived[arriving + b], value)
-            receiver = wiring.ends[1, link]
-            classes = wiring.start[1, link] - wiring.offset[receiver]
-            for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
-                excess[state] += arrived[arriving + wiring.classes[classes + state]]
+            came = arrived[wiring.message[0, link] : wiring.message[0, link + 1]]
+            collect_link(wiring, link, tables[wiring.own[link] : wiring.own[link + 1]], given, came, excess)
     return excess
+
+
+@compiled
+def collect_brief(wiring: Wiring, at: Messages, least: FloatArray, kept: FloatArray, chains: FloatArray) -> FloatArray:
+    """The same of tables that are made link by link, less the least of each: a third of the memory where a model is large."""
+    excess = kept.copy()
+    width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
+    given, left, came = np.empty(width), np.empty(width), np.empty(width)
+    table = np.empty((wiring.own[1:] - wiring.own[:-1]).max() if len(least) else 0)
+    for node in range(len(wiring.offset) - 1):
+        for position in range(wiring.first[0, node], wiring.first[0, node + 1]):
+            link = wiring.leaving[0, position]
+            size = wiring.own[link + 1] - wiring.own[link]
+            link_slacks(wiring, link, at, given, left, table[:size])
+            for cell in range(size):
+                table[cell] -= least[link]
+            least_by_class(wiring, excess, link, 0, chains[node], given)
+            collect_link(wiring, link, table[:size], given, came[: wiring.sizes[1, link]], excess)
+    return excess
+
+
+@compiled
+def collect_link(wiring: Wiring, link: int, table: FloatArray, given: FloatArray, came: FloatArray, excess: FloatArray) -> None:
+    """Fills in what comes over a link where its sender gives so much by class, and adds it to its receiver's states."""
+    rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
+    for b in range(columns):
+        came[b] = np.inf
+    for a in range(rows):
+        for b in range(columns):
+            came[b] = min(came[b], given[a] + table[a * columns + b])
+    receiver = wiring.ends[1, link]
+    classes = wiring.start[1, link] - wiring.offset[receiver]
+    for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
+        excess[state] += came[wiring.classes[classes + state]]
 
 
 @compiled
@@ -368,6 +341,6 @@ def forbid_pairs(wiring: Wiring, tables: FloatArray, excess: FloatArray, arrived
             others[b] = others[b] - came if others[b] < np.inf else np.inf
         for a in range(rows):
             for b in range(columns):
-                cell = wiring.table[link] + a * columns + b
+                cell = wiring.own[link] + a * columns + b
                 if whole[a] + tables[cell] >= room or part[a] + tables[cell] + others[b] >= room:
                     tables[cell] = np.inf

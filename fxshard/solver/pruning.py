@@ -77,12 +77,12 @@ def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:
     sweeper.sweep(1)
     ascent.budget.charge(3 * sweeper.entries)  # what is left is read twice more
     tables, kept = sweeper.slacks()
-    least = [_least(kept, nodes), _least(tables, splits.start[:-1])]
+    least = [_least(kept, nodes), _least(tables, splits.own[:-1])]
     if np.isinf(least[0]).any() or np.isinf(least[1]).any():
         raise Exhausted
     total = model.constant + float(least[0].sum() + least[1].sum())
     kept -= np.repeat(least[0], np.diff(sweeper.offset))
-    tables -= np.repeat(least[1], np.diff(splits.start))
+    tables -= np.repeat(least[1], np.diff(splits.own))
     room = cutoff - (total - ascent.memory.allowance(ascent.multipliers))
     arrived = np.empty_like(sweeper.messages[0])
     excess = collect(wiring, tables, kept, sweeper.chains, arrived)
@@ -99,14 +99,10 @@ def excess_of(ascent: Ascent) -> tuple[FloatArray, float]:
     sweeper = ascent.sweeper
     sweeper.sweep(1)
     ascent.budget.charge(2 * sweeper.entries)
-    tables, kept = sweeper.slacks(brief=True)
-    bound = ascent.model.constant - ascent.memory.allowance(ascent.multipliers)
-    for values, begins in ((kept, sweeper.offset), (tables, sweeper.splits.start)):
-        least = _least(values, begins[:-1])
-        bound += float(least.sum())
-        for low, high, lower in zip(begins[:-1], begins[1:], least, strict=True):
-            values[low:high] -= lower
-    return collect(sweeper.wiring, tables, kept, sweeper.chains, np.empty_like(sweeper.messages[0])), bound
+    least, kept = sweeper.least_slacks()
+    own = _least(kept, sweeper.offset[:-1])
+    bound = ascent.model.constant - ascent.memory.allowance(ascent.multipliers) + float(own.sum() + least.sum())
+    return sweeper.excess(least, kept - np.repeat(own, np.diff(sweeper.offset))), bound
 
 
 def _least(values: FloatArray, starts: IntArray) -> FloatArray:

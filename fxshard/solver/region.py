@@ -31,14 +31,13 @@ class Reparametrised:
 
     def __init__(self, ascent: Ascent) -> None:
         sweeper = ascent.sweeper
-        tables, kept = sweeper.slacks()
+        self._link_least, kept = sweeper.least_slacks()
         self.model, self.links, self.offset = ascent.model, sweeper.links, sweeper.offset
         _, self._weights, *self._messages, self._splits, _ = sweeper.state()
         self._share = 1.0 / sweeper.chains
         self._table_start, self._message_start = sweeper.splits.start, sweeper.wiring.message
         self._kept = kept
         self._node_least = np.minimum.reduceat(kept, self.offset[:-1])
-        self._link_least = np.minimum.reduceat(tables, self._table_start[:-1]) if len(self.links) else np.zeros(0)
         self.constant = self.model.constant - ascent.memory.allowance(ascent.multipliers)
         self.bound = self.constant + float(self._node_least.sum() + self._link_least.sum())
 
@@ -114,8 +113,8 @@ class Reparametrised:
         return values[self.offset[node] : self.offset[node + 1]]
 
     def _split(self, number: int) -> FloatArray:
-        part = self._splits[self._table_start[number] : self._table_start[number + 1]]
-        return part.reshape(self.links[number].shape)
+        (rows, columns), start = self.links[number].shape, self._table_start[number]
+        return self._splits[start : start + rows * columns].reshape(rows, columns)
 
     def _message(self, number: int, direction: int) -> FloatArray:
         start = self._message_start[direction]

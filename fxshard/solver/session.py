@@ -89,7 +89,7 @@ class Session:
 
         Nothing is kept of what is too large, nor where rows tie all nodes together: no region is free to change then.
         """
-        if len(relaxation.model.limits) or len(relaxation.ascent.sweeper.splits.values) > MOST_KEPT:
+        if len(relaxation.model.limits) or relaxation.ascent.sweeper.splits.own[-1] > MOST_KEPT:
             return
         state = relaxation.ascent.sweeper.state()
         self._root_of = lambda: _root(relaxation, state, scale, reach)

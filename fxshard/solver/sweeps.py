@@ -11,7 +11,7 @@ import numpy as np
 
 from . import kernels
 from .arrays import BoolArray, FloatArray, IntArray, starts
-from .kernels import Wiring
+from .kernels import Messages, Wiring
 from .links import Link, Splits
 from .model import Model
 
@@ -40,7 +40,7 @@ class Sweeper:
         self.cap = float(2 ** int(51 - np.ceil(np.log2(most + 2))))
         self._share = 1.0 / self.chains
         self._slack = np.zeros(len(self.splits.values))
-        self.entries = 2 * (len(self.theta) + len(self.splits.values))
+        self.entries = 2 * (len(self.theta) + int(self.splits.own[-1]))
         """What the last sweep touched."""
         self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
         """What decoding touches: of each table one row, by the classes of all states."""
@@ -84,15 +84,26 @@ class Sweeper:
         found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices)
         return choices if found else None
 
-    def slacks(self, *, brief: bool = False) -> tuple[FloatArray, FloatArray]:
+    def slacks(self) -> tuple[FloatArray, FloatArray]:
         """After a sweep of direction 1: what each table has left once the senders' shares are added, and what states keep, (states,).
 
-        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost. brief: the first
-        holds until the next sweep only, and takes no memory.
+        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost.
         """
-        tables = self._slack if brief else np.empty_like(self.splits.values)
-        forward, backward = self.messages
-        return tables, kernels.slacks(self.wiring, self.splits.values, self.weights, forward, backward, self._share, tables)
+        tables = np.empty(int(self.splits.own[-1]))
+        return tables, kernels.slacks(self.wiring, self._at(), tables, np.empty(len(self.links)))
+
+    def least_slacks(self) -> tuple[FloatArray, FloatArray]:
+        """The same with the least alone that each table has left, (links,)."""
+        least = np.empty(len(self.links))
+        room = np.empty(int(np.diff(self.splits.own).max(initial=0)))
+        return least, kernels.slacks(self.wiring, self._at(), room, least)
+
+    def excess(self, least: FloatArray, kept: FloatArray) -> FloatArray:
+        """What each state costs at least, (states,), above what all links and nodes keep in any case: see `kernels.collect`."""
+        return kernels.collect_brief(self.wiring, self._at(), least, kept, self.chains)
+
+    def _at(self) -> Messages:
+        return Messages(self.splits.values, self.weights, self.messages[0], self.messages[1], self._share)
 
 
 def _wire(sizes: IntArray, links: list[Link], splits: Splits) -> Wiring:
@@ -107,6 +118,7 @@ def _wire(sizes: IntArray, links: list[Link], splits: Splits) -> Wiring:
         ends,
         shapes,
         splits.start,
+        splits.own,
         np.concatenate([*parts, np.zeros(0, dtype=np.int64)]),
         start,
         np.stack([starts(shapes[1]), starts(shapes[0])]),
