@@ -121,19 +121,43 @@ def test_what_is_surrounded_costs_what_it_does_in_the_whole(problem: PlacementPr
 
 def test_a_long_chain_is_answered_from_a_region() -> None:
     """Numbers that a region alone can give, the whole being much larger than it."""
-    rng = np.random.default_rng(0)
-    count, states = 400, 4
-    costs = tuple(rng.integers(0, 100, states).astype(float) for _ in range(count))
-    layouts = np.arange(states)
-    prices = [rng.integers(1, 100, (states, states)) * (1.0 - np.eye(states)) for _ in range(count)]
-    transfers = tuple(Transfer(i, layouts, ((i + 1, layouts),), prices[i]) for i in range(count - 1))
-    problem = PlacementProblem(costs, transfers=transfers)
+    problem, costs, prices = _long_chain(400)
     session = Session(problem, regions=(30,))
     for node in (0, 57, 399):
-        for state in range(states):
-            found = session.again({node: layouts == state})
+        for state in range(4):
+            found = session.again({node: np.arange(4) == state})
             assert found.steps[0][0] == "region"
             assert found.objective == found.lower_bound == _chain(costs, prices, node, state)
+
+
+def test_going_on_knows_what_is_forbidden() -> None:
+    """On a chain messages are exact: from those of the first solve on, the bound alone says what a pin costs."""
+    problem, costs, prices = _long_chain(40)
+    model, scale = quantise(from_problem(problem))
+    relaxation = Relaxation(model, None, Budget())
+    relaxation.run()
+    state, first = relaxation.ascent.sweeper.state(), relaxation.value
+    assert relaxation.choices is not None and relaxation.bound == first
+    for node in (0, 17, 39):
+        for kept in range(4):
+            allowed = np.arange(4) == kept
+            pinned = relaxation.choices.copy()
+            pinned[node] = kept
+            narrow = [np.where(allowed, c, np.inf) if i == node else c for i, c in enumerate(model.costs)]
+            inner = replace(model, costs=narrow)
+            again = relaxation.from_state(state, inner, inner, pinned, 0.0, Budget())
+            again.run()
+            assert again.bound == again.value == _chain(costs, prices, node, kept) * scale.factor
+            assert again.choices is not None and again.choices[node] == kept
+
+
+def _long_chain(count: int) -> tuple[PlacementProblem, tuple[np.ndarray, ...], list[np.ndarray]]:
+    """Nodes of four states, each with a value that the next one reads; what they cost, and what bringing the values does."""
+    rng, layouts = np.random.default_rng(0), np.arange(4)
+    costs = tuple(rng.integers(0, 100, 4).astype(float) for _ in range(count))
+    prices = [rng.integers(1, 100, (4, 4)) * (1.0 - np.eye(4)) for _ in range(count)]
+    transfers = tuple(Transfer(i, layouts, ((i + 1, layouts),), prices[i]) for i in range(count - 1))
+    return PlacementProblem(costs, transfers=transfers), costs, prices
 
 
 def _chain(costs: tuple[np.ndarray, ...], prices: list[np.ndarray], node: int, state: int) -> float:
