@@ -11,6 +11,8 @@ from torch import fx
 from fxshard.call import Call, is_hashable
 from fxshard.layout import Layout, all_layouts
 from fxshard.mesh import Mesh
+from fxshard.passes.alike import Alike
+from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
 from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
@@ -33,6 +35,16 @@ class Annotated:
     def windows(self) -> Windows:
         """The compute that can hide redistributions of its values."""
         return Windows(self.graph, self.mesh, self.specs, self.calls)
+
+    @cached_property
+    def times(self) -> Lifetimes:
+        """When its values are read."""
+        return Lifetimes(self.graph)
+
+    @cached_property
+    def written(self) -> Alike:
+        """What was written down of its nodes in plans before: a question changes few of them."""
+        return Alike()
 
 
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:

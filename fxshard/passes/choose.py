@@ -24,7 +24,7 @@ from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
 from fxshard.passes.lifetimes import Lifetimes, held, peak
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Recomputed, expanded
-from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
 from fxshard.redistribution import Price, path_communication, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
@@ -130,12 +130,11 @@ def write_plan(
     annotated, specs = _expanded(annotated, decision)
     graph = annotated.graph
     timed = unit == "microseconds"
-    nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in planned_nodes(graph))
+    nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in annotated.times.operands)
     hides = _hiding(traced, decision.recomputed) if timed else None
     moves = tuple(_redistributions(annotated, specs, price, decision.kept, hides))
     total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
-    ends = [n for n in planned_nodes(graph) if n.op == "output"]
-    returned = operands(ends[0])
+    returned = annotated.times.operands[graph.module.graph.output_node()]
     return ShardingPlan(
         mesh=mesh,
         train=graph.train,
@@ -145,7 +144,7 @@ def write_plan(
         certificate=Certificate(unit, total, 0.0),
         inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
         outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
-        memory=memory_at_peak(graph, specs, moves, mesh, optimizer),
+        memory=memory_at_peak(annotated.times, specs, moves, mesh, optimizer),
         memory_limit=memory_limit,
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
@@ -165,16 +164,19 @@ def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
 
 
 def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:
-    values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
-    call = annotated.calls.get(node.name)
-    return PlannedNode(
-        name=node.name,
-        op=str(node.target) if node.op == "call_function" else node.op,
-        spec=spec,
-        shapes=tuple(plain_shape(v.shape) for v in values),
-        dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-        compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
-    )
+    def made() -> PlannedNode:
+        values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
+        call = annotated.calls.get(node.name)
+        return PlannedNode(
+            name=node.name,
+            op=str(node.target) if node.op == "call_function" else node.op,
+            spec=spec,
+            shapes=tuple(plain_shape(v.shape) for v in values),
+            dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
+            compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
+        )
+
+    return annotated.written(("node", node.name, timed), (spec,), made)
 
 
 def _hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
@@ -195,15 +197,15 @@ def _redistributions(
 
     The backward reads what is ``kept`` of a value: from there it is brought into other layouts anew.
     """
-    times = Lifetimes(annotated.graph) if kept else None
+    times = annotated.times
     every: dict[tuple[str, bool], list[tuple[str, int]]] = {}
     values: dict[str, fx.Node] = {}
     needs: dict[str, dict[tuple[Layout, Layout, bool], list[tuple[str, int]]]] = {}
     """Value -> (from, to, whether from what is kept) -> readers."""
     early: set[tuple[str, Layout]] = set()
-    for node in planned_nodes(annotated.graph):
-        late = times is not None and times.late(node)
-        for k, (operand, want) in enumerate(zip(operands(node), specs[node.name].inputs, strict=True)):
+    for node, read in times.operands.items():
+        late = bool(kept) and times.late(node)
+        for k, (operand, want) in enumerate(zip(read, specs[node.name].inputs, strict=True)):
             source, index = producer(operand)
             have = specs[source.name].outputs[index]
             held_as = kept.get(operand.name, have) if late else have
@@ -219,23 +221,37 @@ def _redistributions(
                 early.add((operand.name, want))
     moves = []
     for name, found in needs.items():
-        value = values[name].meta["val"]
-        shape, itemsize = plain_shape(value.shape), value.dtype.itemsize
         for (have, target, anew), readers in found.items():
-            moved = have, target, shape, itemsize, annotated.mesh, price
-            beside = None if hides is None else hides(name, every.get((name, anew), []))
-            hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
+            asked = tuple(every.get((name, anew), ()))
             ahead = not anew and kept.get(name) == target and (name, target) not in early
-            path = steps(have, target, shape, itemsize, annotated.mesh, price)
-            moves.append(
-                Redistribution(name, shape, itemsize, have, target, path, tuple(readers), path_price(*moved) - hidden, hidden, ahead)
-            )
+            entry = partial(_redistribution, annotated, values[name], (have, target), tuple(readers), asked, ahead, price, hides)
+            key = "redistribution", name, have, target, tuple(readers), asked, ahead, hides is None
+            moves.append(annotated.written(key, (price,), entry))
     return moves
 
 
-def memory_at_peak(graph: PlanningGraph, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
+def _redistribution(
+    annotated: Annotated,
+    node: fx.Node,
+    ends: tuple[Layout, Layout],
+    readers: tuple[tuple[str, int], ...],
+    asked: tuple[tuple[str, int], ...],
+    ahead: bool,
+    price: Price,
+    hides: Hides | None,
+) -> Redistribution:
+    """``asked``: all who read the value, in whatever layout, where this one is brought from."""
+    value = node.meta["val"]
+    shape, itemsize = plain_shape(value.shape), value.dtype.itemsize
+    moved = *ends, shape, itemsize, annotated.mesh, price
+    beside = None if hides is None else hides(node.name, asked)
+    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
+    return Redistribution(node.name, shape, itemsize, *ends, steps(*moved), readers, path_price(*moved) - hidden, hidden, ahead)
+
+
+def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
     """Bytes per device by kind when the most is in use."""
-    found = held(graph, specs, moves, mesh, optimizer)
+    found = held(times, specs, moves, mesh, optimizer)
     time, _ = peak(found)
     kinds: dict[str, int] = {}
     for one in found:
@@ -273,7 +289,7 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
         decision = _chosen(graph, formulation, error.least_choices)
         annotated, specs = _expanded(annotated, decision)
         moves = _redistributions(annotated, specs, formulation.price, decision.kept, None)
-        found = held(annotated.graph, specs, moves, mesh, constraints.optimizer)
+        found = held(annotated.times, specs, moves, mesh, constraints.optimizer)
         time, _ = peak(found)
         names = {end.node: end.name for end in graph.inputs}
         most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]

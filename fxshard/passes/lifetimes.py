@@ -49,9 +49,10 @@ class Lifetimes:
         nodes = planned_nodes(graph)
         self.time = {node: k for k, node in enumerate(nodes)}
         self.end = len(nodes)
+        self.operands = {node: operands(node) for node in nodes}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
-        for node in nodes:
-            for operand in operands(node):
+        for node, read in self.operands.items():
+            for operand in read:
                 self.readers.setdefault(operand, []).append(node)
         self.tangents = {end.node for end in graph.inputs_of("tangent")}
         self._last: dict[fx.Node, int] = {}
@@ -84,7 +85,7 @@ class Lifetimes:
     @cached_property
     def turn(self) -> int:
         """When the backward begins: at the first node that reads a tangent, the end where none does."""
-        return min((self.time[n] for n in self.time if any(o.name in self.tangents for o in operands(n))), default=self.end)
+        return min((self.time[n] for n in self.time if any(o.name in self.tangents for o in self.operands[n])), default=self.end)
 
     def late(self, node: fx.Node) -> bool:
         """Whether a node runs in the backward; what returns values is of neither half."""
@@ -140,11 +141,9 @@ def parameter_state(node: fx.Node, optimizer: Optimizer) -> float:
     return 1 + optimizer.bytes_per_element(value.dtype) / value.dtype.itemsize
 
 
-def held(
-    graph: PlanningGraph, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
-) -> list[Held]:
+def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
     """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
-    times, found = Lifetimes(graph), []
+    found = []
     entries: dict[str, list[Redistribution]] = {}
     for move in moves:
         entries.setdefault(move.value, []).append(move)
@@ -175,7 +174,7 @@ def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[st
     ends = [times.born(value) + 1]
     ends += [_moved(value, entry, times, moves, have)[0] + 1 for entry in moves if entry.source == have]
     for reader in times.readers.get(value, []):
-        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(operands(reader))):
+        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
             views = values_of(reader) if times.is_view(reader) else []
             ends += [_until(v, times, entries, specs) for v in views] or [times.read_until(value, reader)]
     return max(ends)

@@ -54,11 +54,39 @@ def search_core(relaxation: Relaxation, search: Search, budget: Budget) -> None:
     states = _states(ascent, plan)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    model, undo = keep_states(ascent.model, states)
-    start = np.asarray([int(np.searchsorted(left, choice)) for left, choice in zip(states, plan, strict=True)])
-    found, _ = search(model, start, budget.part(CORE_WORK))
+    found, _ = _searched(ascent.model, states, plan, search, budget.part(CORE_WORK))
     if found is not None:
-        relaxation.take(undo(found))
+        relaxation.take(found)
+
+
+def search_left(relaxation: Relaxation, plan: IntArray, search: Search, budget: Budget) -> bool:
+    """Search the states that may be in a better plan, and those of a plan of the model that messages work on, as a model of its own.
+
+    That is a proof too: what is left out is in no plan below the cutoff. Whether the states left were few enough.
+    """
+    ascent = relaxation.ascent
+    excess, bound = excess_of(ascent)
+    relaxation.prove(bound)
+    if relaxation.bound >= relaxation.cutoff:
+        return True
+    offset = ascent.sweeper.offset
+    kept = excess < relaxation.cutoff - bound
+    kept[offset[:-1] + plan] = True
+    if kept.sum() > MOST_LEFT * len(kept):
+        return False
+    found, proven = _searched(ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget)
+    if found is not None:
+        relaxation.take(found)
+    relaxation.prove(proven)
+    return True
+
+
+def _searched(model: Model, states: list[IntArray], plan: IntArray, search: Search, budget: Budget) -> tuple[IntArray | None, float]:
+    """Search some states of a model, a plan's among them."""
+    smaller, undo = keep_states(model, states)
+    start = np.asarray([int(np.searchsorted(left, choice)) for left, choice in zip(states, plan, strict=True)])
+    found, bound = search(smaller, start, budget)
+    return None if found is None else undo(found), bound
 
 
 def _states(ascent: Ascent, plan: IntArray) -> list[IntArray]:

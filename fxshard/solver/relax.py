@@ -59,6 +59,7 @@ class Relaxation:
         other.model = replace(model, grain=max(model.grain, float(np.floor(gap * abs(value)))))
         self.ascent.sweeper.restore(state)
         self.ascent.sweeper.allow(np.isfinite(np.concatenate(inner.costs)))
+        inner = replace(inner, grain=other.model.grain)
         other.ascent = self.ascent.narrowed(inner, other.cutoff, budget, lambda choices, _: other.take(choices))
         return other
 

@@ -17,9 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray, IntArray
+from .arrays import BoolArray, FloatArray, IntArray, starts
 from .branching import Branching
 from .budget import Budget
+from .core import search_left
 from .infeasible import InfeasibleError
 from .local_search import Polish
 from .model import Model
@@ -33,7 +34,7 @@ from .solve import search_by_cases, search_tables, solve
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
 
-REGIONS = (100, 400)
+REGIONS = (100,)
 """Nodes of a region."""
 
 REGION_WORK = 300_000_000
@@ -41,6 +42,9 @@ REGION_WORK = 300_000_000
 
 FAR = 1e-3
 """Relative gap with which a region does not do: what changed is felt far beyond it."""
+
+FIRST_PAIRS = 4
+"""Pairs of sweeps with which going on from the first messages begins, before what cannot be in a better plan is left out."""
 
 FURTHER_WORK = 1_500_000_000
 """Those that going on from the first messages may touch."""
@@ -65,6 +69,21 @@ class _Root:
     states: tuple[IntArray, ...]
     scale: Scale
     reach: float
+
+    def inner(self, choices: Sequence[int]) -> IntArray | None:
+        """Choices of the problem as those of the model, None where it lacks one."""
+        begins, place = self._places
+        found = place[begins + np.asarray(choices, dtype=np.int64)]
+        return found if (found >= 0).all() else None
+
+    @cached_property
+    def _places(self) -> tuple[IntArray, IntArray]:
+        """Where the states of each node of the problem begin, and for each of them its number in the model, -1 where it has none."""
+        begins = starts([len(costs) for costs in self.relaxation.model.costs])
+        place = np.full(begins[-1], -1, dtype=np.int64)
+        for begin, states in zip(begins, self.states, strict=False):
+            place[begin + states] = np.arange(len(states))
+        return begins[:-1], place
 
 
 class Session:
@@ -128,10 +147,9 @@ class Session:
     def _around(self, root: _Root, allowed: Allowed, nodes: IntArray) -> Solution | None:
         """What a region around the nodes in question says, None where it knows no plan."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
-        places = [np.flatnonzero(states == choice) for states, choice in zip(root.states, self.solution.choices, strict=True)]
-        if not all(mask.any() for mask in kept.values()) or not all(map(len, places)):
+        plan, budget = root.inner(self.solution.choices), Budget(None, REGION_WORK)
+        if plan is None or not all(mask.any() for mask in kept.values()):
             return None
-        plan, budget = np.asarray([place[0] for place in places], dtype=np.int64), Budget(None, REGION_WORK)
         region = root.proven.region(nodes)
         found, bound = _searched(region, plan[nodes], _numbered(kept, nodes), budget)
         if found is not None:
@@ -143,9 +161,9 @@ class Session:
             return None
         plan[members[inside]] = better[inside]
         choices = np.asarray([states[state] for states, state in zip(root.states, plan, strict=True)])
-        if not self.problem.feasible(choices):
-            return None
         objective = self.problem.evaluate(choices)
+        if not np.isfinite(objective):
+            return None
         proven = min(bound / root.scale.factor - root.scale.margin, root.reach, objective)
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
@@ -157,7 +175,11 @@ class Session:
         choices = np.asarray(known.choices, dtype=np.int64)
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
         relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
-        relaxation.run()
+        relaxation.begin(FIRST_PAIRS)
+        assert relaxation.choices is not None
+        plan = root.inner(relaxation.choices.tolist())
+        if plan is None or not search_left(relaxation, plan, search_by_cases, budget):
+            relaxation.run()
         if relaxation.bound < relaxation.cutoff and not budget.spent:
             cases = Branching(relaxation, search_tables, budget)
             cases.run()
