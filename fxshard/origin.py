@@ -23,7 +23,8 @@ from fxshard.sharding_plan import ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
 
 NEAR = 1e-4
-"""Relative gap that is good enough for an answer: most have none, and closing the others would take as long as planning."""
+"""Relative gap that is good enough for an answer: most have none, and closing the others would take as long as planning. Where the
+plan itself has a larger one, its answers have too."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Origin:
             return Choice(_text(pin.pattern), None, None, reason=_impossible(value, pin))
         formulation, session = self._problem()
         try:
-            solution = session.again({value.variable: allowed}, NEAR)
+            solution = session.again({value.variable: allowed}, NEAR, deep=False)
         except (InfeasibleError, NoPlanError) as error:
             return Choice(_text(pin.pattern), None, None, reason=f"no plan has it: {error}")
         other = self._written(formulation, solution)

@@ -37,6 +37,9 @@ FIRST_RISE = 0.03
 LAST_RISE = 3e-4
 """What the volume algorithm aims to gain in a step at first, and when it ends, in parts of the bound."""
 
+NEARBY = 0.01
+"""What the first reach of the bundle would gain where the multipliers are known of a problem that is nearly the same."""
+
 PATIENCE = 10
 """Steps that may gain little before the aim is halved."""
 
@@ -65,11 +68,13 @@ class Ascent:
         self._set_prices(self.multipliers)
 
     def narrowed(self, model: Model, cutoff: float, budget: Budget, offer: Offer) -> Ascent:
-        """The same on a model of as many states, some of them forbidden in the sweeper, with its messages as they stand; no rows."""
+        """The same on a model of as many states, some of them forbidden in the sweeper, with its messages and multipliers as they stand."""
         other = copy(self)
         other.model = other.polished = replace(model, cutoff=cutoff)
         other.cutoff, other.budget, other.offer = cutoff, budget, offer
         other.bound, other.plan, other.stall = -np.inf, None, STALL
+        other.bundle = Bundle(other, NEARBY)
+        other._set_prices(self.multipliers)
         return other
 
     @property

@@ -62,8 +62,8 @@ class _Plane:
 class Bundle:
     """The planes of the plans that message passing met. `loose`: whether they end at a bound that no plan meets."""
 
-    def __init__(self, ascent: Ascent) -> None:
-        self.ascent = ascent
+    def __init__(self, ascent: Ascent, rise: float = FIRST_RISE) -> None:
+        self.ascent, self._rise = ascent, rise
         self.loose = False
         self._planes: list[_Plane] = []
 
@@ -72,7 +72,7 @@ class Bundle:
         ascent = self.ascent
         centre, value = ascent.multipliers, ascent.bound
         self._add(plan, True)
-        reach = FIRST_RISE * (abs(value) + 1) / max(float(ascent.excess(plan).max()), 1e-9)
+        reach = self._rise * (abs(value) + 1) / max(float(ascent.excess(plan).max()), 1e-9)
         repairs = 0
         for step in range(STEPS):
             if ascent.done or (step >= BLIND_STEPS and np.isinf(ascent.cutoff)):

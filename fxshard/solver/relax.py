@@ -47,16 +47,17 @@ class Relaxation:
         self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
 
     def from_state(
-        self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray, gap: float, budget: Budget
+        self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray | None, gap: float, budget: Budget
     ) -> Relaxation:
-        """The same of a narrower model, with a plan of it, from a state of the sweeper on; the two must not be used in turn.
+        """The same of a narrower model, with a plan of it, if known, from a state of the sweeper on; the two must not be used in turn.
 
         inner: what messages work on, of as many states. gap: what a plan must be better by to be worth anything, relative.
         """
         other = copy(self)
-        value = model.evaluate(choices)
-        other.model, other.choices, other.value, other.bound = model, choices, value, -np.inf
-        other.model = replace(model, grain=max(model.grain, float(np.floor(gap * abs(value)))))
+        value = np.inf if choices is None else model.evaluate(choices)
+        other.choices, other.value, other.bound = choices, value, -np.inf
+        worth = float(np.floor(gap * abs(value))) if np.isfinite(value) else 0.0
+        other.model = replace(model, grain=max(model.grain, worth))
         self.ascent.sweeper.restore(state)
         self.ascent.sweeper.allow(np.isfinite(np.concatenate(inner.costs)))
         inner = replace(inner, grain=other.model.grain)

@@ -20,6 +20,7 @@ import numpy as np
 from .arrays import BoolArray, FloatArray, IntArray, starts
 from .branching import Branching
 from .budget import Budget
+from .combining import combine
 from .core import search_left
 from .infeasible import InfeasibleError
 from .local_search import Polish
@@ -48,6 +49,9 @@ FIRST_PAIRS = 4
 
 FURTHER_WORK = 1_500_000_000
 """Those that going on from the first messages may touch."""
+
+WITHIN_WORK = 1_000_000_000
+"""Those that it may touch within limits."""
 
 ASKED = 0.9
 """Part of the gap that is asked for there, since integers round."""
@@ -106,9 +110,9 @@ class Session:
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
         """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for.
 
-        Nothing is kept of what is too large, nor where rows tie all nodes together: no region is free to change then.
+        Nothing is kept of what is too large.
         """
-        if len(relaxation.model.limits) or relaxation.ascent.sweeper.splits.own[-1] > MOST_KEPT:
+        if relaxation.ascent.sweeper.splits.own[-1] > MOST_KEPT:
             return
         state = relaxation.ascent.sweeper.state()
         self._root_of = lambda: _root(relaxation, state, scale, reach)
@@ -118,31 +122,37 @@ class Session:
         root_of, self._root_of = self._root_of, None
         return None if root_of is None else root_of()
 
-    def again(self, allowed: Allowed, gap: float = CLOSED) -> Solution:
+    def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True) -> Solution:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
-        gap: with a larger one a region will do whose answer is proven to be that near.
+        gap: with a larger one an answer will do that is proven to be that near. deep: where what the first solve knows does not get as
+        near, solve from nothing; otherwise that is only done where it leads to no plan at all.
         """
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
-        best, root = None, self._root
-        for size in self._regions if root is not None else ():
-            if root is None or 2 * size > len(self.problem):  # solving all of it is as fast
+        best = None if self._root is None else self._known(self._root, allowed, gap)
+        if best is not None and (best.gap <= gap or not deep):
+            return best
+        limits = self._time_limit, self._work_limit
+        return solve(_narrowed(self.problem, allowed), *limits, None if best is None else best.choices)
+
+    def _known(self, root: _Root, allowed: Allowed, gap: float) -> Solution | None:
+        """What follows from the first solve, None where that is no plan."""
+        if len(root.relaxation.model.limits):
+            return self._within(root, allowed, gap)
+        best = None
+        for size in self._regions:
+            if 2 * size > len(self.problem):  # solving all of it is as fast
                 break
             found = self._around(root, allowed, root.proven.near(allowed, size))
             best = found if best is None or (found is not None and found.gap < best.gap) else best
-            if best is not None and best.gap <= gap:
-                return best
-            if best is not None and best.gap > FAR:
+            if best is not None and (best.gap <= gap or best.gap > FAR):
                 break
-        if root is not None and best is not None:
-            found = self._further(root, allowed, best, ASKED * gap)
-            best = found if found.gap < best.gap else best
-            if best.gap <= gap:
-                return best
-        limits = self._time_limit, self._work_limit
-        return solve(_narrowed(self.problem, allowed), *limits, None if best is None else best.choices)
+        if best is None or best.gap <= gap:
+            return best
+        found = self._further(root, allowed, best, ASKED * gap)
+        return found if found.gap < best.gap else best
 
     def _around(self, root: _Root, allowed: Allowed, nodes: IntArray) -> Solution | None:
         """What a region around the nodes in question says, None where it knows no plan."""
@@ -189,6 +199,25 @@ class Session:
         objective = self.problem.evaluate(best)
         bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
         return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
+
+    def _within(self, root: _Root, allowed: Allowed, gap: float) -> Solution | None:
+        """Within limits, which tie all nodes together: from the messages and multipliers of the first solve, and its plan repaired."""
+        kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
+        if not all(mask.any() for mask in kept.values()):
+            return None
+        budget = Budget(self._time_limit, WITHIN_WORK)
+        choices = _changed(root.relaxation.model, np.asarray(self.solution.choices, dtype=np.int64), allowed, budget)
+        narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
+        relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
+        relaxation.run()
+        combine(relaxation, search_tables, budget)
+        if relaxation.choices is None:
+            return None
+        best = tuple(int(x) for x in relaxation.choices)
+        objective = self.problem.evaluate(best)
+        bound = min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach, objective)
+        cut = objective - bound > gap * abs(objective)
+        return certify(best, objective, max(bound, self.solution.lower_bound), cut, (("multipliers of the first solve", "gone on"),))
 
 
 def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:

@@ -95,8 +95,6 @@ def search_by_cases(
         steps.append(("search a core", f"plan {relaxation.value:.0f}"))
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if shown is not None:
-        shown(relaxation)
     if np.isinf(relaxation.value) and limits is not None and not budget.spent:
         starts, impossible = limits.near(budget)
         if impossible:
@@ -114,6 +112,8 @@ def search_by_cases(
         steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
         _first_plan(relaxation, budget, steps)
+    if shown is not None:
+        shown(relaxation)
     if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
         cases = Branching(relaxation, search_tables, budget)
         cases.run()

@@ -46,9 +46,11 @@ class Sweeper:
         """What decoding touches: of each table one row, by the classes of all states."""
 
     def set_costs(self, theta: FloatArray, rates: FloatArray) -> None:
-        """Replace the node costs (states,), and what the uses of transfers cost (uses,), for another price of memory; messages stay."""
-        self.weights += theta - self.theta
-        self.theta[:] = theta
+        """Replace the node costs (states,), and what the uses of transfers cost (uses,), for another price of memory; messages stay,
+        and what is forbidden is so still."""
+        left = np.isfinite(self.theta)
+        self.weights[left] += theta[left] - self.theta[left]
+        self.theta[left] = theta[left]
         if len(rates):
             self.splits.price(rates)
 

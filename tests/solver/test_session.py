@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +18,10 @@ from fxshard.solver.model import Model, from_problem
 from fxshard.solver.region import Reparametrised
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.scaling import quantise
-from tests.solver.problems import brute_force, grid, with_transfers
+from fxshard.solver.session import CLOSED
+from tests.solver.problems import brute_force, grid, with_rows, with_transfers
 
+session_module = sys.modules[Session.__module__]
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
@@ -33,7 +36,10 @@ def some_allowed(problem: PlacementProblem, seed: int) -> dict[int, BoolArray]:
     return {int(i): rng.random(len(problem.node_costs[i])) < 0.5 for i in nodes}
 
 
-@given(st.booleans().flatmap(lambda memory: with_transfers(memory=memory)), st.lists(st.integers(0, 2**32), min_size=3, max_size=3))
+@given(
+    with_transfers() | with_transfers(memory=True) | with_rows(hard=True, memory=True),
+    st.lists(st.integers(0, 2**32), min_size=3, max_size=3),
+)
 @settings(max_examples=40, suppress_health_check=SLOW)
 def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
     try:
@@ -54,6 +60,9 @@ def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
         rough = session.again(allowed, gap=0.5)
         assert rough.lower_bound <= true * (1 + 1e-9) and rough.objective >= true * (1 - 1e-9)
         assert rough.gap <= 0.5
+        brief = session.again(allowed, deep=False)
+        assert brief.lower_bound <= true * (1 + 1e-9) and brief.objective >= true * (1 - 1e-9)
+        assert problem.feasible(brief.choices) and all(mask[brief.choices[node]] for node, mask in allowed.items())
 
 
 def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
@@ -70,6 +79,25 @@ def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
             assert allowed[node][found.choices[node]] and found.gap <= 1e-3
             gone_on += found.steps[0][0] == "messages of the first solve"
     assert gone_on > 20
+
+
+def test_within_limits_a_bound_is_none_on_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where work ends long before the best plan is found, from the multipliers of the first solve."""
+    monkeypatch.setattr(session_module, "WITHIN_WORK", 1)
+    worse, tight = 0, 0
+    for seed in range(6):
+        problem = grid(3, 3, 3, seed, memory=True, transfers=True)
+        session = Session(problem)
+        for node in range(len(problem)):
+            allowed = {node: np.arange(3) != session.solution.choices[node]}
+            true = brute_force(narrowed(problem, allowed))
+            found = session.again(allowed, deep=False)
+            if found.steps[0][0] == "multipliers of the first solve":
+                assert found.lower_bound <= true * (1 + 1e-9) and found.objective >= true * (1 - 1e-9)
+                assert problem.feasible(found.choices) and found.cut == (found.gap > CLOSED)
+                worse += found.objective > true * (1 + 1e-9)
+                tight += found.lower_bound > 0.95 * true
+    assert worse > 10 and tight > 30
 
 
 def optimum(model: Model) -> float:
