@@ -65,7 +65,7 @@ class Ascent:
         self._allowance = 0.0
         self.rounding = len(model.use_table.flat.lo) + len(model.moving.lo) + 2 if len(model.limits) else 0
         self.best_multipliers = self.multipliers
-        self._set_prices(self.multipliers)
+        self.set_prices(self.multipliers)
 
     def narrowed(self, model: Model, cutoff: float, budget: Budget, offer: Offer) -> Ascent:
         """The same on a model of as many states, some of them forbidden in the sweeper, with its messages and multipliers as they stand."""
@@ -74,7 +74,7 @@ class Ascent:
         other.cutoff, other.budget, other.offer = cutoff, budget, offer
         other.bound, other.plan, other.stall = -np.inf, None, STALL
         other.bundle = Bundle(other, NEARBY)
-        other._set_prices(self.multipliers)
+        other.set_prices(self.multipliers)
         return other
 
     @property
@@ -94,7 +94,7 @@ class Ascent:
                 blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
                 if self.bundle.loose and not blind:
                     self._volume(self.best_multipliers)
-            self._set_prices(self.best_multipliers)
+            self.set_prices(self.best_multipliers)
             self.settle(8)
 
     def settle(self, pairs: int = MAX_PAIRS) -> IntArray | None:
@@ -119,7 +119,7 @@ class Ascent:
     def evaluate(self, multipliers: FloatArray, pairs: int, enough: float) -> tuple[float, IntArray | None, float]:
         """Sweep at other multipliers until four pairs gain less than `enough`, or the bound is so near to what is decoded: the bound,
         the cheapest choices decoded, and what they cost there. They are repaired and handed in."""
-        self._set_prices(multipliers)
+        self.set_prices(multipliers)
         best, cost = None, np.inf
         history: list[float] = []
         while len(history) < pairs and not (history and self.budget.spent):
@@ -175,7 +175,7 @@ class Ascent:
         """Cost of choices in the Lagrangian, less what rounding may take off."""
         return self.model.linear(plan) + float(self.multipliers @ self.excess(plan)) - self.rounding
 
-    def _set_prices(self, multipliers: FloatArray) -> None:
+    def set_prices(self, multipliers: FloatArray) -> None:
         self.multipliers = self.memory.round(multipliers)
         self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self.memory.rates(self.multipliers))
         self._allowance = self.memory.allowance(self.multipliers)
@@ -210,7 +210,7 @@ class Ascent:
             if price is None:
                 return
             before = float(self.multipliers[0])
-            self._set_prices(np.asarray([price]))
+            self.set_prices(np.asarray([price]))
             if self.multipliers[0] == before:
                 return
             found = self.settle()
@@ -227,7 +227,7 @@ class Ascent:
         The volume algorithm (Barahona and Anbil 2000): an average over many plans comes close to the excess of a relaxed one,
         where the excess of the last plan points from one corner to the next.
         """
-        self._set_prices(centre)
+        self.set_prices(centre)
         plan = self._fresh_plan()
         if plan is None:
             return
@@ -242,7 +242,7 @@ class Ascent:
             norm = float(direction @ direction)
             if norm == 0.0:
                 return
-            self._set_prices(centre + direction * (min(rise, self.cutoff - value) / norm))
+            self.set_prices(centre + direction * (min(rise, self.cutoff - value) / norm))
             bound = max(self.pair() for _ in range(VOLUME_PAIRS))
             self._record(bound)
             plan = self._decode(0)
