@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
-from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.origin import Origin
@@ -37,12 +36,12 @@ def plan(
     input_layouts: Any = None,
     output_layouts: Any = None,
     pins: Mapping[str, Any] | ShardingPlan | None = None,
-    memory_limit: int | None = None,
+    memory_limit: float | str | None = None,
     objective: str = "time",
     time_limit: float | None = None,
     dump: str | Path | None = None,
     constraints: Sequence[Constraint] | None = None,
-    optimizer: str | Optimizer = "none",
+    optimizer: Any = "none",
     cache: bool = True,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
@@ -56,14 +55,15 @@ def plan(
         output_layouts: likewise for outputs (``"outputs[0]"``).
         pins: layouts by name or glob of parameters, buffers, inputs, outputs, submodules (what they return) or graph nodes (of
             those with several results a tuple, None where free); or a (partial) ShardingPlan.
-        memory_limit: bytes per device at any time for parameters, their optimiser's state, gradients, what the backward needs and
-            values in further layouts, not for what a kernel takes while it runs; ``plan.memory`` has it by kind at its peak.
+        memory_limit: bytes per device (``"80GB"``, ``"64GiB"`` or a number) at any time for parameters, their optimiser's state,
+            gradients, what the backward needs and values in further layouts, not for what a kernel takes while it runs;
+            ``plan.memory`` has it by kind at its peak.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).
         dump: folder for one readable file per pass.
         constraints: ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, as many as needed, beside the above.
-        optimizer: whose state counts as memory beside the parameters: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adam"``, or a
-            ``fxshard.Optimizer`` with the dtype of its state.
+        optimizer: whose state counts as memory beside the parameters: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adamw"``, ...,
+            a class of ``torch.optim`` or an optimizer of one, or a ``fxshard.Optimizer`` with the dtype of its state.
         cache: whether a plan that was made before, for the same of all this, is taken from disk, and this one kept there
             (``FXSHARD_CACHE_DIR`` says where, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` is cache=False for all).
 
@@ -133,7 +133,7 @@ def export(
     input_layouts: Any = None,
     output_layouts: Any = None,
     pins: Mapping[str, Any] | ShardingPlan | None = None,
-    memory_limit: int | None = None,
+    memory_limit: float | str | None = None,
     objective: str = "time",
     dump: str | Path | None = None,
     constraints: Sequence[Constraint] | None = None,

@@ -30,7 +30,6 @@ WISHES = (
     ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
     ("--at-most", "AXIS=BYTES", "all collectives on an axis send at most this much per rank and step, for example dp=1GB"),
 )
-_SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -320,7 +319,7 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
         "pins": _pins(options.pin),
         "input_layouts": _ends(options.input_layout, "--input-layout"),
         "output_layouts": _ends(options.output_layout, "--output-layout"),
-        "memory_limit": parse_size(options.memory_limit) if options.memory_limit else None,
+        "memory_limit": options.memory_limit,
         "constraints": _constraints(options),
         "objective": options.objective,
         "dump": options.dump,
@@ -391,6 +390,7 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
 
 def _constraints(options: argparse.Namespace) -> list[Any]:
     from fxshard.constraints import Communication, Equal, Forbid
+    from fxshard.sizes import read_size
 
     equal = [Equal(*_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight")) for text in options.equal]
     forbid = []
@@ -399,7 +399,7 @@ def _constraints(options: argparse.Namespace) -> list[Any]:
         layout, _, axis = layout.partition("@")
         forbid.append(Forbid(name, layout, axis=axis or None))
     limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
-    return [*equal, *forbid, *(Communication(axis, at_most=parse_size(size)) for axis, size in limits)]
+    return [*equal, *forbid, *(Communication(axis, at_most=read_size(size, "--at-most")) for axis, size in limits)]
 
 
 def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
@@ -420,17 +420,6 @@ def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
         if found.setdefault(name, layout) != layout:
             raise OptionError(f"{option} gives {name!r} {found[name]} and {layout}", remedy="give one layout for it")
     return found or None
-
-
-def parse_size(text: str) -> int:
-    """Bytes in ``8000000000``, ``8GB`` (powers of 1000) or ``8GiB`` (powers of 1024); raises OptionError on anything else."""
-    unit = text.lstrip("0123456789.")
-    number = text.removesuffix(unit)
-    try:
-        return int(float(number) * _SIZES[unit.strip()])
-    except (ValueError, KeyError, OverflowError) as error:
-        units = ", ".join(u for u in _SIZES if u)
-        raise OptionError(f"cannot read {text!r} as a number of bytes", remedy=f"write digits and perhaps a unit ({units})") from error
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from typing import Any
 from tabulate import tabulate
 
 from fxshard.layout import Layout
+from fxshard.plan_text import numbered
 from fxshard.redistribution import COLLECTIVES
-from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan, numbered
+from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
 
 SHOWN = 20
 """Lines of a table; what is beyond is counted."""

@@ -12,7 +12,6 @@ A name is that of a parameter, buffer, input, output, submodule (what it returns
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import OptionError
 from fxshard.layout import placement_str
+from fxshard.sizes import read_size
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,14 @@ class Equal:
 
 @dataclass(frozen=True)
 class Communication:
-    """All collectives of the plan on ``axis`` together send at most so many bytes per rank in one step."""
+    """All collectives of the plan on ``axis`` together send at most so many bytes (``2**30``, ``"1GB"``) per rank in one step."""
 
     axis: str
     at_most: float
 
     def __post_init__(self) -> None:
         _check_name(self, self.axis)
-        number = isinstance(self.at_most, (int, float)) and not isinstance(self.at_most, bool)
-        if not number or not 0 <= self.at_most < math.inf:
-            raise OptionError(f"cannot read at_most={self.at_most!r}", where=str(self), remedy="give a number of bytes per rank and step")
+        object.__setattr__(self, "at_most", read_size(self.at_most, "at_most"))
 
     def __str__(self) -> str:
         return f"Communication({self.axis!r}, at_most={self.at_most!r})"

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from tabulate import tabulate
 
 from fxshard.errors import PlanError, closest
 from fxshard.layout import Layout, ceil_shape
@@ -205,15 +203,30 @@ class ShardingPlan:
             found["reductions" if reduces else "gathers"].append(entry.hidden)
         return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
 
-    @property
-    def repeated(self) -> str:
-        """The blocks that run again in the backward, in a line."""
-        return f"{len(self.recomputed)} blocks: {', '.join(numbered(self.recomputed))}"
+    @cached_property
+    def gathered_twice(self) -> tuple[str, ...]:
+        """Parameters, by the user's names, and other values that the forward brings into a layout, drops, and the backward brings into it
+        again, as FSDP does with ``reshard_after_forward``."""
+        seen: set[tuple[str, Layout]] = set()
+        twice: dict[str, None] = {}
+        for entry in self.redistributions:
+            if (entry.value, entry.target) in seen:
+                twice[self.called(entry.value)] = None
+            seen.add((entry.value, entry.target))
+        return tuple(twice)
 
-    @property
-    def assumption(self) -> str:
-        """What is assumed to be hidden, in words; empty where nothing is."""
-        return f"assumes {' and '.join(f'{time:,.6g} us of {kind}' for kind, time in self.hidden.items())} hidden behind compute"
+    def called(self, node: str) -> str:
+        """The user's name of a parameter, buffer or input; a node's own."""
+        return self._names.get(node, node)
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """What the inputs are (parameter, buffer, input, ...), by node."""
+        return {end.node: end.kind for end in self.inputs}
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return {end.node: end.name for end in self.inputs}
 
     @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
@@ -305,35 +318,9 @@ class ShardingPlan:
         return load(path)
 
     def __str__(self) -> str:
-        rows = [(n.name, n.op, ", ".join(map(str, n.spec.inputs)), ", ".join(map(str, n.spec.outputs))) for n in self.nodes]
-        proven = f"objective {self.objective:.6g} {self.certificate.unit}, gap {self.gap:.3%}"
-        cut = ", cut short by its time or work limit" if self.certificate.cut else ""
-        head = f"plan for {self.mesh} ({self.mesh.hardware.name}), {proven}{cut}"
-        nodes = tabulate(rows, headers=("node", "operator", "reads", "gives"))
-        moves = tabulate(
-            [(c.kind, c.axis, c.bytes, f"{c.source} -> {c.target}", c.edge) for c in self.collectives],
-            headers=("collective", "axis", "bytes", "layouts", "edge"),
-        )
-        if self.hidden:
-            head += f"\n{self.assumption}"
-        parts = [head, nodes, moves if self.collectives else "no collectives"]
-        if self.recomputed:
-            parts[0] += f"\ncomputed again in the backward: {self.repeated}"
-        parts += [tabulate(found, headers=(heading, "reason")) for heading, found in by_cause(self.fallbacks).items()]
-        return "\n\n".join(parts)
+        from fxshard.plan_text import plan_text
 
-
-def numbered(names: Iterable[str]) -> list[str]:
-    """``layers.0-2`` for ``layers.0``, ``layers.1``, ``layers.2``; other names as they are."""
-    found: list[tuple[str, int, int]] = []
-    for name in names:
-        parent, _, last = name.rpartition(".")
-        number = int(last) if last.isdigit() else -1
-        if found and number > 0 and found[-1][0] == parent and found[-1][2] == number - 1:
-            found[-1] = parent, found[-1][1], number
-        else:
-            found.append((parent, number, number) if number >= 0 else (name, -1, -1))
-    return [p if a < 0 else f"{p}.{a}".lstrip(".") + (f"-{b}" if b > a else "") for p, a, b in found]
+        return plan_text(self)
 
 
 def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:

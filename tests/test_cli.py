@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from fxshard import Communication, Equal, Forbid, cli
-from fxshard.errors import OptionError
 from fxshard.sharding_plan import ShardingPlan
 from tests.plans import small_plan
 
@@ -79,7 +78,7 @@ def test_options_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> 
     assert cli.main(["plan", f"{model}:with_keywords", "--mesh", "tp=4", *options]) == 0
     ((_, (args, kwargs)),) = calls
     assert str(args[2]) == "tp=4" and kwargs["example_kwargs"] == {"flag": True}
-    assert (kwargs["train"], kwargs["objective"], kwargs["memory_limit"], kwargs["pins"]) == (False, "communication", 2**31, {"a=b": "RR"})
+    assert (kwargs["train"], kwargs["objective"], kwargs["memory_limit"], kwargs["pins"]) == (False, "communication", "2GiB", {"a=b": "RR"})
 
 
 def test_constraints_reach_the_planner(model: str, calls: list[tuple[str, Any]]) -> None:
@@ -118,7 +117,7 @@ def test_export_takes_a_plan_or_makes_one(
     options = ["--objective", "communication", "--memory-limit", "1GB", "--pin", "a=RR", "--dump", "d"]
     assert cli.main(["export", f"{model}:training", "--mesh", "dp=2,tp=2", *options, "-o", "m.pt2"]) == 0
     given = calls[0][1][1]
-    assert [given[k] for k in ("objective", "memory_limit", "pins", "dump")] == ["communication", 10**9, {"a": "RR"}, "d"]
+    assert [given[k] for k in ("objective", "memory_limit", "pins", "dump")] == ["communication", "1GB", {"a": "RR"}, "d"]
 
     calls.clear()
     small_plan().save(tmp_path / "plan.json")
@@ -215,13 +214,6 @@ def test_a_fault_of_ours_says_so_under_its_trace(
     printed = capsys.readouterr().err
     assert "AssertionError: what cannot be" in printed and "in fault" in printed
     assert "please report it" in (last := printed.strip().splitlines()[-1]) and "FXSHARD_DUMP" in last
-
-
-def test_sizes() -> None:
-    assert [cli.parse_size(t) for t in ("80000", "80GB", "1.5GiB", "1 KiB")] == [80000, 80 * 10**9, 3 * 2**29, 1024]
-    for text in ("", "GB", "-1", "1TBs", "1.2.3"):
-        with pytest.raises(OptionError, match="number of bytes"):
-            cli.parse_size(text)
 
 
 def test_help_needs_nothing_heavy() -> None:

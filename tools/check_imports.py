@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT}
+    base = {"errors", COMPAT, "sizes", "text_table"}
     plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
     program = plan | {"program", "archive", "memory_profile"}
     strategies = program | {"ops"}
@@ -35,6 +35,8 @@ def _rooms() -> dict[str, frozenset[str]]:
     public = testing | {"testing"}
     rooms: dict[str, set[str]] = {
         "errors": set(),
+        "sizes": {"errors"},
+        "text_table": set(),
         COMPAT: {"errors"},
         "layout": base,
         "hardware": base | {"files"},
@@ -71,7 +73,7 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = dict.fromkeys(("plan_json", "comparison", "explanation", "reasons"), "sharding_plan") | {
+SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "verify_program": "program",
 }

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
 
 import torch
 
 from fxshard.errors import OptionError, closest
 
-OPTIMIZERS: Mapping[str, int] = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adam": 2}
-"""Optimisers by the tensors that each keeps for a parameter, of the parameter's size (AdamW is as Adam)."""
+_PLAIN = {
+    "none": 0,
+    "sgd": 0,
+    "adam": 2,
+    "adamw": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "adagrad": 1,
+    "adadelta": 2,
+    "rmsprop": 1,
+    "rprop": 2,
+    "asgd": 1,
+    "muon": 1,
+}
+_OPTIONS = {"sgd": ("momentum",), "adam": ("amsgrad",), "adamw": ("amsgrad",), "rmsprop": ("centered", "momentum")}
+"""Arguments of ``torch.optim``'s classes that make them keep one tensor more."""
+
+
+def _named(name: str, options: Mapping[str, Any]) -> str:
+    """``sgd_momentum``: a class of ``torch.optim`` in small letters, and the options that are on."""
+    return "_".join([name, *(option for option in _OPTIONS.get(name, ()) if options.get(option))])
+
+
+OPTIMIZERS: Mapping[str, int] = {
+    _named(name, dict.fromkeys(on, True)): count + len(on)
+    for name, count in _PLAIN.items()
+    for on in chain.from_iterable(combinations(_OPTIONS.get(name, ()), n) for n in range(len(_OPTIONS.get(name, ())) + 1))
+}
+"""Optimisers by the tensors that each keeps for a parameter, of the parameter's size (a counter of steps is not counted)."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +54,36 @@ class Optimizer:
     master_weights: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in OPTIMIZERS:
-            what = f"unknown optimizer {self.kind!r}{closest(self.kind, OPTIMIZERS)}"
-            raise OptionError(what, where="optimizer", remedy=f"use one of {', '.join(OPTIMIZERS)}")
+        if not isinstance(self.kind, str) or self.kind not in OPTIMIZERS:
+            raise _unknown(self.kind if isinstance(self.kind, str) else type(self.kind).__name__)
+
+    @staticmethod
+    def of(given: Any) -> Optimizer:
+        """An Optimizer, a name (``"adamw"``, ``"AdamW"``), a class of ``torch.optim`` (or a ``functools.partial`` of one), an optimizer of
+        such a class; None is ``"none"``. Raises OptionError naming what is not known."""
+        if given is None or isinstance(given, (str, Optimizer)):
+            return given if isinstance(given, Optimizer) else Optimizer((given or "none").lower())
+        if isinstance(given, functools.partial):
+            return _of_class(given.func, given.keywords)
+        if isinstance(given, torch.optim.Optimizer):
+            found = (_of_class(type(given), group) for group in given.param_groups)
+            return max(found, key=lambda one: OPTIMIZERS[one.kind], default=_of_class(type(given), given.defaults))
+        return _of_class(given, {})
 
     def bytes_per_element(self, dtype: torch.dtype) -> int:
         """Bytes of state for each element of a parameter of ``dtype``."""
         master = 4 if self.master_weights and dtype != torch.float32 else 0
         return OPTIMIZERS[self.kind] * (self.state_dtype or dtype).itemsize + master
+
+
+def _of_class(given: Any, options: Mapping[str, Any]) -> Optimizer:
+    """A class may keep anything, so that one derived from another is not taken for it."""
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    if getattr(torch.optim, name, None) is not given or name.lower() not in _PLAIN:
+        raise _unknown(name)
+    return Optimizer(_named(name.lower(), options))
+
+
+def _unknown(name: str) -> OptionError:
+    remedy = f"give one of {', '.join(OPTIMIZERS)}, or such a class or optimizer of torch.optim; for another take one that keeps as much"
+    return OptionError(f"unknown optimizer {name[:60]!r}{closest(name, OPTIMIZERS)}", where="optimizer", remedy=remedy)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from tabulate import tabulate
-
-from fxshard.inspect.tables import size_text
 from fxshard.memory_profile import HeldTensor, MemoryProfile
+from fxshard.sizes import exact_size, size_text
+from fxshard.text_table import fitted, labelled
 
 SHOWN, ROWS, WIDTH = 5, 12, 40
 
@@ -15,25 +14,22 @@ SHOWN, ROWS, WIDTH = 5, 12, 40
 def memory_table(profile: MemoryProfile, shown: int = SHOWN) -> str:
     """``shown``: how many of the tensors alive at the peak are listed, the largest first."""
     step = profile.steps[profile.peak_step]
-    head = [("peak per device", size_text(profile.peak)), ("at", f"{step.name} ({step.op})" if step.op else step.name)]
+    head = [("peak per device", exact_size(profile.peak)), ("at", f"{step.name} ({step.op})" if step.op else step.name)]
     head += [("source", step.source)] if step.source else []
     head += [("not counted", f"{', '.join(profile.unknown)}: only running tells their size")] if profile.unknown else []
-    kinds = [(kind, size, f"{size / max(profile.peak, 1):.1%}") for kind, size in profile.by_kind().items()]
+    kinds = [(kind, size_text(size), f"{size / max(profile.peak, 1):.1%}") for kind, size in profile.by_kind().items()]
     parts = [
-        tabulate(head, tablefmt="plain", disable_numparse=True),
-        tabulate(kinds, headers=("at the peak", "bytes", "share"), disable_numparse=[0, 2]),
-        tabulate(
-            [_row(t) for t in profile.alive()[:shown]],
-            headers=("tensor", "kind", "bytes", "layout", "shape", "dtype", "source"),
-            disable_numparse=[0, 1, 3, 4, 5, 6],
-        ),
+        labelled(head),
+        fitted(kinds, ("at the peak", "bytes", "share"), same=False),
+        fitted([_row(t) for t in profile.alive()[:shown]], ("tensor", "kind", "bytes", "layout", "shape", "dtype", "source")),
         _over_time(profile),
     ]
     return "\n\n".join(parts)
 
 
-def _row(t: HeldTensor) -> tuple[str, str, int, str, str, str, str]:
-    return t.name, t.kind, t.bytes, t.layout, "x".join(map(str, t.shape)) or "scalar", t.dtype.removeprefix("torch."), t.source
+def _row(t: HeldTensor) -> tuple[str, ...]:
+    shape = "x".join(map(str, t.shape)) or "scalar"
+    return t.name, t.kind, size_text(t.bytes), t.layout, shape, t.dtype.removeprefix("torch."), t.source
 
 
 def _over_time(profile: MemoryProfile) -> str:
@@ -41,5 +37,5 @@ def _over_time(profile: MemoryProfile) -> str:
     count = len(profile.steps)
     edges = [count * i // min(ROWS, count) for i in range(min(ROWS, count) + 1)]
     parts = [(f"{a}-{b - 1}", max(profile.over_time[a:b])) for a, b in itertools.pairwise(edges)]
-    rows = [(steps, size, "#" * round(WIDTH * size / max(profile.peak, 1))) for steps, size in parts]
-    return tabulate(rows, headers=("steps", "bytes", "over time"), disable_numparse=[0, 2])
+    rows = [(steps, size_text(size), "#" * round(WIDTH * size / max(profile.peak, 1))) for steps, size in parts]
+    return fitted(rows, ("steps", "bytes", "over time"), same=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 from tabulate import tabulate
 
 from fxshard.inspect.data import Subject, plan_of, traffic
+from fxshard.plan_text import counted, told
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.sharding_plan import PlannedCollective, ShardingPlan, by_cause
+from fxshard.text_table import labelled
 
 
 def summary(subject: Subject) -> str:
@@ -52,36 +53,16 @@ def _issued(plan: ShardingPlan, c: ProgramCollective) -> tuple[Any, ...]:
 
 
 def _head(subject: Subject) -> str:
-    plan, c = plan_of(subject), plan_of(subject).certificate
+    plan = plan_of(subject)
     purpose = "forward and backward" if plan.train else "forward"
     rows = [
         ("mesh", f"{plan.mesh}, {plan.mesh.size} devices ({plan.mesh.hardware.name})"),
         ("graph", f"{purpose}, {len(plan.nodes)} nodes, hash {plan.graph_hash[:12] or 'not given'}"),
-        *_proof(plan),
-        *((f"memory, {kind}", size_text(size)) for kind, size in sorted(plan.memory.items())),
+        *told(plan),
     ]
-    if plan.memory:
-        rows.append(("memory at its peak", size_text(sum(plan.memory.values()))))
-    if plan.memory_limit is not None:
-        rows.append(("memory limit", size_text(plan.memory_limit)))
     if isinstance(subject, ShardedProgram):
         rows.append(("local graphs", f"{len(subject.modules)}, {'shards are even' if len(subject.modules) == 1 else 'one a size class'}"))
-    if c.cut:
-        rows.append(("note", "the search was cut short by its time or work limit"))
-    return tabulate(rows, tablefmt="plain", disable_numparse=True)
-
-
-def _proof(plan: ShardingPlan) -> list[tuple[str, str]]:
-    if plan.partial:
-        return [("objective", "none: a partial plan is a set of pins")]
-    unit = plan.certificate.unit
-    return [
-        ("objective", f"{plan.objective:,.6g} {unit}"),
-        *([("beside compute", plan.assumption)] if plan.hidden else []),
-        *([("computed again", plan.repeated)] if plan.recomputed else []),
-        ("lower bound", f"{plan.lower_bound:,.6g} {unit}"),
-        ("gap", f"{plan.gap:.3%}"),
-    ]
+    return labelled(rows)
 
 
 def _traffic(subject: Subject) -> str:
@@ -101,22 +82,12 @@ def _parameters(plan: ShardingPlan) -> str:
     rows: list[tuple[Any, ...]] = []
     for pattern, by_facts in groups.items():
         for facts, names in by_facts.items():
-            shared = "*".join(pattern) if len(by_facts) == 1 else _numbered(pattern, names)
-            alike = [names[0]] if len(names) == 1 else names if shared is None else [shared]
-            rows += [(name, len(names) // len(alike), *facts) for name in alike]
+            alike = [("*".join(pattern), len(names))] if len(names) > 1 and len(by_facts) == 1 else counted(names)
+            rows += [(name, count, *facts) for name, count in alike]
     return _table(rows, ("parameter", "count", "layout", "shape", "dtype")) if rows else ""
 
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-def _numbered(pattern: Sequence[str], names: Sequence[str]) -> str | None:
-    """``layers.0-30,32.weight`` for names that differ in one number; None where there are several."""
-    if len(pattern) != 2:
-        return None
-    numbers = sorted(int(_NUMBER.findall(name)[0]) for name in names)
-    runs = [[number for _, number in run] for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs).join(pattern)
 
 
 def _ends(program: ShardedProgram) -> str:
@@ -129,14 +100,6 @@ def _ends(program: ShardedProgram) -> str:
 
 def _fallbacks(plan: ShardingPlan) -> str:
     return "\n\n".join(_table(found, (heading, "reason")) for heading, found in by_cause(plan.fallbacks).items())
-
-
-def size_text(size: int) -> str:
-    """A number of bytes for people: ``1.50 GiB (1610612736 bytes)``."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit} ({size} bytes)"
-    return f"{size} bytes"
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ They come by the user's names (``names``), as layouts, as the values of ``fxshar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from fxshard.mesh import Mesh
 from fxshard.passes.names import Named, Names, Place, some
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan, again
+from fxshard.sizes import read_size
 
 Pattern = tuple[Placement | None, ...]
 """One placement per axis; None leaves the axis free."""
@@ -71,9 +71,9 @@ def constraints_of(
     input_layouts: Any = None,
     output_layouts: Any = None,
     pins: Mapping[str, Any] | ShardingPlan | None = None,
-    memory_limit: int | None = None,
+    memory_limit: float | str | None = None,
     constraints: Sequence[Constraint] | None = None,
-    optimizer: Optimizer | str | None = None,
+    optimizer: Any = None,
 ) -> Constraints:
     """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
@@ -92,12 +92,10 @@ def constraints_of(
             reader.read_pin(_Said(name, f"pins[{name!r}]"), layout)
     for one in check_constraints(constraints):
         reader.read(one)
-    number = isinstance(memory_limit, (int, float)) and not isinstance(memory_limit, bool)
-    if memory_limit is not None and not (number and 0 <= memory_limit < math.inf):
-        raise OptionError(f"cannot read memory_limit={memory_limit!r}", where="memory_limit", remedy="give a number of bytes per device")
-    kept = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer or "none")
+    limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
+    kept = Optimizer.of(optimizer)
     redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
-    return Constraints(reader.values, reader.results, specs, memory_limit, tuple(reader.equal), tuple(reader.communication), kept, redone)
+    return Constraints(reader.values, reader.results, specs, limit, tuple(reader.equal), tuple(reader.communication), kept, redone)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Request:
     input_layouts: Any = None
     output_layouts: Any = None
     pins: Any = None
-    memory_limit: int | None = None
+    memory_limit: float | str | None = None
     objective: str = "time"
     time_limit: float | None = None
     constraints: Any = None

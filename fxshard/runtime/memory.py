@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +22,7 @@ from fxshard.runtime.partition import forward_results
 
 def program_memory(
     program: ShardedProgram,
-    optimizer: Optimizer | str = "none",
+    optimizer: Any = "none",
     coordinate: tuple[int, ...] | None = None,
     device: torch.device | str = "cpu",
     compiler: str = "eager",
@@ -31,7 +32,7 @@ def program_memory(
     Counted is a training step from the forward's first operator to the backward's last, with the optimiser's state there
     already; inputs are the rank's shards. Nothing runs, no process group is needed.
     """
-    settings = Optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    settings = Optimizer.of(optimizer)
     bound = unbound(program, coordinate, device)
     module = rank_graph(bound, compiler)
     parts = parts_of(program, module)

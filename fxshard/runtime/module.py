@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, RunError, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
@@ -41,7 +40,16 @@ from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
-from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number, check_pins, check_plan, check_unused
+from fxshard.runtime.options import (
+    check_choice,
+    check_device_mesh,
+    check_flag,
+    check_memory,
+    check_number,
+    check_pins,
+    check_plan,
+    check_unused,
+)
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
@@ -61,11 +69,11 @@ class Settings:
     input_layouts: Any = None
     output_layouts: Any = None
     pins: Any = None
-    memory_limit: int | None = None
+    memory_limit: float | str | None = None
     objective: str = "time"
     time_limit: float | None = None
     constraints: Sequence[Constraint] | None = None
-    optimizer: str | Optimizer = "none"
+    optimizer: Any = "none"
     compiler: str = "inductor"
     timeout: float = TIMEOUT
     dump: str | Path | None = None
@@ -137,7 +145,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     check_choice("compiler", settings.compiler, COMPILERS)
     check_choice("objective", settings.objective, OBJECTIVES)
     check_number("timeout", settings.timeout, optional=False)
-    check_number("memory_limit", settings.memory_limit)
+    check_memory(settings.memory_limit, settings.optimizer)
     check_number("time_limit", settings.time_limit)
     check_pins(settings.pins)
     check_constraints(settings.constraints)

@@ -20,6 +20,7 @@ from fxshard.passes.formulate import OBJECTIVES
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import COMPILERS
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.sizes import read_size
 
 MESH_REMEDY = (
     "pass options={'mesh': device_mesh}, with device_mesh = "
@@ -43,13 +44,13 @@ class BackendOptions:
     mesh: DeviceMesh | Mesh
     hardware: str | Path | Hardware | None = None
     objective: str = "time"
-    memory_limit: int | None = None
+    memory_limit: float | str | None = None
     time_limit: float | None = None
     pins: Mapping[str, Any] | None = None
     input_layouts: Any = None
     output_layouts: Any = None
     constraints: Sequence[Constraint] = ()
-    optimizer: str | Optimizer = "none"
+    optimizer: Any = "none"
     plan: ShardingPlan | None = None
     dump: str | Path | None = None
     cache: bool = True
@@ -75,7 +76,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
     check_flag("cache", given.get("cache", True))
-    check_number("memory_limit", given.get("memory_limit"))
+    check_memory(given.get("memory_limit"), given.get("optimizer"))
     check_number("time_limit", given.get("time_limit"))
     if not isinstance(given.get("pins"), Mapping | None):
         raise OptionError(
@@ -153,7 +154,14 @@ def check_flag(name: str, value: Any) -> None:
 def check_number(name: str, value: Any, *, optional: bool = True) -> None:
     if not (optional and value is None) and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
         what = f"the option {name!r} is {value!r}, not a positive number"
-        raise OptionError(what, remedy="give bytes (memory_limit) or seconds (timeout, time_limit)")
+        raise OptionError(what, remedy="give seconds")
+
+
+def check_memory(limit: Any, optimizer: Any) -> None:
+    """Raises OptionError unless ``limit`` is a positive size, or None, and what ``optimizer`` keeps is known."""
+    if limit is not None and not read_size(limit, "memory_limit"):
+        raise OptionError("memory_limit is 0", where="memory_limit", remedy="give bytes per device, for example '80GB'")
+    Optimizer.of(optimizer)
 
 
 def _plan(value: Any) -> ShardingPlan | None:

@@ -31,29 +31,30 @@ def test_a_profile() -> None:
     assert_expected_inline(
         inspect.memory_table(profile(), shown=2),
         """\
-peak per device  4.94 KiB (5056 bytes)
+peak per device  5.06 KB (5,056 bytes)
 at               mm (aten.mm.default)
 source           model.py:7: y = x @ w
 not counted      nonzero: only running tells their size
 
-at the peak      bytes  share
--------------  -------  -------
-parameter          128  2.5%
-optimizer          256  5.1%
-output             512  10.1%
-gathered          4096  81.0%
-temporary           64  1.3%
+at the peak        bytes    share
+-------------  ---------  -------
+parameter      128 bytes     2.5%
+optimizer      256 bytes     5.1%
+output         512 bytes    10.1%
+gathered         4.10 KB    81.0%
+temporary       64 bytes     1.3%
 
-tensor      kind        bytes  layout    shape    dtype    source
-----------  --------  -------  --------  -------  -------  ---------------------
-x           gathered     4096  RR        32x32    float32  model.py:7: y = x @ w
-outputs[0]  output        512  S(0)R     128      float32
+all: dtype float32
+tensor      kind          bytes  layout    shape    source
+----------  --------  ---------  --------  -------  ---------------------
+x           gathered    4.10 KB  RR        32x32    model.py:7: y = x @ w
+outputs[0]  output    512 bytes  S(0)R     128
 
-steps      bytes  over time
--------  -------  ----------------------------------------
-0-0         4480  ###################################
-1-1         5056  ########################################
-2-2          896  #######""",
+steps        bytes  over time
+-------  ---------  ----------------------------------------
+0-0        4.48 KB  ###################################
+1-1        5.06 KB  ########################################
+2-2      896 bytes  #######""",
     )
 
 

@@ -175,7 +175,7 @@ def test_memory_limits() -> None:
     assert planned(PAIR, memory_limit=2 * most).objective == planned(PAIR).objective
     assert sum(planned(PAIR, memory_limit=int(0.95 * most)).memory.values()) <= 0.95 * most
     wrong(ConstraintError, "nothing fits", "least found", PAIR, memory_limit=most // 2, pins={"*": "R"})
-    wrong(OptionError, "memory_limit='2GB'", "bytes per device", memory_limit="2GB")
+    wrong(OptionError, "cannot read '2 GBs' as a number of bytes", "80GB", memory_limit="2 GBs")
     wrong(OptionError, "memory_limit=-1", "bytes per device", memory_limit=-1)
     wrong(OptionError, "memory_limit=inf", "bytes per device", memory_limit=float("inf"))
     wrong(OptionError, "memory_limit=nan", "bytes per device", memory_limit=float("nan"))

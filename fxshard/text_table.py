@@ -1,0 +1,106 @@
+"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from textwrap import TextWrapper
+
+from tabulate import tabulate
+
+WIDTH = 110
+"""Characters in a line."""
+
+GAP, MARK = 2, "..."
+PADDING = 2
+"""Characters that tabulate leaves beside a header."""
+
+READABLE = 24
+"""Characters that a column keeps, which is shortened before others, until those are too."""
+
+FILES = ("line", "source")
+"""Headers of columns that hold source lines, ``folder/file.py:70: code``; their end matters least."""
+
+YIELDING = ("reads", "for", "reason", "where", *FILES)
+"""Headers of columns that are shortened before others."""
+
+NUMBERS = ("bytes", "count", "us", "share", "time")
+"""Headers of columns that are aligned to the right."""
+
+
+def fitted(rows: Sequence[Sequence[object]], headers: Sequence[str], width: int = WIDTH, same: bool = True) -> str:
+    """Rows as a table of at most ``width`` characters.
+
+    ``same``: columns that are empty, or that say the same in all of several rows, are left out; a line above names the latter.
+    """
+    texts = [[_cell(header, value) for header, value in zip(headers, row, strict=True)] for row in rows]
+    kept, said = _telling(texts, headers) if same else (list(range(len(headers))), "")
+    widths = [max((len(row[k]) for row in texts), default=0) for k in kept]
+    caps = _caps(widths, [headers[k] for k in kept], width - GAP * (len(kept) - 1))
+    cells = [[_short(row[k], cap, headers[k]) for k, cap in zip(kept, caps, strict=True)] for row in texts]
+    align = ["right" if headers[k] in NUMBERS else "left" for k in kept]
+    table = tabulate(cells, headers=[headers[k] for k in kept], disable_numparse=True, colalign=align if cells else None)
+    return f"{said}\n{table}" if said else table
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, or its beginning and end around ``...`` where it is longer."""
+    if len(text) <= length:
+        return text
+    left = max(length - len(MARK), 2)
+    return f"{text[: (left + 1) // 2]}{MARK}{text[len(text) - left // 2 :]}"
+
+
+def listed(names: Iterable[str], width: int = WIDTH) -> str:
+    """``a, b, c``, as many as fit, and how many more there are."""
+    found = list(names)
+    for count in range(len(found), 0, -1):
+        more = f" and {len(found) - count} more" if count < len(found) else ""
+        text = ", ".join(found[:count]) + more
+        if len(text) <= width:
+            return text
+    return shorten(", ".join(found), width)
+
+
+def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
+    """A line for each (label, text), the texts below each other; one that is too long goes on in the next line."""
+    found = list(rows)
+    indent = GAP + max((len(label) for label, _ in found), default=0)
+    wrap = TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join("\n".join(wrap.wrap(f"{label:<{indent}}{text}")) for label, text in found)
+
+
+def in_short(line: str) -> str:
+    """A source line without the folders above the one that its file is in."""
+    return re.sub(r"^(?:.*?[/\\])?((?:[^/\\:]+[/\\])?[^/\\:]+:\d+)", r"\1", line)
+
+
+def _cell(header: str, value: object) -> str:
+    text = "" if value is None else str(value)
+    return in_short(text) if header in FILES else text
+
+
+def _telling(texts: Sequence[Sequence[str]], headers: Sequence[str]) -> tuple[list[int], str]:
+    """The columns that tell rows apart, the first always among them, and what is so in all rows."""
+    same = [k for k in range(1, len(headers)) if all(row[k] == texts[0][k] for row in texts) and (len(texts) > 1 or not texts[0][k])]
+    said = [f"{headers[k]} {texts[0][k]}" for k in same if texts[0][k]]
+    return [k for k in range(len(headers)) if k not in same], f"all: {', '.join(said)}" if said else ""
+
+
+def _caps(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int]:
+    """The widths, cut until they fit: the widest alike, first of the columns that yield; a header stays."""
+    least = [len(header) + PADDING for header in headers]
+    caps = [max(pair) for pair in zip(widths, least, strict=True)]
+    yielding = [k for k, header in enumerate(headers) if header in YIELDING]
+    for enough, places in ((READABLE, yielding), (0, range(len(caps)))):
+        while sum(caps) > room and (wide := [k for k in places if caps[k] > max(enough, least[k])]):
+            widest = max(caps[k] for k in wide)
+            for k in wide:
+                caps[k] = min(caps[k], widest - 1)
+    return caps
+
+
+def _short(text: str, length: int, header: str) -> str:
+    if header in FILES and len(text) > length:
+        return text[: length - len(MARK)] + MARK
+    return shorten(text, length)

@@ -1,0 +1,45 @@
+"""Tables that fit: nothing is wider than asked, what is shortened keeps both ends, what all rows share is said once."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from expecttest import assert_expected_inline
+from hypothesis import given
+
+from fxshard.text_table import fitted, in_short, labelled, listed, shorten
+
+words = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=90)
+
+
+@given(st.lists(st.tuples(words, words, words, words), min_size=1, max_size=4), st.integers(50, 120))
+def test_width(rows: list[tuple[str, ...]], width: int) -> None:
+    table = fitted(rows, ("node", "reads", "line", "bytes"), width, same=False)
+    assert max(map(len, table.splitlines())) <= width and len(table.splitlines()) == len(rows) + 2
+
+
+def test_what_gives_way() -> None:
+    rows = [
+        ("layers.0.attention.wq.weight", "S(0), " * 20, "dp", "/home/me/code/model.py:70: q = rotate(self.wq(x), cos, sin)"),
+        ("short", "R", "dp", ""),
+    ]
+    assert_expected_inline(
+        fitted(rows, ("node", "reads", "axis", "line"), 90),
+        """\
+all: axis dp
+node                          reads                         line
+----------------------------  ----------------------------  -----------------------------
+layers.0.attention.wq.weight  S(0), S(0), S... S(0), S(0),  code/model.py:70: q = rota...
+short                         R""",
+    )
+
+
+def test_one_row_keeps_what_it_says() -> None:
+    assert fitted([("a", "b", "")], ("x", "y", "z")) == "x    y\n---  ---\na    b"
+
+
+def test_pieces() -> None:
+    assert shorten("abcdefghij", 10) == "abcdefghij" and shorten("abcdefghijk", 9) == "abc...ijk"
+    assert listed(["a", "b", "c"], 9) == "a, b, c" and listed([f"layer{i}" for i in range(9)], 30) == "layer0, layer1 and 7 more"
+    assert in_short("/home/me/code/model.py:70: x = 'a/b.py:3'") == "code/model.py:70: x = 'a/b.py:3'"
+    assert in_short("model.py:7: y") == "model.py:7: y" and in_short("fxshard::op") == "fxshard::op"
+    assert labelled([("a", "one two three"), ("long", "x")], 12) == "a     one\n      two\n      three\nlong  x"
