@@ -71,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
+    memory_help = "show what a device holds at the peak and over time, for training too"
+    plan.add_argument("--memory", action="store_true", help=memory_help)
     plan.set_defaults(command=_plan)
 
     diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
@@ -89,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
     inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
     inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
-    inspect.add_argument("--memory", action="store_true", help="show what a device holds at the peak and over time (of a program)")
+    memory_help = "show what a device holds at the peak and over time (of a program; for a plan: fxshard plan --memory)"
+    inspect.add_argument("--memory", action="store_true", help=memory_help)
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
 
@@ -163,6 +166,8 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"\nplanned before: from the cache, {plan.origin.cached} (--no-cache plans anew)")
     if options.output:
         print(f"\nwrote {options.output}")
+    if options.memory:
+        print(f"\n{inspect.memory_table(plan.memory_profile())}")
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
 
@@ -210,8 +215,8 @@ def _memory(subject: Any, path: str) -> Any:
     from fxshard.runtime.memory import program_memory
 
     if not isinstance(subject, ShardedProgram):
-        remedy = "give a program (.pt2) that fxshard export --plan wrote from it"
-        raise OptionError("a plan says what it counted, memory over time takes the graph", where=path, remedy=remedy)
+        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with the options of this plan; or give a program (.pt2) of fxshard export"
+        raise OptionError("memory over time takes the graph, which a plan's file has not", where=path, remedy=remedy)
     return program_memory(subject)
 
 

@@ -14,10 +14,13 @@ from fxshard.comparison import compare
 from fxshard.errors import ConstraintError, PlanError, closest
 from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
+from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.choose import decide, solved
 from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
+from fxshard.passes.planned_memory import planned_profile
+from fxshard.passes.recompute import expanded
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
@@ -82,6 +85,11 @@ class Origin:
             readings=tuple(self._readings(plan, value)),
             choices=tuple(choices),
         )
+
+    def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
+        """As ``ShardingPlan.memory_profile``."""
+        times = expanded(self.annotated, plan.recomputed).times
+        return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
     def _problem(self) -> tuple[Formulation, Session]:
         """The problem and its solve, made again where the plan came without them."""

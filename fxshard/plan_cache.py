@@ -2,8 +2,8 @@
 
 One file a plan, named by a digest of all that decides it: the graph, the mesh with its hardware's numbers, the constraints, what else
 was asked, the rules that the user gave, and the code of fxshard and the version of torch that it runs on. Whoever changes any of these
-looks for another file. Files are plans like those that ``plan.save`` writes: data, checked when they are read. Several ranks and jobs
-may share a folder: files appear whole, and all who write one write the same.
+looks for another file. Files are plans like those that ``plan.save`` writes, with a digest of what is in them: data, checked when they are
+read. Several ranks and jobs may share a folder: files appear whole, and all who write one write the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, OptionError
 from fxshard.files import make_folder
 from fxshard.layout import Layout, placement_str
+from fxshard.plan_json import load, save
 from fxshard.sharding_plan import FORMAT_VERSION, ShardingPlan
 from fxshard.strategies.user_rules import given_rules
 
@@ -83,7 +84,7 @@ def read(path: Path) -> ShardingPlan | None:
     if not path.exists():
         return None
     try:
-        plan = ShardingPlan.load(path)
+        plan = load(path, sealed=True)
     except FxshardError as error:
         distrust(path, error)
         return None
@@ -101,7 +102,7 @@ def write(path: Path, plan: ShardingPlan) -> None:
     """Keeps a plan; where that cannot be, it is said and planning goes on."""
     try:
         make_folder(path.parent)
-        plan.save(path)
+        save(plan, path, sealed=True)
     except FxshardError as error:
         log.warning("the plan is not kept for the next start: %s (%s); set %s to another folder, or %s=0", error.what, path, FOLDER, SWITCH)
         return

@@ -6,6 +6,7 @@ with ``"partial": true``, written by hand, most fields may be left out.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Any
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import FxshardError, LayoutError, PlanError
+from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.hardware import HARDWARE
 from fxshard.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.layout import Layout, check, placement_str
+from fxshard.memory_profile import KINDS
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import UNKNOWN
+from fxshard.planning_graph import RELABELS, UNKNOWN
 from fxshard.redistribution import Step, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 
@@ -36,9 +38,14 @@ ROUNDING = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
 
-def save(plan: ShardingPlan, path: str | Path) -> None:
-    """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written."""
+def save(plan: ShardingPlan, path: str | Path, sealed: bool = False) -> None:
+    """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written.
+
+    ``sealed``: with a digest of what is written, so that a change of the file is noticed when it is read.
+    """
     text = dumps(plan)
+    if sealed:
+        text = text.removesuffix("\n}\n") + f',\n"digest": "{_digest(text)}"\n}}\n'
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -71,6 +78,10 @@ def dumps(plan: ShardingPlan, sources: bool = True) -> str:
     except ValueError as error:
         remedy = "give finite costs; if the planner made it, please report it"
         raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -130,15 +141,15 @@ def _write_sources(plan: ShardingPlan) -> dict[str, Any]:
     }
 
 
-def load(path: str | Path) -> ShardingPlan:
-    """Reads a plan; raises FileError that names the file, the field, what is wrong and what to do."""
-    return loads(read_bytes(path), str(path))
+def load(path: str | Path, sealed: bool = False) -> ShardingPlan:
+    """Reads a plan; raises FileError that names the file, the field, what is wrong and what to do. ``sealed``: it must have a digest."""
+    return loads(read_bytes(path), str(path), sealed)
 
 
-def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
+def loads(text: str | bytes, where: str = "<plan>", sealed: bool = False) -> ShardingPlan:
     """Reads a plan from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    partial = _read_head(root)
+    version, partial = _read_head(root)
     fields = root.known(_NAMES)
     mesh = root.get("mesh", read_mesh)
     default: Mapping[str, Any] = _DEFAULTS if partial else {}
@@ -156,7 +167,7 @@ def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
         certificate=get("certificate", _read_certificate),
         inputs=get("inputs", lambda f: f.tuple_of(_read_end)),
         outputs=get("outputs", lambda f: f.tuple_of(_read_end)),
-        memory=get("memory", lambda f: {kind: one.whole() for kind, one in f.entries().items()}),
+        memory=get("memory", lambda f: _read_memory(f, version)),
         memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
         fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
         partial=partial,
@@ -166,6 +177,7 @@ def loads(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
     )
     _check_names(plan, fields)
     _check_figures(plan, fields)
+    _check_digest(plan, root, sealed)
     return plan
 
 
@@ -181,20 +193,42 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_limit": None,
     "fallbacks": (),
 }
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "recomputed", "picked", "lines")
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "recomputed", "picked", "lines", "digest")
 READABLE = range(1, FORMAT_VERSION + 1)
-"""Version 1 is a plan that does not say where in the user's code its nodes are from."""
+"""Version 1 does not say where in the user's code nodes are from; 1 and 2 name kinds of memory otherwise (``FORMER_KINDS``), and know
+nothing of what is hidden, computed again or made ahead. Whoever adds a field that changes what a plan means raises the version."""
+
+FORMER_KINDS = {
+    "parameters": "parameter",
+    "buffers": "buffer",
+    "inputs": "input",
+    "gradients": "gradient",
+    "outputs": "output",
+    "activations": "activation",
+    "redistributed": "gathered",
+}
+"""Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
 
 
-def _read_head(root: Field) -> bool:
-    """Checks format and version; returns whether the plan is partial."""
+def _read_head(root: Field) -> tuple[int, bool]:
+    """Checks format and version; returns the version and whether the plan is partial."""
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the file is not a fxshard plan")
     version = root.get("version", Field.whole)
     if version not in READABLE:
         remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
-        raise root.fail(f"the plan has format version {version}, which is unknown", remedy)
-    return root.get("partial", Field.boolean, False)
+        newer = ": a newer fxshard wrote it" if version > FORMAT_VERSION else ""
+        raise root.fail(f"the plan has format version {version}, which is unknown{newer}", remedy)
+    return version, root.get("partial", Field.boolean, False)
+
+
+def _read_memory(field: Field, version: int) -> dict[str, int]:
+    former = FORMER_KINDS if version < 3 else {}
+    memory = {former.get(kind, kind): one.whole() for kind, one in field.entries().items()}
+    for kind in memory:
+        if kind not in KINDS:
+            raise field.fail(f"unknown kind of memory {kind!r}{closest(kind, KINDS)}", f"kinds are {', '.join(KINDS)}")
+    return memory
 
 
 def read_mesh(field: Field) -> Mesh:
@@ -401,6 +435,27 @@ def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
             raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
+        if end.node in plan.specs and not plan.specs[end.node].outputs:
+            raise fields["inputs"].items()[number].fail(f"input node {end.node!r} has no layout", FIX)
+
+
+def _may_hide(plan: ShardingPlan, entry: Redistribution) -> bool:
+    """Whether a value may be a parameter, or a parameter's gradient, perhaps in another form: what else is known takes the graph."""
+    node = plan.picked.get(entry.value, (entry.value, 0))[0]
+    if node in plan.kinds:
+        return plan.kinds[node] == "parameter"
+    ops = {n.name: n.op for n in plan.nodes}
+    gradients = {k for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
+    ends = (index in gradients if ops.get(name) == "output" else ops.get(name) in RELABELS for name, index in entry.readers)
+    return ops.get(node) in RELABELS or all(ends)
+
+
+def _check_digest(plan: ShardingPlan, root: Field, sealed: bool) -> None:
+    """What was written with a digest is as it was written."""
+    found = root.get("digest", Field.text, "")
+    if (found or sealed) and found != _digest(dumps(plan)):
+        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
+        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
 
 
 def _check_figures(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
@@ -417,6 +472,9 @@ def _check_figures(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
         most = share * (entry.cost + entry.hidden) * (1 + ROUNDING)
         if entry.hidden > most:
             raise fields["redistributions"].items()[number].fail(f"{entry.hidden} us are hidden, but at most {most} can be", FIX)
+        if entry.hidden and not _may_hide(plan, entry):
+            what = f"{entry.hidden} us are hidden, but {entry.value!r} is neither a parameter that is gathered nor a gradient"
+            raise fields["redistributions"].items()[number].fail(what, FIX)
     total = sum(node.compute for node in plan.nodes) + sum(entry.cost for entry in plan.redistributions)
     if not math.isclose(plan.objective, total, rel_tol=ROUNDING):
         what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together"

@@ -23,6 +23,30 @@ _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
 OUTPUT_KINDS = ("output", "gradient", "mutation")
+FREE = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.transpose.int",
+    "aten.permute.default",
+    "aten.t.default",
+    "aten.unsqueeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.squeeze.default",
+    "aten.expand.default",
+    "aten.slice.Tensor",
+    "aten.select.int",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.split.Tensor",
+    "aten.split_with_sizes.default",
+    "fxshard.to_local.default",
+    "fxshard.from_local.default",
+}
+"""Operators that only relabel memory."""
+RELABELS = FREE | {"aten._to_copy.default", "prims.convert_element_type.default"}
+"""Operators that give a tensor in another form: what they make of a parameter is as good as the parameter."""
 
 
 @dataclass(frozen=True)

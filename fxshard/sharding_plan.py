@@ -20,9 +20,10 @@ from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
 
 if TYPE_CHECKING:
     from fxshard.explanation import Explanation
+    from fxshard.memory_profile import MemoryProfile
     from fxshard.reasons import CollectiveReason
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,12 @@ class PlanEnd:
     node: str
 
 
+AGAIN = "_again"
+
+
 def again(node: str) -> str:
     """The name under which a node is planned that runs again in the backward."""
-    return f"{node}_again"
+    return node + AGAIN
 
 
 NO_RULE = "no rule for"
@@ -143,6 +147,9 @@ class Origin(Protocol):
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
+
+    def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
+        """As ``ShardingPlan.memory_profile``."""
 
 
 _ORIGIN = "_origin"
@@ -278,13 +285,21 @@ class ShardingPlan:
             PlanError: nothing has that name; or the plan does not know what made it. A plan that ``fxshard.plan`` made knows, in
             its process; one that was read, copied or changed does not. LayoutError: a layout that cannot be.
         """
+        return self._maker().explain(self, name, layout)
+
+    def memory_profile(self) -> MemoryProfile:
+        """What a device holds over time as the plan counts it, tensor by tensor: ``memory`` is the peak of it by kind, and
+        ``fxshard.inspect.memory_table`` shows it. Raises PlanError as ``explain``; ``fxshard.program_memory`` takes a lowered program."""
+        return self._maker().memory_profile(self)
+
+    def _maker(self) -> Origin:
         if self.origin is None:
             what = (
                 "the plan does not know the graph that it is for: it was read from a file, copied, or made by other means than fxshard.plan"
             )
             remedy = "plan again, plan = fxshard.plan(model, args, mesh, ...), and ask that plan; pins=plan there keeps these decisions"
             raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy=remedy)
-        return self.origin.explain(self, name, layout)
+        return self.origin
 
     @property
     def origin(self) -> Origin | None:

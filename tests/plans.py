@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 
 from fxshard.hardware import Curve, Hardware, Link, Measured
 from fxshard.layout import Layout
+from fxshard.memory_profile import KINDS
 from fxshard.mesh import Mesh
+from fxshard.planning_graph import INPUT_KINDS
 from fxshard.redistribution import COLLECTIVES, Step, path_price, single_step, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 
@@ -34,7 +36,7 @@ def small_plan() -> ShardingPlan:
         certificate=Certificate("microseconds", 10.75, 10.75),
         inputs=(PlanEnd("parameter", "lin.weight", "w"), PlanEnd("input", "args[0]", "x")),
         outputs=(PlanEnd("output", "outputs[0]", "mm"),),
-        memory={"parameters": 64, "gradients": 0},
+        memory={"parameter": 64, "gradient": 0},
         memory_limit=2**30,
         fallbacks=(("mm", "no rule for it"),),
         lines={"mm": "model.py:7: return self.lin(x)", "w": "model.py:7: return self.lin(x)"},
@@ -80,15 +82,17 @@ def nodes(draw: st.DrawFn, mesh: Mesh, name: str) -> PlannedNode:
 
 
 @st.composite
-def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]], unit: str) -> Redistribution:
+def redistributions(draw: st.DrawFn, mesh: Mesh, readers: list[tuple[str, int]], unit: str, parameters: list[str]) -> Redistribution:
     shape, itemsize = draw(shapes), draw(st.sampled_from((1, 2, 4)))
     source, target = draw(layouts(shape, mesh, ("sum",))), draw(layouts(shape, mesh, ("sum",)))
     plain = Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)))
     path: tuple[Step, ...] = steps(source, target, shape, itemsize, plain)
     cost = path_price(source, target, shape, itemsize, plain) if unit == "bytes" else draw(figures)
-    hidden = draw(st.floats(0, 0.99)) * mesh.hardware.overlap * cost if unit == "microseconds" and cost > 1e-9 else 0.0
+    value = draw(st.sampled_from([*parameters, *draw(st.lists(names, min_size=1, max_size=2))]))
+    hides = value in parameters and unit == "microseconds" and cost > 1e-9
+    hidden = draw(st.floats(0, 0.99)) * mesh.hardware.overlap * cost if hides else 0.0
     readers = draw(st.lists(st.sampled_from(readers), max_size=2)) if readers else []
-    return Redistribution(draw(names), shape, itemsize, source, target, path, tuple(readers), cost - hidden, hidden)
+    return Redistribution(value, shape, itemsize, source, target, path, tuple(readers), cost - hidden, hidden)
 
 
 @st.composite
@@ -97,9 +101,12 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
     planned = [draw(nodes(mesh, name)) for name in draw(st.lists(names, unique=True, max_size=4))]
     readers = [(n.name, i) for n in planned for i in range(len(n.spec.inputs))]
     unit = draw(st.sampled_from(("microseconds", "bytes")))
-    moves = draw(st.lists(redistributions(mesh, readers, unit), max_size=2))
+    given = [n.name for n in planned if n.spec.outputs]
+    end = st.builds(PlanEnd, st.sampled_from(INPUT_KINDS), names, st.sampled_from(given)) if given else st.nothing()
+    inputs = draw(st.lists(end, max_size=2, unique_by=lambda one: one.node)) if given else []
+    parameters = [one.node for one in inputs if one.kind == "parameter"]
+    moves = draw(st.lists(redistributions(mesh, readers, unit, parameters), max_size=2))
     cost = math.fsum([*(n.compute for n in planned), *(m.cost for m in moves)])
-    end = st.builds(PlanEnd, names, names, st.sampled_from([n.name for n in planned])) if planned else st.nothing()
     return ShardingPlan(
         mesh=mesh,
         train=draw(st.booleans()),
@@ -107,9 +114,9 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         nodes=tuple(planned),
         redistributions=tuple(moves),
         certificate=Certificate(unit, cost, draw(st.floats(-1e15, cost)), draw(st.booleans())),
-        inputs=tuple(draw(st.lists(end, max_size=2))) if planned else (),
+        inputs=tuple(inputs),
         outputs=tuple(draw(st.lists(st.builds(PlanEnd, names, names, names), max_size=2))),
-        memory=draw(st.dictionaries(names, st.integers(0, 2**60), max_size=3)),
+        memory=draw(st.dictionaries(st.sampled_from(KINDS), st.integers(0, 2**60), max_size=3)),
         memory_limit=draw(st.none() | st.integers(0, 2**60)),
         fallbacks=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
         partial=draw(st.booleans()),

@@ -24,7 +24,7 @@ def other_plan() -> ShardingPlan:
     move = Redistribution("x", (6, 8), 4, L("S(0)S(1)"), L("S(0)R"), (step,), (("mm", 0),), 2.5)
     certificate = Certificate("microseconds", 9.0, 9.0)
     return dataclasses.replace(
-        plan, nodes=nodes, redistributions=(move,), certificate=certificate, memory={"parameters": 128, "gradients": 0}
+        plan, nodes=nodes, redistributions=(move,), certificate=certificate, memory={"parameter": 128, "gradient": 0}
     )
 
 
@@ -32,10 +32,10 @@ def test_diff() -> None:
     assert_expected_inline(
         str(fxshard.diff(small_plan(), other_plan())),
         """\
-                    before              after           difference
-------------------  ------------------  --------------  ----------------
-objective           10.75 microseconds  9 microseconds  -1.75 (-16.279%)
-memory, parameters  64 bytes            128 bytes       +64 (+100.000%)
+                   before              after           difference
+-----------------  ------------------  --------------  ----------------
+objective          10.75 microseconds  9 microseconds  -1.75 (-16.279%)
+memory, parameter  64 bytes            128 bytes       +64 (+100.000%)
 
 parameter    before    after
 -----------  --------  -------

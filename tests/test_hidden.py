@@ -11,7 +11,7 @@ import fxshard
 from fxshard import inspect
 from fxshard.errors import FileError
 from fxshard.plan_json import loads
-from fxshard.sharding_plan import Certificate, ShardingPlan
+from fxshard.sharding_plan import Certificate, PlanEnd, ShardingPlan
 from tests.plans import small_plan
 
 
@@ -20,8 +20,9 @@ def hiding(hidden: float) -> ShardingPlan:
     plan = small_plan()
     (move,) = plan.redistributions
     move = dataclasses.replace(move, cost=7.5 - hidden, hidden=hidden)
+    gradient = (PlanEnd("gradient", "lin.weight", "mm"),)
     return dataclasses.replace(
-        plan, redistributions=(move,), certificate=Certificate("microseconds", 10.75 - hidden, 10.75 - hidden)
+        plan, outputs=gradient, redistributions=(move,), certificate=Certificate("microseconds", 10.75 - hidden, 10.75 - hidden)
     )
 
 
@@ -44,6 +45,20 @@ def test_no_more_than_the_hardware_can(hidden: float, unit: str) -> None:
     with pytest.raises(FileError, match=rf"{hidden} us are hidden, but at most") as caught:
         loads(json.dumps(data))
     assert "redistributions[0]" in str(caught.value)
+
+
+def test_only_parameters_and_their_gradients() -> None:
+    """What is returned as an output is waited for, as is what another operator reads; what relabels a gradient may stand between."""
+    data = json.loads(hiding(6.0).to_json())
+    data["outputs"][0]["kind"] = "output"
+    with pytest.raises(FileError, match="us are hidden, but 'mm' is neither a parameter that is gathered nor a gradient") as caught:
+        loads(json.dumps(data))
+    assert "redistributions[0]" in str(caught.value)
+    data["nodes"][2]["op"] = "aten.transpose.int"
+    assert loads(json.dumps(data)).hidden
+    data["redistributions"][0]["value"] = "x"
+    with pytest.raises(FileError, match="but 'x' is neither"):
+        loads(json.dumps(data))
 
 
 def test_when_it_is_printed() -> None:

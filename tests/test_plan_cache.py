@@ -105,7 +105,7 @@ def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.Mo
     assert plan_cache.file_for(graph=lambda: None) is None, "what has no text of its own is not looked up"
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "illegal"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "illegal", "changed", "unsealed"])
 def test_a_bad_file_is_said_and_replaced(folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
     plan = make()
     (file,) = folder.iterdir()
@@ -113,6 +113,7 @@ def test_a_bad_file_is_said_and_replaced(folder: Path, solves: list[int], caplog
     if damage == "illegal":
         next(n for n in data["nodes"] if n["name"] == "relu")["outputs"] = ["PP"]
     texts = {"cut": plan.to_json()[:300], "foreign": "{}", "newer": json.dumps({**data, "version": 99}), "illegal": json.dumps(data)}
+    texts |= {"changed": file.read_text().replace('"memory_limit": null', '"memory_limit": 7'), "unsealed": plan.to_json()}
     file.write_text(texts[damage])
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert make() == plan

@@ -14,7 +14,7 @@ from expecttest import assert_expected_inline
 from hypothesis import HealthCheck, given, settings
 
 from fxshard.errors import FileError, PlanError
-from fxshard.plan_json import dumps, loads
+from fxshard.plan_json import dumps, load, loads, save
 from fxshard.sharding_plan import Certificate, ShardingPlan
 from tests.plans import L, plans, small_plan
 
@@ -27,13 +27,13 @@ def test_golden_text() -> None:
         """\
 {
 "format": "fxshard-plan",
-"version": 2,
+"version": 3,
 "partial": false,
 "mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
 "train": false,
 "graph_hash": "abababababababababababababababababababababababababababababababab",
 "certificate": {"unit": "microseconds", "objective": 10.75, "lower_bound": 10.75, "cut": false},
-"memory": {"gradients": 0, "parameters": 64},
+"memory": {"gradient": 0, "parameter": 64},
 "memory_limit": 1073741824,
 "inputs": [
  {"kind": "parameter", "name": "lin.weight", "node": "w"},
@@ -102,6 +102,28 @@ def test_version_1_is_read() -> None:
     old = loads(VERSION_1)
     assert old == small_plan() and old.hash == small_plan().hash
     assert not old.lines and not old.picked
+
+
+def test_version_2_is_read() -> None:
+    """Kinds of memory had other names."""
+    kinds = {"parameters": 1, "buffers": 2, "inputs": 3, "gradients": 4, "outputs": 5, "activations": 6, "redistributed": 7, "optimizer": 8}
+    new = ("parameter", "buffer", "input", "gradient", "output", "activation", "gathered", "optimizer")
+    old = loads(json.dumps(SMALL | {"version": 2, "memory": kinds}))
+    assert old.memory == dict(zip(new, range(1, 9), strict=True))
+
+
+def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
+    """Also one that leaves a plan which might have been written so."""
+    path = tmp_path / "plan.json"
+    save(small_plan(), path, sealed=True)
+    assert load(path) == load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
+    path.write_text(path.read_text().replace('"memory_limit": 1073741824', '"memory_limit": 1073741825'))
+    with pytest.raises(FileError, match="its digest is another") as caught:
+        load(path)
+    assert "take the field 'digest' out" in str(caught.value.remedy)
+    small_plan().save(path)
+    with pytest.raises(FileError, match="has no digest"):
+        load(path, sealed=True)
 
 
 def test_source_lines_are_kept_and_do_not_count() -> None:
@@ -204,7 +226,10 @@ STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
     ({"format": "other"}, "not a fxshard plan", "plan.json"),
-    (_with("version", 3), "format version 3, which is unknown", "plan.json"),
+    (_with("version", 4), "format version 4, which is unknown: a newer fxshard wrote it", "plan.json"),
+    (_with("version", 0), "format version 0, which is unknown", "plan.json"),
+    (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
+    (_with("digest", "ab"), "not as it was written: its digest is another", "plan.json"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
     (_with("extra", 1), "unknown field 'extra'", "plan.json"),
@@ -238,6 +263,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("redistributions.0.steps.0", STEP | {"kind": "slice"}), "is all_reduce, not 'slice'", "redistributions[0].steps[0]"),
     (_with("redistributions.0.steps.0", STEP | {"axis": "dp"}), "the value has S(0) on axis dp", "redistributions[0].steps[0]"),
     (_with("inputs.0.node", "v"), "input node 'v' is not a node", "inputs[0]"),
+    (_with("inputs.0.node", "output"), "input node 'output' has no layout", "inputs[0]"),
 ]
 
 

@@ -67,7 +67,7 @@ def test_what_is_done_twice() -> None:
         """\
 plan for dp=2,tp=2 (h100), forward, 3 nodes
 objective       16 ms, lower bound 15 ms, gap 6.250%, cut short by its time or work limit
-memory          64 bytes of 1.07 GB a device at its peak: parameters 64 bytes
+memory          64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 beside compute  assumes 2 ms of reductions hidden behind compute
 gathered twice  layers.0-1.attention.projection_of_the_queries.weight, again in the backward
 computed again  2 blocks: layers.0-1""",

@@ -25,8 +25,8 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT, "sizes", "text_table"}
-    plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files"}
-    program = plan | {"program", "archive", "memory_profile"}
+    plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files", "memory_profile"}
+    program = plan | {"program", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
     runtime = passes | {"passes"}

@@ -18,32 +18,10 @@ from fxshard.errors import OptionError
 from fxshard.hardware import Hardware
 from fxshard.layout import ceil_shape
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import UNKNOWN
+from fxshard.planning_graph import FREE, UNKNOWN
 from fxshard.sharding_plan import OpSpec
 
 Shape = tuple[int, ...]
-FREE = {
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.reshape.default",
-    "aten.transpose.int",
-    "aten.permute.default",
-    "aten.t.default",
-    "aten.unsqueeze.default",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-    "aten.squeeze.default",
-    "aten.expand.default",
-    "aten.slice.Tensor",
-    "aten.select.int",
-    "aten.alias.default",
-    "aten.detach.default",
-    "aten.split.Tensor",
-    "aten.split_with_sizes.default",
-    "fxshard.to_local.default",
-    "fxshard.from_local.default",
-}
-"""Operators that only relabel memory."""
 
 FUSED = {
     "fxshard.sum_exp.default": (0,),

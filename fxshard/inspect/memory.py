@@ -8,7 +8,7 @@ from fxshard.memory_profile import HeldTensor, MemoryProfile
 from fxshard.sizes import exact_size, size_text
 from fxshard.text_table import fitted, labelled
 
-SHOWN, ROWS, WIDTH = 5, 12, 40
+SHOWN, ROWS, WIDTH = 5, 12, 32
 
 
 def memory_table(profile: MemoryProfile, shown: int = SHOWN) -> str:
@@ -33,9 +33,12 @@ def _row(t: HeldTensor) -> tuple[str, ...]:
 
 
 def _over_time(profile: MemoryProfile) -> str:
-    """The most bytes in each of a dozen equal parts of the steps, as bars."""
+    """The most bytes in each of a dozen equal parts of the steps, as bars, and the user's line that runs then."""
     count = len(profile.steps)
     edges = [count * i // min(ROWS, count) for i in range(min(ROWS, count) + 1)]
-    parts = [(f"{a}-{b - 1}", max(profile.over_time[a:b])) for a, b in itertools.pairwise(edges)]
-    rows = [(steps, size_text(size), "#" * round(WIDTH * size / max(profile.peak, 1))) for steps, size in parts]
-    return fitted(rows, ("steps", "bytes", "over time"), same=False)
+    rows = []
+    for a, b in itertools.pairwise(edges):
+        most = max(range(a, b), key=profile.over_time.__getitem__)
+        size = profile.over_time[most]
+        rows.append((f"{a}-{b - 1}", size_text(size), "#" * round(WIDTH * size / max(profile.peak, 1)), profile.steps[most].source))
+    return fitted(rows, ("steps", "bytes", "over time", "source"), same=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,10 +24,12 @@ from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
 from fxshard.passes.lifetimes import Lifetimes, held, peak
 from fxshard.passes.overlap import Beside
+from fxshard.passes.planned_memory import Shortage, planned_profile
 from fxshard.passes.recompute import Recomputed, expanded
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
 from fxshard.redistribution import Price, path_communication, path_price, steps
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
+from fxshard.sizes import exact_size
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
 
 WORK_LIMIT = 1e10
@@ -40,8 +43,6 @@ EQUAL = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
 NO_STATE = Optimizer()
-HEAVIEST = 5
-"""Tensors that an error about memory names."""
 
 Specs = Mapping[str, OpSpec]
 Hides = Callable[[str, Sequence[tuple[str, int]]], Beside | None]
@@ -70,8 +71,11 @@ def solved(annotated: Annotated, constraints: Constraints, formulation: Formulat
     try:
         return Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
-        raise infeasible(error, annotated, constraints, formulation) from error
+        raise infeasible(error, annotated, constraints, formulation, time_limit) from error
     except NoPlanError as error:
+        for miss in error.misses:
+            if miss.least_usage is not None and miss.row is None:
+                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(time_limit) from error
         where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
@@ -260,19 +264,21 @@ def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistributio
     return kinds
 
 
-def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
+def infeasible(
+    error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None
+) -> ConstraintError:
     """Names the user's constraints that cannot hold together, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
-        return _too_little_memory(error, annotated, constraints, formulation)
+        return _too_little_memory(error, annotated, constraints, formulation).impossible()
     if error.least_usage is not None:
         return ConstraintError(
             f"nothing fits in {error.row}",
             where=f"{len(formulation.problem.transfers)} values on mesh {annotated.mesh}",
-            remedy=f"the least found is {int(error.least_usage)} bytes sent per rank; raise the limit, or loosen the other constraints",
+            remedy=f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit, or loosen the other constraints",
         )
     objective = OBJECTIVES[formulation.unit == "bytes"]
     limited = not error.nodes
-    wishes = contradiction(annotated, constraints, objective, limited)
+    wishes = contradiction(annotated, constraints, objective, limited, time_limit)
     if not wishes:
         where = f"mesh {annotated.mesh}"
         return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
@@ -281,26 +287,16 @@ def infeasible(error: InfeasibleError, annotated: Annotated, constraints: Constr
     return contradictory([w.said for w in wishes], "; ".join(places) or f"mesh {annotated.mesh}")
 
 
-def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> ConstraintError:
-    """What the least would need, and what weighs most in it."""
-    assert error.least_usage is not None and error.usage_bound is not None
-    graph, mesh, heaviest = annotated.graph, annotated.mesh, ""
+def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> Shortage:
+    """What the least would need, and what it holds then."""
+    assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
+    profile, mesh = None, annotated.mesh
     if error.least_choices:
-        decision = _chosen(graph, formulation, error.least_choices)
+        decision = _chosen(annotated.graph, formulation, error.least_choices)
         annotated, specs = _expanded(annotated, decision)
         moves = _redistributions(annotated, specs, formulation.price, decision.kept, None)
-        found = held(annotated.times, specs, moves, mesh, constraints.optimizer)
-        time, _ = peak(found)
-        names = {end.node: end.name for end in graph.inputs}
-        most = sorted((one for one in found if one.span[0] <= time < one.span[1]), key=lambda one: -one.bytes)[:HEAVIEST]
-        heaviest = "; most of it " + ", ".join(f"{one.bytes} for {names.get(one.value, one.value)} ({one.kind})" for one in most)
-    bound = math.floor(error.usage_bound)
-    least = f"the least found is {math.ceil(error.least_usage)} bytes, and as memory is counted here no plan needs less than {bound}"
-    return ConstraintError(
-        f"nothing fits in memory_limit={constraints.memory_limit} bytes per device",
-        where=f"{len(graph.inputs_of('parameter'))} parameters on mesh {mesh}",
-        remedy=f"{least}{heaviest}; raise the limit, use a larger mesh or a smaller batch",
-    )
+        profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
+    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,13 +313,17 @@ class Wish:
     node: str
 
 
-def contradiction(annotated: Annotated, constraints: Constraints, objective: str, limited: bool) -> list[Wish]:
+def contradiction(
+    annotated: Annotated, constraints: Constraints, objective: str, limited: bool, time_limit: float | None = None
+) -> list[Wish]:
     """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds.
 
-    ``limited``: limits on memory and communication take part, in which paths matter, so that ``objective`` does.
+    ``limited``: limits on memory and communication take part, in which paths matter, so that ``objective`` does. When ``time_limit``
+    seconds have passed the set is the smallest that is known by then.
     """
     wishes = _wishes(annotated, constraints, limited)
-    holds = partial(_holds, annotated, objective if limited else "communication")
+    until = None if time_limit is None else time.perf_counter() + time_limit
+    holds = partial(_holds, annotated, objective if limited else "communication", until)
     if holds(wishes):
         return []
     said: dict[str, list[Wish]] = {}
@@ -378,10 +378,13 @@ def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
     return dataclasses.replace(found, memory_limit=memory[0].memory_limit, optimizer=memory[0].optimizer) if memory else found
 
 
-def _holds(annotated: Annotated, objective: str, wishes: Sequence[Wish]) -> bool:
-    """Whether anything at all is allowed under them; what cannot be told within the work limit counts as if."""
+def _holds(annotated: Annotated, objective: str, until: float | None, wishes: Sequence[Wish]) -> bool:
+    """Whether anything at all is allowed under them; what cannot be told within the work limit, or ``until`` then, counts as if."""
+    left = None if until is None else until - time.perf_counter()
+    if left is not None and left <= 0:
+        return True
     try:
-        solve(formulate(annotated, _rebuilt(wishes), objective).problem.without_costs(), work_limit=WORK_LIMIT)
+        solve(formulate(annotated, _rebuilt(wishes), objective).problem.without_costs(), left, WORK_LIMIT)
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:

@@ -14,11 +14,10 @@ from functools import cached_property, lru_cache
 
 from torch import fx
 
-from fxshard.cost.compute import FREE
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec, Redistribution
 
 Span = tuple[int, int]
@@ -33,12 +32,13 @@ def shard_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, sizes: tu
 
 @dataclass(frozen=True)
 class Held:
-    """One stretch of memory: of which value, for what (``parameters``, ``optimizer``, ``gradients``, ...), when, how many bytes."""
+    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout."""
 
     value: str
     kind: str
     span: Span
     bytes: int
+    layout: Layout
 
 
 class Lifetimes:
@@ -69,11 +69,10 @@ class Lifetimes:
     @cached_property
     def kinds(self) -> Mapping[str, str]:
         """What the values at the ends of the graph are, by node."""
-        names = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "tangent": "inputs", "seed": "inputs"}
-        found = {end.node: names[end.kind] for end in self.graph.inputs}
+        found = {end.node: end.kind if end.kind in ("parameter", "buffer") else "input" for end in self.graph.inputs}
         ends = operands(self.graph.module.graph.output_node())
         for end, node in zip(self.graph.outputs, ends, strict=True):
-            found.setdefault(node.name, "gradients" if end.kind == "gradient" else "outputs")
+            found.setdefault(node.name, end.kind)
         return found
 
     @cached_property
@@ -92,7 +91,8 @@ class Lifetimes:
         return node.op == "call_function" and self.time[node] >= self.turn
 
     def kind(self, value: fx.Node) -> str:
-        return self.kinds.get(value.name, "activations")
+        kept = self._last[value] > self.turn > self.born(value)
+        return self.kinds.get(value.name, "activation" if kept else "temporary")
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether what a node gives lies in the memory of what it reads."""
@@ -153,13 +153,14 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
         if not times.is_view(source):
             size = _bytes(value, have, mesh)
             span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
-            found.append(Held(value.name, kind, span, size))
+            found.append(Held(value.name, kind, span, size, have))
             if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
-                found.append(Held(value.name, "optimizer", (0, times.end), extra))
+                found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
         mine = entries.get(value.name, [])
         for entry in mine:
-            why = kind if entry.readers and all(reader == "output" for reader, _ in entry.readers) else "redistributed"
-            found.append(Held(value.name, why, _moved(value, entry, times, mine, have), _bytes(value, entry.target, mesh)))
+            returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
+            why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
+            found.append(Held(value.name, why, _moved(value, entry, times, mine, have), _bytes(value, entry.target, mesh), entry.target))
     return found
 
 

@@ -24,7 +24,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.recompute import expand
 from fxshard.passes.size_classes import cuts, size_classes
-from fxshard.passes.verify import verify_edges
+from fxshard.passes.verify import verify_blocks, verify_edges
 from fxshard.planning_graph import (
     PlanningGraph,
     at_run_time,
@@ -90,6 +90,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> PlanningGraph:
             where=f"plan on mesh {plan.mesh}",
             remedy="plan again: the model, its shapes, dtypes, its train mode or the registered rules have changed",
         )
+    verify_blocks(graph, plan)
     graph = expand(graph, plan.recomputed)
     missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
     if missing:

@@ -31,19 +31,15 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.call import Call
 from fxshard.cost import compute_time, time_price
-from fxshard.cost.compute import FREE
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.alike import Alike
 from fxshard.passes.lifetimes import Lifetimes
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
+from fxshard.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.redistribution import table
 from fxshard.sharding_plan import OpSpec
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)
-RELABELS = FREE | {"aten._to_copy.default", "prims.convert_element_type.default"}
-"""Operators that give a tensor in another form: what they make of a parameter is as good as the parameter. They are no anchors."""
-
 AHEAD = 8
 """Segments that hide one redistribution: about a layer of a transformer, as FSDP gathers one layer ahead."""
 

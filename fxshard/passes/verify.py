@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 
 from torch import fx
 
-from fxshard.errors import PlanError, TraceError
+from fxshard.errors import PlanError, TraceError, closest
 from fxshard.layout import Layout
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
@@ -50,6 +51,14 @@ def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
             elif reason:
                 remedy = f"leave it replicated: {reason}"
             raise PlanError(f"{node.name} ({node.target}) cannot run as {spec}", where=_where(node), remedy=remedy)
+
+
+def verify_blocks(graph: PlanningGraph, plan: ShardingPlan) -> None:
+    """Raises PlanError unless what the plan computes again are parts of the model."""
+    for block in plan.recomputed:
+        if (name := re.sub(r" \(call \d+\)$", "", block)) not in graph.returned:
+            what = f"the plan computes {block!r} again, which is no block of this model{closest(name, graph.returned)}"
+            raise PlanError(what, where=f"recomputed, plan on mesh {plan.mesh}", remedy="correct the name in its file, or plan again")
 
 
 def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:

@@ -65,8 +65,12 @@ class Limits:
 
     def said(self) -> str:
         """What is known of limits that no plan kept, for a message."""
+        return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())
+
+    def missed(self) -> list[tuple[str, InfeasibleError]]:
+        """Each limit that no plan kept, in words, and how near was come to it."""
         missed = [(self._every[index], least) for index, least in self._least.items() if least.found > 0]
-        return "".join(f"; in {name} {_missed(name, one, least).args[0].split(': ')[-1]}" for (name, one), least in missed)
+        return [(name, _missed(name, one, least)) for (name, one), least in missed]
 
     def _found(self, index: int, budget: Budget) -> Least:
         if index not in self._least:

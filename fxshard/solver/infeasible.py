@@ -31,7 +31,14 @@ class InfeasibleError(Exception):
 
 
 class NoPlanError(Exception):
-    """The search ended before it found a plan or a proof that there is none."""
+    """The search ended before it found a plan or a proof that there is none.
+
+    misses: for each limit that nothing found keeps, how near was come to it, as the error where nothing can.
+    """
+
+    def __init__(self, message: str, misses: tuple[InfeasibleError, ...] = ()) -> None:
+        super().__init__(message)
+        self.misses = misses
 
 
 class Exhausted(Exception):

@@ -55,7 +55,7 @@ def solve(
     if best is None and bound == np.inf:
         raise limits.explain(Budget(None if time_limit is None else max(EXPLAIN_SECONDS, budget.seconds_left or 0.0)))
     if best is None:
-        raise NoPlanError(_unfinished(budget) + limits.said())
+        raise NoPlanError(_unfinished(budget) + limits.said(), tuple(miss for _, miss in limits.missed()))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 

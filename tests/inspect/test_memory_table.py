@@ -50,15 +50,15 @@ tensor      kind          bytes  layout    shape    source
 x           gathered    4.10 KB  RR        32x32    model.py:7: y = x @ w
 outputs[0]  output    512 bytes  S(0)R     128
 
-steps        bytes  over time
--------  ---------  ----------------------------------------
-0-0        4.48 KB  ###################################
-1-1        5.06 KB  ########################################
-2-2      896 bytes  #######""",
+steps        bytes  over time                         source
+-------  ---------  --------------------------------  ---------------------
+0-0        4.48 KB  ############################
+1-1        5.06 KB  ################################  model.py:7: y = x @ w
+2-2      896 bytes  ######""",
     )
 
 
 def test_a_plan_alone_has_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_plan().save(tmp_path / "plan.json")
     assert main(["inspect", str(tmp_path / "plan.json"), "--memory"]) == 2
-    assert "memory over time takes the graph" in capsys.readouterr().err
+    assert "fxshard plan FILE.py:FACTORY --memory" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def test_summary_of_a_plan() -> None:
 mesh       dp=2,tp=2, 4 devices (h100)
 graph      forward, 4 nodes, hash abababababab
 objective  10.75 us, proven optimal (gap 0)
-memory     64 bytes of 1.07 GB a device at its peak: parameters 64 bytes
+memory     64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 
 collective    axis      count    bytes
 ------------  ------  -------  -------
@@ -42,7 +42,7 @@ def test_summary_of_a_program() -> None:
 mesh          dp=2,tp=2, 4 devices (h100)
 graph         forward, 4 nodes, hash abababababab
 objective     10.75 us, proven optimal (gap 0)
-memory        64 bytes of 1.07 GB a device at its peak: parameters 64 bytes
+memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 local graphs  2, one a size class
 
 collective    axis      count    bytes

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from equality import check, mesh_of, prepared
 
+from fxshard.errors import PlanError
 from fxshard.passes.annotate import annotate
+from fxshard.passes.pipeline import lower_plan
+from fxshard.plan_json import loads
 from fxshard.testing.random_plan import random_graph_plan
 
 SLICE = [("mlp", "a=2"), ("llama", "a=2"), ("llama_batch5", "a=4")]
@@ -20,3 +23,14 @@ def test_random_plans(name: str, mesh: str) -> None:
         check(name, plan)
     assert any(r.ahead for plan in plans for r in plan.redistributions)
     assert any(plan.recomputed for plan in plans)
+
+
+def test_a_block_that_the_model_has_not() -> None:
+    """In a file that was changed by hand: lowering says which."""
+    _, graph, _ = prepared("mlp")
+    plan = random_graph_plan(annotate(graph, mesh_of("a=2")), 0, frugal=True)
+    ((name, nodes), *_) = plan.recomputed.items()
+    renamed = loads(plan.to_json().replace(f'"block": "{name}"', f'"block": "{name}9"'))
+    assert renamed.recomputed[f"{name}9"] == nodes
+    with pytest.raises(PlanError, match=rf"computes '{name}9' again, which is no block of this model; did you mean"):
+        lower_plan(graph, renamed)

@@ -34,8 +34,8 @@ def sent(plan: ShardingPlan, axis: str) -> int:
 
 
 def least_named(error: ConstraintError) -> int:
-    (number,) = re.findall(r"least found is (\d+) bytes sent per rank", str(error.remedy))
-    return int(number)
+    (number,) = re.findall(r"least found is (?:.*\()?([\d,]+) bytes?\)? per rank", str(error.remedy))
+    return int(number.replace(",", ""))
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fxshard
 from fxshard.errors import ConstraintError, FxshardError, LayoutError, OptionError, PlanError
 from fxshard.mesh import Mesh
+from fxshard.passes import choose
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
@@ -119,6 +122,23 @@ def test_contradictions_across_nodes() -> None:
     assert contradiction(pins=pins, output_layouts=["RR", None]) == {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
 
 
+def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try has what is left of the time, and then there are no more: what is named is larger, and contradicts itself."""
+    given: list[float] = []
+    real, clock = choose.solve, itertools.count()
+
+    def watched(problem: Any, time_limit: float | None, work_limit: float) -> Any:
+        given.append(time_limit or 0.0)
+        return real(problem, None, work_limit)
+
+    monkeypatch.setattr(choose, "solve", watched)
+    monkeypatch.setattr(choose, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    tangent = graph().inputs_of("tangent")[0].node
+    said = contradiction(pins={tangent: "S(0)R", "up.weight": "S(0)R", "silu": "S(0)R"}, output_layouts=["RR", None], time_limit=2.5)
+    assert said > {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
+    assert given == [1.5, 0.5]
+
+
 def test_contradictions_with_a_plan_name_its_node() -> None:
     free = planned(PAIR)
     nodes = tuple(dataclasses.replace(n, spec=OpSpec((), (L("R"),))) for n in free.nodes if n.name == "args_1")
@@ -169,16 +189,18 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
 
 def test_memory_limits() -> None:
     """What does not fit names the least that would and what weighs most; what does is within the limit."""
-    error = wrong(ConstraintError, "nothing fits in memory_limit=100", r"least found is \d+ bytes.* no plan needs", memory_limit=100)
-    assert "dp=2,tp=2" in str(error.where) and str(error.remedy).count("(") == 5
+    error = wrong(ConstraintError, "nothing fits in memory_limit=100 bytes", r"least found is \d.* no plan takes less", memory_limit=100)
+    head, titles, _, *heaviest = str(error.where).splitlines()
+    assert head.startswith("mesh dp=2,tp=2; the least found holds most at ") and len(heaviest) == 5 and "shard" in titles
+    assert max(map(len, heaviest)) <= 114 and "layers" not in head and re.search(r"\w+\.py:\d+", head + "".join(heaviest))
     most = sum(planned(PAIR).memory.values())
     assert planned(PAIR, memory_limit=2 * most).objective == planned(PAIR).objective
     assert sum(planned(PAIR, memory_limit=int(0.95 * most)).memory.values()) <= 0.95 * most
     wrong(ConstraintError, "nothing fits", "least found", PAIR, memory_limit=most // 2, pins={"*": "R"})
     wrong(OptionError, "cannot read '2 GBs' as a number of bytes", "80GB", memory_limit="2 GBs")
-    wrong(OptionError, "memory_limit=-1", "bytes per device", memory_limit=-1)
-    wrong(OptionError, "memory_limit=inf", "bytes per device", memory_limit=float("inf"))
-    wrong(OptionError, "memory_limit=nan", "bytes per device", memory_limit=float("nan"))
+    wrong(OptionError, "memory_limit=-1", "give bytes", memory_limit=-1)
+    wrong(OptionError, "memory_limit=inf", "give bytes", memory_limit=float("inf"))
+    wrong(OptionError, "memory_limit=nan", "give bytes", memory_limit=float("nan"))
 
 
 def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: fl
     limit = int(share * most_held(graph, free.specs, free.specs["output"].inputs, mesh))
     truth.memory_limit = limit
     if truth.least(float("inf")) == float("inf"):
-        with pytest.raises(ConstraintError, match=rf"memory_limit={limit} bytes[\s\S]*least found is \d+ bytes"):
+        with pytest.raises(ConstraintError, match=r"nothing fits in memory_limit=[\s\S]*least found is \d"):
             plan_graph(graph, mesh, replace(request, memory_limit=limit))
         return
     plan = plan_graph(graph, mesh, replace(request, memory_limit=limit))
