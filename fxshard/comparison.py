@@ -7,15 +7,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
-
 from fxshard.layout import Layout
-from fxshard.plan_text import numbered
+from fxshard.plan_text import amount, numbered, time_text
 from fxshard.redistribution import COLLECTIVES
-from fxshard.sharding_plan import OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sharding_plan import AGAIN, OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.sizes import size_text
+from fxshard.text_table import fitted
 
-SHOWN = 20
+SHOWN = 10
 """Lines of a table; what is beyond is counted."""
+
+TIME, BYTES = "microseconds", "bytes"
+NOTHING = 1e-6
+"""Microseconds, or bytes, that are what sums round to."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Comparison:
     traffic: tuple[TrafficChange, ...]
     hidden: tuple[tuple[str, float, float], ...] = ()
     """By kind (gathers, reductions), what each assumes to pass beside compute, which is in no cost."""
+    peak: tuple[int, int] = (0, 0)
+    """Bytes per device when most is in use."""
     recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Blocks that each computes again in the backward."""
 
@@ -86,54 +92,72 @@ class Comparison:
         return self.same_graph and self.mesh[0] == self.mesh[1] and not (self.nodes or self.moves or self.compute or self.memory)
 
     def __str__(self) -> str:
-        head = [f"{_figure(value)} {unit}" for value, unit in zip(self.objective, self.unit, strict=True)]
+        head = [amount(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
         if self.equal:
             return f"the plans are equal: {self.mesh[0]}, objective {head[0]}"
         rows: list[tuple[str, ...]] = [] if self.mesh[0] == self.mesh[1] else [("mesh", *self.mesh, "")]
-        rows.append(("objective", *head, _difference(*self.objective) if self.unit[0] == self.unit[1] else ""))
-        rows += [(f"hidden {kind}", f"{_figure(a)} us", f"{_figure(b)} us", _difference(a, b)) for kind, a, b in self.hidden]
+        rows.append(("objective", *head, _change(*self.objective, self.unit[0]) if self.unit[0] == self.unit[1] else ""))
+        rows += [(f"hidden {kind}", time_text(a), time_text(b), _change(a, b, TIME)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
             rows.append(("computed again", *(", ".join(numbered(blocks)) or "nothing" for blocks in self.recomputed), ""))
-        rows += [(f"memory, {kind}", _size(a), _size(b), _difference(a or 0, b or 0)) for kind, a, b in self.memory]
-        parts = [tabulate(rows, headers=("", "before", "after", "difference"), disable_numparse=True)]
+        if self.peak[0] != self.peak[1]:
+            rows.append(("memory", size_text(self.peak[0]), size_text(self.peak[1]), _change(*self.peak, BYTES)))
+        rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
+        parts = [fitted(rows, ("", "before", "after", "difference"), same=False)]
         if not self.same_graph:
             parts.insert(0, "the plans are for different graphs; what has the same name is compared")
         return "\n\n".join([*parts, *self.tables()])
 
     def brief(self) -> str:
-        """The same in a few words: what computing takes more or less, and which collectives come and go."""
+        """The same in a few words: what computing takes more or less, and by axis which collectives come and go."""
         computing = sum(c.after - c.before for c in self.compute)
-        parts = [f"compute {computing:+,.4g} us"] if computing else []
+        parts = [f"compute {signed(computing, TIME)}"] if abs(computing) > NOTHING else []
+        axes: dict[str, list[str]] = {}
         for t in self.traffic:
-            count, sent = t.count[1] - t.count[0], t.bytes[1] - t.bytes[0]
-            parts.append(f"{count:+d} {t.kind} on {t.axis} ({sent:+,d} bytes)" if count else f"{t.kind} on {t.axis} {sent:+,d} bytes")
+            count, sent = t.count[1] - t.count[0], signed(t.bytes[1] - t.bytes[0], BYTES)
+            axes.setdefault(t.axis, []).append(f"{count:+d} {t.kind} ({sent})" if count else f"{t.kind} {sent}")
+        parts += [f"{axis}: {', '.join(found)}" for axis, found in axes.items()]
         local = [m for m in self.moves if not any(step.split(": ")[1] in COLLECTIVES for step in m.steps)]
         moving = sum((m.after or 0.0) - (m.before or 0.0) for m in local)
         beside = sum(b - a for _, a, b in self.hidden)
-        parts += [f"slices and copies {moving:+,.4g}"] if moving else []
-        return "; ".join([*parts, *([f"hidden {beside:+,.4g} us"] if beside else [])])
+        parts += [f"slices and copies {signed(moving, self.unit[0])}"] if abs(moving) > NOTHING else []
+        return "; ".join([*parts, *([f"hidden {signed(beside, TIME)}"] if abs(beside) > NOTHING else [])])
 
     def tables(self) -> list[str]:
-        """Where the difference is, a table each of what there is."""
+        """Where the difference is, a table each of what there is, the weightiest first."""
         tables = [
-            _table([(p.name, (p.before, p.after)) for p in self.parameters], ("parameter", "before", "after")),
-            _table([(c.node, (c.op, c.before, c.after)) for c in self._weightiest_compute()], ("compute of", "operator", "us", "us then")),
+            _table([(p.name, (p.before or "-", p.after or "-")) for p in self.parameters], ("parameter", "before", "after")),
             _table(
-                [(m.value, (f"{m.source} -> {m.target}", ", ".join(m.steps), m.before, m.after)) for m in self._weightiest_moves()],
-                ("redistribution of", "layouts", "steps", "cost", "cost then"),
+                [(c.node, (c.op, time_text(c.before), time_text(c.after))) for c in self._weightiest_compute()],
+                ("compute of", "operator", "before", "after"),
             ),
             _table(
-                [(t.kind, (t.axis, *t.count, *t.bytes, t.bytes[1] - t.bytes[0])) for t in self.traffic],
-                ("collective", "axis", "count", "then", "bytes", "bytes then", "difference"),
+                [
+                    (m.value, (f"{m.source} -> {m.target}", ", ".join(m.steps), *(_cost(c, self.unit[0]) for c in (m.before, m.after))))
+                    for m in self._weightiest_moves()
+                ],
+                ("redistribution of", "layouts", "steps", "before", "after"),
+            ),
+            _table(
+                [
+                    (t.kind, (t.axis, *(f"{n} ({size_text(sent)})" for n, sent in zip(t.count, t.bytes, strict=True)), _sent(t)))
+                    for t in self.traffic
+                ],
+                ("collective", "axis", "before", "after", "difference"),
                 grouped=False,
             ),
         ]
         if not self.moves and not self.compute:  # otherwise those say enough of the nodes
-            tables.insert(1, _table([(n.name, (n.op, n.before, n.after)) for n in self.nodes], ("node", "operator", "before", "after")))
+            rows = [(n.name, (n.op, n.before or "-", n.after or "-")) for n in self.nodes]
+            tables.insert(1, _table(rows, ("node", "operator", "before", "after")))
         return [table for table in tables if table]
 
     def _weightiest_compute(self) -> list[ComputeChange]:
-        return sorted(self.compute, key=lambda c: -abs(c.after - c.before))
+        """What runs again is one: ``recomputed`` says what it is."""
+        second = [c for c in self.compute if c.node.endswith(AGAIN)]
+        again = ComputeChange(f"{len(second)} nodes, again", "", sum(c.before for c in second), sum(c.after for c in second))
+        others = [c for c in self.compute if c not in second]
+        return sorted([*others, *([again] if second else [])], key=lambda c: -abs(c.after - c.before))
 
     def _weightiest_moves(self) -> list[Move]:
         return sorted(self.moves, key=lambda m: -abs((m.after or 0.0) - (m.before or 0.0)))
@@ -152,6 +176,7 @@ def compare(before: ShardingPlan, after: ShardingPlan) -> Comparison:
         compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
+        peak=(sum(before.memory.values()), sum(after.memory.values())),
         recomputed=(tuple(before.recomputed), tuple(after.recomputed)),
         hidden=tuple((kind, a or 0.0, b or 0.0) for kind, (a, b) in _pairs(before.hidden, after.hidden) if a != b),
     )
@@ -197,7 +222,8 @@ def _moves(before: ShardingPlan, after: ShardingPlan) -> tuple[Move, ...]:
     for (value, source, target, _), (a, b) in _pairs(*sides):
         costs = (a and a.cost, b and b.cost)
         if costs[0] != costs[1]:
-            found.append(Move(value, str(source), str(target), _steps(a or b, before if a else after), *costs))
+            plan = before if a else after
+            found.append(Move(plan.called(value), str(source), str(target), _steps(a or b, plan), *costs))
     return tuple(found)
 
 
@@ -221,37 +247,38 @@ def _traffic(before: ShardingPlan, after: ShardingPlan) -> tuple[TrafficChange, 
 _NUMBER = re.compile(r"\d+")
 
 
-def _table(rows: Sequence[tuple[str, tuple[Any, ...]]], headers: Sequence[str], grouped: bool = True) -> str:
+def _table(rows: Sequence[tuple[str, tuple[str, ...]]], headers: Sequence[str], grouped: bool = True) -> str:
     """Rows (name, facts); those alike but for the numbers in their names share a line that counts them."""
     if not rows:
         return ""
-    alike: dict[Hashable, list[tuple[str, tuple[Any, ...]]]] = {}
+    alike: dict[Hashable, list[tuple[str, tuple[str, ...]]]] = {}
     for number, row in enumerate(rows):
         alike.setdefault((_NUMBER.sub("*", row[0]), row[1]) if grouped else number, []).append(row)
     lines = []
     for found in list(alike.values())[:SHOWN]:
         name, facts = found[0]
-        name = name if len(found) == 1 else f"{name} and {len(found) - 1} like it"
-        lines.append((name, *(_cell(fact) for fact in facts)))
+        lines.append((name if len(found) == 1 else f"{name} and {len(found) - 1} like it", *facts))
     more = sum(map(len, list(alike.values())[SHOWN:]))
-    text = tabulate(lines, headers=headers, disable_numparse=True)
+    text = fitted(lines, headers, same=False)
     return f"{text}\nand {more} more" if more else text
 
 
-def _cell(fact: Any) -> str:
-    if fact is None:
-        return "-"
-    return _figure(fact) if isinstance(fact, float) else str(fact)
+def _cost(value: float | None, unit: str) -> str:
+    return "-" if value is None else amount(value, unit)
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.1f}"
+def _sent(change: TrafficChange) -> str:
+    return f"{change.count[1] - change.count[0]:+d} ({signed(change.bytes[1] - change.bytes[0], BYTES)})"
 
 
-def _difference(before: float, after: float) -> str:
-    part = f" ({(after - before) / before:+.3%})" if before else ""
-    return f"{'+' if after >= before else ''}{_figure(after - before)}{part}"
+def signed(value: float, unit: str) -> str:
+    """A difference with its sign: ``+4.484 ms``; ``0`` where there is none."""
+    return "0" if abs(value) <= NOTHING else f"{'+' if value > 0 else '-'}{amount(abs(value), unit)}"
 
 
-def _size(size: int | None) -> str:
-    return "-" if size is None else f"{size:,} bytes"
+def _change(before: float, after: float, unit: str) -> str:
+    """The difference, and as a part of what was, or as a multiple of it."""
+    if abs(after - before) <= NOTHING or not before:
+        return signed(after - before, unit)
+    share = f"{(after - before) / before:+.1%}" if abs(after) < 10 * abs(before) else f"{after / before:.0f} times"
+    return f"{signed(after - before, unit)} ({share})"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tabulate import tabulate
-
-from fxshard.comparison import Comparison
+from fxshard.comparison import Comparison, signed
 from fxshard.layout import Layout
+from fxshard.plan_text import amount, time_text
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.text_table import fitted, in_short
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,21 @@ class Explanation:
         return None if choice.total is None else choice.total - self.total
 
     def __str__(self) -> str:
-        own = f"{self.name}" if self.name == self.node else f"{self.name} (node {self.node})"
-        head = f"{own}, {self.op}: {self.layout} in a plan of {self.total:,.6g} {self.unit}"
+        own = f"{self.name} ({self.op})" if self.name == self.node else f"{self.name} ({self.op}, node {self.node})"
+        head = f"{own}: {self.layout}, in a plan of {amount(self.total, self.unit)}"
         if self.compute:
-            head += f"; computing it takes {self.compute:,.4g}"
-        parts = [f"{head}\n{self.line}" if self.line else head, self._readers(), self._choices()]
+            head += f"; computing it takes {time_text(self.compute)}"
+        parts = [f"{head}\n{in_short(self.line)}" if self.line else head, self._readers(), self._choices()]
         if len(self.choices) == 1 and self.choices[0].where is not None and not self.choices[0].chosen:
             parts += self.choices[0].where.tables()
         return "\n\n".join(part for part in parts if part)
 
     def _readers(self) -> str:
-        rows = [(r.node, r.what, str(r.layout), f"{r.cost:,.4g}" if r.layout != self.layout else "as it is", r.line) for r in self.readings]
-        return (
-            tabulate(rows, headers=("read by", "which is", "as", "bringing it", "line"), disable_numparse=True) if rows else "read by none"
-        )
+        rows = [
+            (r.node, r.what, str(r.layout), amount(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
+            for r in self.readings
+        ]
+        return fitted(rows, ("read by", "which is", "as", "bringing it", "line"), same=False) if rows else "read by none"
 
     def _choices(self) -> str:
         rows = []
@@ -91,6 +92,6 @@ class Explanation:
                 continue
             proof = "cut" if choice.cut and choice.gap > 1e-6 else ""
             where = "the plan's own" if choice.chosen else choice.where.brief() if choice.where else ""
-            rows.append((choice.layout, f"{choice.total:,.6g}", f"{more:+,.4g}", f"{choice.gap:.3%} {proof}".strip(), where))
-        headers = ("layout", f"total {self.unit}", "difference", "gap", "where")
-        return tabulate(rows, headers=headers, disable_numparse=True)
+            total, more_text = amount(choice.total, self.unit), signed(more, self.unit)
+            rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof}".strip(), where))
+        return fitted(rows, ("layout", "total", "difference", "gap", "where"), same=False)

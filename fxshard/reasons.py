@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from fxshard.errors import PlanError
 from fxshard.layout import Layout
+from fxshard.plan_text import amount
 from fxshard.sharding_plan import PlannedCollective, Redistribution, ShardingPlan
+from fxshard.sizes import size_text
+from fxshard.text_table import fitted
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,10 @@ class CollectiveReason:
 
     def __str__(self) -> str:
         c = self.collective
-        head = f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {c.bytes:,} bytes sent by each rank"
+        head = f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"
         rows = [("gives", *_row(self.producer)), *(("reads", *_row(reader)) for reader in self.readers)]
-        steps = " then ".join(self.steps)
-        whole = f"value {c.value}, {steps}: {self.cost:,.6g} {self.unit} together"
-        return "\n\n".join([f"{head}\n{whole}", tabulate(rows, headers=("", "layout", "node", "is", "line")), self.remedy])
+        whole = f"value {c.value}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together"
+        return "\n\n".join([f"{head}\n{whole}", fitted(rows, ("", "layout", "node", "is", "line"), same=False), self.remedy])
 
 
 def _row(place: Place) -> tuple[str, str, str, str]:

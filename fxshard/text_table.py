@@ -24,6 +24,9 @@ FILES = ("line", "source")
 YIELDING = ("reads", "for", "reason", "where", *FILES)
 """Headers of columns that are shortened before others."""
 
+ENDING = ("where", *FILES)
+"""Headers of columns that are shortened at their end."""
+
 NUMBERS = ("bytes", "count", "us", "share", "time")
 """Headers of columns that are aligned to the right."""
 
@@ -101,6 +104,6 @@ def _caps(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int]
 
 
 def _short(text: str, length: int, header: str) -> str:
-    if header in FILES and len(text) > length:
+    if header in ENDING and len(text) > length:
         return text[: length - len(MARK)] + MARK
     return shorten(text, length)

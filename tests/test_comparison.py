@@ -8,6 +8,7 @@ import pytest
 from expecttest import assert_expected_inline
 
 import fxshard
+from fxshard.comparison import signed
 from fxshard.errors import OptionError, PlanError
 from fxshard.redistribution import single_step
 from fxshard.sharding_plan import Certificate, OpSpec, PlannedNode, Redistribution, ShardingPlan
@@ -32,35 +33,36 @@ def test_diff() -> None:
     assert_expected_inline(
         str(fxshard.diff(small_plan(), other_plan())),
         """\
-                   before              after           difference
------------------  ------------------  --------------  ----------------
-objective          10.75 microseconds  9 microseconds  -1.75 (-16.279%)
-memory, parameter  64 bytes            128 bytes       +64 (+100.000%)
+             before    after      difference
+-----------  --------  ---------  -------------------
+objective    10.75 us  9 us       -1.75 us (-16.3%)
+memory       64 bytes  128 bytes  +64 bytes (+100.0%)
+- parameter  64 bytes  128 bytes  +64 bytes (+100.0%)
 
 parameter    before    after
 -----------  --------  -------
 lin.weight   RS(0)     RR
 
-compute of    operator         us    us then
-------------  ---------------  ----  ---------
-mm            aten.mm.default  3.25  6.5
+compute of    operator         before    after
+------------  ---------------  --------  -------
+mm            aten.mm.default  3.25 us   6.5 us
 
-redistribution of    layouts            steps           cost    cost then
--------------------  -----------------  --------------  ------  -----------
-mm                   S(0)P -> S(0)R     tp: all_reduce  7.5     -
-x                    S(0)S(1) -> S(0)R  tp: all_gather  -       2.5
+redistribution of    layouts            steps           before    after
+-------------------  -----------------  --------------  --------  -------
+mm                   S(0)P -> S(0)R     tp: all_reduce  7.5 us    -
+args[0]              S(0)S(1) -> S(0)R  tp: all_gather  -         2.5 us
 
-collective    axis    count    then    bytes    bytes then    difference
-------------  ------  -------  ------  -------  ------------  ------------
-all_gather    tp      0        1       0        48            48
-all_reduce    tp      1        0       48       0             -48""",
+collective    axis    before        after         difference
+------------  ------  ------------  ------------  --------------
+all_gather    tp      0 (0 bytes)   1 (48 bytes)  +1 (+48 bytes)
+all_reduce    tp      1 (48 bytes)  0 (0 bytes)   -1 (-48 bytes)""",
     )
 
 
 def test_equal_plans() -> None:
     found = fxshard.diff(small_plan(), small_plan())
     assert found.equal and not (found.parameters or found.nodes or found.moves or found.traffic or found.memory)
-    assert_expected_inline(str(found), """the plans are equal: dp=2,tp=2 (h100), objective 10.75 microseconds""")
+    assert_expected_inline(str(found), """the plans are equal: dp=2,tp=2 (h100), objective 10.75 us""")
 
 
 def test_another_graph_is_compared_by_name() -> None:
@@ -72,9 +74,9 @@ def test_another_graph_is_compared_by_name() -> None:
         """\
 the plans are for different graphs; what has the same name is compared
 
-           before              after               difference
----------  ------------------  ------------------  ------------
-objective  10.75 microseconds  10.75 microseconds  +0 (+0.000%)
+           before    after     difference
+---------  --------  --------  ------------
+objective  10.75 us  10.75 us  0
 
 node    operator           before    after
 ------  -----------------  --------  --------------
@@ -89,6 +91,23 @@ def test_rows_that_are_alike_share_a_line() -> None:
     assert "mul_0 and 2 like it" in str(fxshard.diff(plan, twice))
 
 
+def test_what_runs_again_is_one_line_and_nothing_is_wide() -> None:
+    names = [f"{'a_very_long_name_' * 4}{k}_again" for k in range(3)]
+    nodes = tuple(PlannedNode(n, "aten.mul.Tensor", OpSpec((), (L("RR"),)), ((4,),), ("float32",), 2.0) for n in names)
+    plan = small_plan()
+    twice = dataclasses.replace(
+        plan, nodes=(*plan.nodes, *nodes), memory={"parameter": 64, "gathered": 10**9}, recomputed={"layers.0": ("mul",)}
+    )
+    text = str(fxshard.diff(plan, twice))
+    assert "3 nodes, again" in text and "6 us" in text and "a_very_long" not in text and "computed again  nothing   layers.0" in text
+    assert "15625001 times" in text and max(map(len, text.splitlines())) <= 110
+
+
+def test_differences_have_units() -> None:
+    assert [signed(v, "microseconds") for v in (0.48, -4484.0, 1e-12)] == ["+0.48 us", "-4.484 ms", "0"]
+    assert [signed(v, "bytes") for v in (-16777216, 12, 0)] == ["-16.8 MB", "+12 bytes", "0"]
+
+
 def test_only_plans_are_compared() -> None:
     with pytest.raises(OptionError, match="plan is a str"):
         fxshard.diff(small_plan(), "plan.json")  # type: ignore[arg-type]
@@ -99,7 +118,7 @@ def test_why_a_collective() -> None:
         str(small_plan().why_collective(0)),
         """\
 collective 0: all_reduce on tp, S(0)P -> S(0)R, 48 bytes sent by each rank
-value mm, all_reduce(tp: P->R): 7.5 microseconds together
+value mm, all_reduce(tp: P->R): 7.5 us together
 
        layout    node    is                 line
 -----  --------  ------  -----------------  ------------------------------

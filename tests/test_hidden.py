@@ -74,4 +74,4 @@ def test_beside_another_plan() -> None:
     assert (move.before, move.after) == (7.5, 1.5) and found.objective == (10.75, 4.75)
     assert found.hidden == (("reductions", 0.0, 6.0),) and found.brief().endswith("hidden +6 us")
     lines = [line.split("  ") for line in str(found).splitlines()]
-    assert ["hidden reductions", "0 us", "6 us", "+6"] in [[cell.strip() for cell in line if cell] for line in lines]
+    assert ["hidden reductions", "0 us", "6 us", "+6 us"] in [[cell.strip() for cell in line if cell] for line in lines]
