@@ -26,8 +26,8 @@ Search = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float
 LARGE = 20_000_000
 """Numbers in the tables of message passing from which a core is searched."""
 
-FIRST_PAIRS = 5
-"""Pairs of sweeps before that; more make a better core, and leave less for the bound."""
+PAIRS_BEFORE = (5, 15)
+"""Pairs of sweeps before one, and before a second, which later messages make better; there the bound has most of what it gets."""
 
 PART = 0.01
 CORE_WORK = 5e8

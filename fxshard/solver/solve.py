@@ -11,7 +11,7 @@ from .branching import Branching
 from .budget import Budget
 from .combining import combine
 from .conflicts import Limits
-from .core import FIRST_PAIRS, is_large, search_core
+from .core import PAIRS_BEFORE, is_large, search_core
 from .infeasible import Exhausted, NoPlanError
 from .local_search import Polish, greedy
 from .model import Model, components, from_problem, restrict
@@ -89,8 +89,8 @@ def search_by_cases(
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
-    if is_large(relaxation):
-        relaxation.begin(FIRST_PAIRS)
+    for pairs in PAIRS_BEFORE if is_large(relaxation) else ():
+        relaxation.begin(pairs)
         search_core(relaxation, search_by_cases, budget)
         steps.append(("search a core", f"plan {relaxation.value:.0f}"))
     relaxation.run()

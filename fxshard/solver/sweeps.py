@@ -40,7 +40,7 @@ class Sweeper:
         self.cap = float(2 ** int(51 - np.ceil(np.log2(most + 2))))
         self._share = 1.0 / self.chains
         self._slack = np.zeros(len(self.splits.values))
-        self.entries = 2 * (len(self.theta) + int(self.splits.own[-1]))
+        self.entries = len(self.theta) + int(self.splits.own[-1])
         """What the last sweep touched."""
         self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
         """What decoding touches: of each table one row, by the classes of all states."""
@@ -75,7 +75,7 @@ class Sweeper:
         """Update all messages in one direction, after direction 1 the splits too; the bound that they prove, `inf` if none is allowed."""
         sent, back, values = self.messages[direction], self.messages[1 - direction], self.splits.values
         total, read = kernels.sweep(self.wiring, direction, values, self.weights, sent, back, self._share, self.cap, self._slack)
-        self.entries = 2 * read
+        self.entries = read
         if direction and np.isfinite(total):
             self.splits.rebalance(self._slack)
         return self.model.constant + total
