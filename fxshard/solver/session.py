@@ -1,9 +1,10 @@
 """A problem that was solved, to be solved again with states forbidden: what did not change is not done again.
 
 The plan of the first solve is changed where it has to be, and a region around that is solved on its own, bounded by what
-the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer; otherwise the
-region grows. Where none is large enough (what all layers read changes all of them a little), message passing goes on from the first
-solve's messages, and only if that leaves a gap the narrower problem is solved from nothing.
+the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer. Where they do not (what all
+layers read changes all of them a little), message passing goes on from the first solve's messages, on what they leave (`core`). Limits tie
+all nodes together: there multipliers are gone on from too, and the first plan is repaired. Only if all that leaves more of a gap than
+will do, the narrower problem is solved from nothing.
 
 The integers of the first solve lack what costs much more than the plan that it began with (`scaling.quantise`): its bounds say
 nothing beyond that cost, its *reach*.
