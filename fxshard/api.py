@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, a_kind
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.origin import Origin
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
@@ -210,7 +210,7 @@ def simulate(
         check_plan(plan, mesh)
         lowered = lower(model, args, plan, kwargs)
     if lowered is None:
-        raise OptionError(f"cannot simulate a {type(model_or_program).__name__}", remedy="pass an nn.Module or a ShardedProgram")
+        raise OptionError(f"cannot simulate {a_kind(model_or_program)}", remedy="pass an nn.Module or a ShardedProgram")
     if model is None and plan is not None:
         raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
     check_plan(lowered.plan, mesh)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, a_kind
 from fxshard.layout import placement_str
 from fxshard.sizes import read_size
 
@@ -102,10 +102,10 @@ def check_constraints(given: Any) -> tuple[Constraint, ...]:
         return ()
     remedy = "give a list of fxshard.Pin, Equal, Forbid and Communication"
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise OptionError(f"constraints are a {type(given).__name__}", where="constraints", remedy=remedy)
+        raise OptionError(f"constraints are given as {a_kind(given)}, not as a list", where="constraints", remedy=remedy)
     for one in given:
         if not isinstance(one, KINDS):
-            raise OptionError(f"{one!r:.60} among the constraints is a {type(one).__name__}", where="constraints", remedy=remedy)
+            raise OptionError(f"{one!r:.60}, one of the constraints, is {a_kind(one)}", where="constraints", remedy=remedy)
     return tuple(given)
 
 

@@ -34,6 +34,12 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def a_kind(value: object) -> str:
+    """What a value is, in words: ``a list``, ``an Equal``, ``None``."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 class LayoutError(FxshardError):
     """A layout that cannot be: unknown axis, dim out of range, wrong length."""
 

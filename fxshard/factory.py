@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from fxshard.errors import FxshardError, OptionError, closest
+from fxshard.errors import FxshardError, OptionError, a_kind, closest
 
 SHAPE = "return (model, args) or (model, args, kwargs): an nn.Module, a tuple of example inputs, a dict of keyword inputs"
 
@@ -94,14 +94,14 @@ def _checked(result: Any, text: str) -> tuple[nn.Module, tuple[Any, ...], dict[s
         return OptionError(f"the factory returned {found}", where=text, remedy=SHAPE)
 
     if not isinstance(result, (tuple, list)):
-        raise refuse(f"a {type(result).__name__}, not a tuple")
+        raise refuse(f"{a_kind(result)}, not a tuple")
     if len(result) not in (2, 3):
         raise refuse(f"{len(result)} values")
     model, args, kwargs = (*result, {})[:3]
     if not isinstance(model, nn.Module):
-        raise refuse(f"a {type(model).__name__} where the model belongs")
+        raise refuse(f"{a_kind(model)} where the model belongs")
     if not isinstance(args, (tuple, list)):
-        raise refuse(f"a {type(args).__name__} where the tuple of inputs belongs")
+        raise refuse(f"{a_kind(args)} where the tuple of inputs belongs")
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise refuse(f"a {type(kwargs).__name__} where the dict of keyword inputs belongs")
+        raise refuse(f"{a_kind(kwargs)} where the dict of keyword inputs belongs")
     return model, tuple(args), dict(kwargs)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import LayoutError, OptionError, closest
+from fxshard.errors import LayoutError, OptionError, a_kind, closest
 from fxshard.hardware import HARDWARE, Hardware, Link
 from fxshard.hardware_file import find_hardware
 
@@ -48,7 +48,7 @@ class Mesh:
 
     def __init__(self, axes: Mapping[str, int], hardware: str | Path | Hardware = "cpu", links: Mapping[str, Link] | None = None) -> None:
         if not isinstance(axes, Mapping):
-            raise OptionError(f"the axes of a mesh are a {type(axes).__name__}", remedy="give names and sizes: Mesh({'dp': 2, 'tp': 4})")
+            raise OptionError(f"the axes of a mesh are {a_kind(axes)}", remedy="give names and sizes: Mesh({'dp': 2, 'tp': 4})")
         for name, size in axes.items():
             if not isinstance(name, str) or not name.isidentifier():
                 raise OptionError(f"mesh axis name {name!r} is not an identifier", remedy="name axes like 'dp' or 'tp'")
@@ -151,7 +151,7 @@ def preset_of_device(device_type: str) -> str:
 def parse_mesh(text: str, hardware: str | Path | Hardware = "cpu") -> Mesh:
     """Reads ``dp=2,tp=4``; raises OptionError on anything else."""
     if not isinstance(text, str):
-        raise OptionError(f"cannot read a mesh from a {type(text).__name__}", remedy="write it like 'dp=2,tp=4'")
+        raise OptionError(f"cannot read a mesh from {a_kind(text)}", remedy="write it like 'dp=2,tp=4'")
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, size = (side.strip() for side in part.partition("=")[::2])

@@ -64,7 +64,7 @@ def test_what_a_factory_may_return(file: str) -> None:
 
 
 REFUSED = [
-    ("nothing", "returned a NoneType, not a tuple"),
+    ("nothing", "returned None, not a tuple"),
     ("four", "returned 4 values"),
     ("no_model", "a str where the model belongs"),
     ("no_args", "a Tensor where the tuple of inputs belongs"),

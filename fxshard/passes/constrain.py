@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.errors import ConstraintError, LayoutError, OptionError, closest
+from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest
 from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
 from fxshard.passes.names import Named, Names, Place, some
@@ -292,7 +292,7 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
         return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
         raise ConstraintError(
-            f"{what} is a {type(given).__name__}",
+            f"{what} is {a_kind(given)}",
             where=what,
             remedy="give one layout, a sequence of layouts, or a mapping of names to layouts",
         )

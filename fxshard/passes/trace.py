@@ -38,7 +38,7 @@ from fxshard._torch_compat import (
     storage_key,
 )
 from fxshard._torch_compat.capture import without_code, without_guards
-from fxshard.errors import FxshardError, OptionError, TraceError
+from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -157,9 +157,9 @@ def _is_bound(leaf: Any) -> bool:
 def check_call(model: Any, args: Any) -> None:
     """Raises OptionError unless ``model`` is a module that nobody shards yet and ``args`` a sequence of arguments."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"the model is a {type(model).__name__}, not an nn.Module", remedy="wrap a function in an nn.Module")
+        raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
-        raise OptionError(f"the arguments are a {type(args).__name__}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
+        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
     for name, module in model.named_modules():
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import OptionError, RunError
+from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import bind, mesh_device
@@ -69,7 +69,7 @@ class ExportedProgram(ShardedProgram):
         check_device_mesh(device_mesh)
         if not isinstance(weights, Mapping | None):
             remedy = "pass whole tensors by the model's names, such as a state_dict"
-            raise OptionError(f"weights are a {type(weights).__name__}", remedy=remedy)
+            raise OptionError(f"weights are {a_kind(weights)}", remedy=remedy)
         check_choice("compiler", compiler, COMPILERS)
         values = dict(weights or self.weights)
         fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash, **weight_fields(values)}

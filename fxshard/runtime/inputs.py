@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import pytree
-from fxshard.errors import OptionError, PlanError, RunError
+from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
@@ -30,7 +30,7 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     """
     check_device_mesh(device_mesh)
     if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
-        raise OptionError(f"the batch is a {type(x).__name__}", remedy="give this rank's own rows as a plain tensor, one call a tensor")
+        raise OptionError(f"the batch is {a_kind(x)}", remedy="give this rank's own rows as a plain tensor, one call a tensor")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
         raise OptionError(f"the size of the whole batch is {size!r}", remedy="give a number of rows, or leave size out")
     mesh = as_mesh(device_mesh)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import OptionError, PlanError, RunError, closest
+from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
@@ -152,10 +152,10 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if settings.hardware is not None:
         find_hardware(settings.hardware)
     if not isinstance(settings.dump, str | Path | None):
-        raise OptionError(f"dump is a {type(settings.dump).__name__}", remedy="give a folder")
+        raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
     check_flag("cache", settings.cache)
     if not callable(settings.planner):
-        raise OptionError(f"the planner is a {type(settings.planner).__name__}", remedy="leave it out, or give a function")
+        raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
     return settings
 
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.constraints import Constraint, check_constraints
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.errors import OptionError, PlanError, closest
+from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.passes.formulate import OBJECTIVES
@@ -80,7 +80,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     check_number("time_limit", given.get("time_limit"))
     if not isinstance(given.get("pins"), Mapping | None):
         raise OptionError(
-            f"pins are a mapping from names to layouts, not a {type(given['pins']).__name__}",
+            f"pins are a mapping from names to layouts, not {a_kind(given['pins'])}",
             remedy="write pins={'layers.*.wq.weight': 'RS(0)'}; a whole plan goes to the option plan",
         )
     constraints = check_constraints(given.get("constraints"))
@@ -101,14 +101,14 @@ def _check_mesh(mesh: Any) -> None:
     if isinstance(mesh, Mesh) and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise OptionError("a fxshard.Mesh of one rank is for a process that is alone", remedy=MESH_REMEDY)
     if not isinstance(mesh, DeviceMesh | Mesh):
-        raise OptionError(f"the option 'mesh' is a {type(mesh).__name__}, not a DeviceMesh", remedy=MESH_REMEDY)
+        raise OptionError(f"the option 'mesh' is {a_kind(mesh)}, not a DeviceMesh", remedy=MESH_REMEDY)
 
 
 def check_device_mesh(mesh: Any) -> None:
     """Raises OptionError unless ``mesh`` is a DeviceMesh: what runs on ranks needs to know which process is which."""
     if isinstance(mesh, DeviceMesh):
         return
-    what = "a fxshard.Mesh says nothing about which process is which rank" if isinstance(mesh, Mesh) else f"the mesh is a {_kind(mesh)}"
+    what = "a fxshard.Mesh says nothing about which process is which rank" if isinstance(mesh, Mesh) else f"the mesh is {a_kind(mesh)}"
     make = "torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
     raise OptionError(f"{what}; a torch DeviceMesh is needed", remedy=f"pass device_mesh = {make}")
 
@@ -117,7 +117,7 @@ def check_pins(pins: Any) -> None:
     """Raises OptionError unless ``pins`` map names to layouts, or are a ShardingPlan."""
     if not isinstance(pins, Mapping | ShardingPlan | None) or (isinstance(pins, Mapping) and not all(isinstance(n, str) for n in pins)):
         remedy = "write pins={'layers.*.wq.weight': 'RS(0)'}, or pass a ShardingPlan"
-        raise OptionError(f"pins map names to layouts, these are a {_kind(pins)}: {pins!r:.60}", remedy=remedy)
+        raise OptionError(f"pins map names to layouts, these are {a_kind(pins)}: {pins!r:.60}", remedy=remedy)
 
 
 def check_unused(plan: Any, **others: Any) -> None:
@@ -131,14 +131,10 @@ def check_unused(plan: Any, **others: Any) -> None:
 def check_plan(plan: Any, mesh: Mesh | DeviceMesh | None = None) -> None:
     """Raises OptionError for what is no plan, PlanError for one that is for another mesh."""
     if not isinstance(plan, ShardingPlan):
-        raise OptionError(f"plan is a {_kind(plan)}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
+        raise OptionError(f"plan is {a_kind(plan)}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
     have = None if mesh is None else as_mesh(mesh)
     if have is not None and (have.shape, have.axis_names) != (plan.mesh.shape, plan.mesh.axis_names):
         raise PlanError(f"the plan is for mesh {plan.mesh}, not {have}", remedy="plan for this mesh, or run on the plan's")
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -168,5 +164,5 @@ def _plan(value: Any) -> ShardingPlan | None:
     if isinstance(value, str | Path):
         return ShardingPlan.load(value)
     if value is not None and not isinstance(value, ShardingPlan):
-        raise OptionError(f"the option 'plan' is a {type(value).__name__}", remedy="give a ShardingPlan or the path of one")
+        raise OptionError(f"the option 'plan' is {a_kind(value)}", remedy="give a ShardingPlan or the path of one")
     return value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fxshard._torch_compat import find_operator, operator_names, schema_of, sharding_functions
-from fxshard.errors import OptionError, RuleError, closest
+from fxshard.errors import OptionError, RuleError, a_kind, closest
 from fxshard.layout import REDUCE_OPS
 from fxshard.strategies.factors import Factors, Rule
 from fxshard.strategies.fingerprint import fingerprint
@@ -56,7 +56,7 @@ def register_rule(
     schema = functional_schema(operator, "register_rule")
     made = _rule(given, properties)
     if local is not None and not callable(local):
-        raise OptionError(f"local is a {type(local).__name__}", where="register_rule", remedy="pass a function of a LocalContext")
+        raise OptionError(f"local is {a_kind(local)}", where="register_rule", remedy="pass a function of a LocalContext")
     if isinstance(made, TextRule):
         _check_fit(made, schema)
     said = _said(given, local, size_argument, properties)
@@ -122,7 +122,7 @@ def _rule(given: Any, properties: dict[str, Any]) -> Rule:
         _check_properties(made, properties)
         return made
     if not callable(given):
-        what = f"a rule is a text or a function, not a {type(given).__name__}"
+        what = f"a rule is a text or a function, not {a_kind(given)}"
         raise OptionError(what, where="register_rule", remedy="write it like 'b m k, b k n -> b m n'")
     if properties:
         what = f"{', '.join(properties)} cannot stand beside a rule that is a function"

@@ -18,12 +18,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from fxshard._torch_compat import TorchDispatchMode, storage_key
 from fxshard.cost.recorder import MemoryRecorder
-from fxshard.errors import RunError
+from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind
-from fxshard.runtime.compile import CompiledProgram, compile_program
+from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
 from fxshard.runtime.memory import unbound
+from fxshard.runtime.options import check_choice
 from fxshard.runtime.shards import scatter
+from fxshard.runtime.values import check_memory, check_value
 
 
 class AloneCollectives(TorchDispatchMode):
@@ -55,8 +57,10 @@ class MeasuredMemory:
 def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None) -> MeasuredMemory:
     """Runs the rank at ``coordinate`` as eager aten on the CPU and follows its storages; ``values`` as ``simulate_program`` takes them.
 
-    What Inductor allocates passes no dispatcher: ``measure_allocated`` sees it.
+    What Inductor allocates passes no dispatcher: ``measure_allocated`` sees it. Raises OptionError for what is no program or no rank
+    of its mesh, RunError for values that it does not take.
     """
+    check_values(program, values, coordinate)
     rank = _Rank.of(program, values, unbound(program, coordinate), "eager")
     recorder = MemoryRecorder(rank.inputs)
     with AloneCollectives(), recorder:
@@ -71,6 +75,8 @@ def measure_allocated(
 
     Inductor asks for process groups: torch's fake one stands for them, and this process must have none.
     """
+    check_values(program, values, coordinate)
+    check_choice("compiler", compiler, COMPILERS)
     with _fake_ranks(program, coordinate) as bound:
         rank = _Rank.of(program, values, bound, compiler)
         with AloneCollectives():
@@ -82,6 +88,25 @@ def measure_allocated(
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
     return MeasuredMemory(max(itertools.accumulate(changes, initial=held)))
+
+
+def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) -> None:
+    """Whether a rank can be run on them: one global tensor for each of ``program.inputs``, as it was traced."""
+    if not isinstance(program, ShardedProgram):
+        remedy = "pass fxshard.lower(model, args, plan), or what fxshard.load gives"
+        raise OptionError(f"what is measured is a program, not {a_kind(program)}", where="program", remedy=remedy)
+    if coordinate is not None and coordinate not in set(program.mesh.coordinates()):
+        remedy = f"give one index per axis of {program.mesh}, each below its size; None is the first rank"
+        raise OptionError(f"mesh {program.mesh} has no rank at {coordinate!r}", where="coordinate", remedy=remedy)
+    remedy = "fxshard.testing.program_values(program, model, args) makes them: one whole tensor for each of program.inputs, in order"
+    if not isinstance(values, Sequence) or len(values) != len(program.inputs):
+        given = f"{len(values)} values" if isinstance(values, Sequence) else a_kind(values)
+        raise RunError(f"{given} for the {len(program.inputs)} inputs of the program", where="values", remedy=remedy)
+    for end, value, shape, dtype in zip(program.inputs, values, program.input_shapes, program.input_dtypes, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise RunError(f"{end.kind} {end.name!r} is {a_kind(value)}, not a tensor", where="values", remedy=remedy)
+        check_value(end.name, value, shape, dtype)
+        check_memory(end.kind, end.name, value)
 
 
 @contextlib.contextmanager

@@ -217,5 +217,5 @@ def test_constraints_on_what_modules_return() -> None:
     ):
         with pytest.raises(ConstraintError, match=said):
             sharded(model, constraints=[bad])(x)
-    with pytest.raises(OptionError, match="constraints are a Pin"):
+    with pytest.raises(OptionError, match="constraints are given as a Pin, not as a list"):
         sharded(model, constraints=constraints[0])(x)
