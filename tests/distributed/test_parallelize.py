@@ -337,17 +337,17 @@ def errors() -> None:
     with pytest.raises(PlanError, match="mesh a=4, not dp=2"):
         parallelize(Net(), (x,), mesh(), random_plan(Net(), (x,), Mesh({"a": 4})), compiler="eager")
     for options, said in (
-        ({"pins": 5}, "pins map names to layouts, these are a int"),
+        ({"pins": 5}, "pins map names to layouts, these are an int"),
         ({"timeout": "x"}, "'timeout' is 'x'"),
         ({"timeout": None}, "'timeout' is None"),
-        ({"memory_limit": "1GB"}, "'memory_limit' is '1GB'"),
+        ({"memory_limit": "1 GBs"}, "cannot read '1 GBs' as a number of bytes"),
         ({"objective": "speed"}, "unknown objective 'speed'"),
-        ({"dump": 3}, "dump is a int"),
-        ({"planner": 3}, "the planner is a int"),
+        ({"dump": 3}, "dump is an int"),
+        ({"planner": 3}, "the planner is an int"),
         ({"plan": random_plan(Net(), (x,), mesh()), "pins": {"b.weight": "R"}}, "pins would be ignored"),
         ({"plan": random_plan(Net(), (x,), mesh()), "constraints": [Pin("b.weight", "R")]}, "constraints would be ignored"),
-        ({"constraints": {"b.weight": "R"}}, "constraints are a dict"),
-        ({"plan": 3}, "plan is a int"),
+        ({"constraints": {"b.weight": "R"}}, "constraints are given as a dict"),
+        ({"plan": 3}, "plan is an int"),
     ):
         with pytest.raises(OptionError, match=said) as error:
             parallelize(Net(), (x,), mesh(), **{"compiler": "eager", **options})

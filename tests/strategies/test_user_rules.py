@@ -84,7 +84,7 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (("tests::gate", "b s h, h"), {}, RuleError, "it needs exactly one '->'"),
     (("tests::gate", GATE[1]), {"linaer": [[0]]}, OptionError, "no property 'linaer'; did you mean 'linear'"),
     (("tests::gate", pointwise_rule()), {"linear": [[0]]}, OptionError, "linear cannot stand beside a rule that is a function"),
-    (("tests::gate", 3), {}, OptionError, "not a int"),
+    (("tests::gate", 3), {}, OptionError, "not an int"),
     (("aten::mm", "m k, k n -> m n"), {}, RuleError, "aten::mm has a rule already"),
     (("aten::add_.Tensor", "b, b -> b"), {}, RuleError, r"changes its arguments \(self\)"),
     (("aten::layer_norm", "b h!, h!, h!, h! -> b h!"), {"override": True}, RuleError, "takes 1 to 3 tensors"),
@@ -126,7 +126,7 @@ def test_a_rule_is_replaced_only_on_request() -> None:
         ({"linear": [0]}, r"linear is \[0\]"),
         ({"linear": "x"}, "linear is 'x'"),
         ({"additive": (9,)}, "additive names operand 9"),
-        ({"local": 3}, "local is a int"),
+        ({"local": 3}, "local is an int"),
     ],
 )
 def test_values_that_no_call_could_have(properties: dict[str, Any], what: str) -> None:
