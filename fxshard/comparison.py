@@ -280,5 +280,5 @@ def _change(before: float, after: float, unit: str) -> str:
     """The difference, and as a part of what was, or as a multiple of it."""
     if abs(after - before) <= NOTHING or not before:
         return signed(after - before, unit)
-    share = f"{(after - before) / before:+.1%}" if abs(after) < 10 * abs(before) else f"{after / before:.0f} times"
-    return f"{signed(after - before, unit)} ({share})"
+    share = f" ({(after - before) / before:+.1%})" if abs(after) < 10 * abs(before) else f" ({after / before:.0f} times)"
+    return signed(after - before, unit) + ("" if share[2:] == "0.0%)" else share)

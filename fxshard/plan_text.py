@@ -10,8 +10,8 @@ from fxshard.sharding_plan import PlannedCollective, PlannedNode, ShardingPlan, 
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed
 
-TOLD = 92
-"""Characters beside a line's label."""
+TOLD = 160
+"""Characters of names that a line lists, which then goes on in the next."""
 
 APART = 4
 """Layouts of a node that are written one by one; of more, those alike in a row are counted."""
@@ -35,7 +35,7 @@ def told(plan: ShardingPlan) -> list[tuple[str, str]]:
         rows.append(("memory", memory(plan)))
     rows += [("beside compute", assumption(plan))] if plan.hidden else []
     if plan.gathered_twice:
-        rows.append(("gathered twice", f"{listed(numbered(plan.gathered_twice), TOLD - 26)}, again in the backward"))
+        rows.append(("gathered twice", f"{listed(numbered(plan.gathered_twice), TOLD)}, again in the backward"))
     return rows + ([("computed again", repeated(plan))] if plan.recomputed else [])
 
 
@@ -66,7 +66,7 @@ def assumption(plan: ShardingPlan) -> str:
 def repeated(plan: ShardingPlan) -> str:
     """The blocks that run again in the backward, in a line."""
     count = len(plan.recomputed)
-    return f"{count} block{'s' * (count > 1)}: {listed(numbered(plan.recomputed), TOLD - 12)}"
+    return f"{count} block{'s' * (count > 1)}: {listed(numbered(plan.recomputed), TOLD)}"
 
 
 def amount(value: float, unit: str) -> str:

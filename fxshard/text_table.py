@@ -15,13 +15,13 @@ GAP, MARK = 2, "..."
 PADDING = 2
 """Characters that tabulate leaves beside a header."""
 
-READABLE = 24
+READABLE = 20
 """Characters that a column keeps, which is shortened before others, until those are too."""
 
 FILES = ("line", "source")
 """Headers of columns that hold source lines, ``folder/file.py:70: code``; their end matters least."""
 
-YIELDING = ("reads", "for", "reason", "where", *FILES)
+YIELDING = ("operator", "reads", "gives", "for", "reason", "where", *FILES)
 """Headers of columns that are shortened before others."""
 
 ENDING = ("where", *FILES)

@@ -23,11 +23,11 @@ from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
 from fxshard.passes.lifetimes import Lifetimes, held, peak
-from fxshard.passes.overlap import Beside
+from fxshard.passes.moves import Specs, hiding, redistributions
 from fxshard.passes.planned_memory import Shortage, planned_profile
 from fxshard.passes.recompute import Recomputed, expanded
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
-from fxshard.redistribution import Price, path_communication, path_price, steps
+from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
@@ -44,8 +44,6 @@ EQUAL = 1e-9
 
 NO_STATE = Optimizer()
 
-Specs = Mapping[str, OpSpec]
-Hides = Callable[[str, Sequence[tuple[str, int]]], Beside | None]
 
 
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
@@ -135,8 +133,8 @@ def write_plan(
     graph = annotated.graph
     timed = unit == "microseconds"
     nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in annotated.times.operands)
-    hides = _hiding(traced, decision.recomputed) if timed else None
-    moves = tuple(_redistributions(annotated, specs, price, decision.kept, hides))
+    hides = hiding(traced, decision.recomputed) if timed else None
+    moves = tuple(redistributions(annotated, specs, price, decision.kept, hides))
     total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
     returned = annotated.times.operands[graph.module.graph.output_node()]
     return ShardingPlan(
@@ -183,76 +181,6 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
     return annotated.written(("node", node.name, timed), (spec,), made)
 
 
-def _hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
-    """What hides of the redistributions of a value, by its name and readers; of what is computed again as of the first."""
-    known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
-    first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}
-
-    def beside(value: str, readers: Sequence[tuple[str, int]]) -> Beside | None:
-        return traced.windows.of(known[first.get(value, value)], [reader for reader in readers if reader[0] in known])
-
-    return beside
-
-
-def _redistributions(
-    annotated: Annotated, specs: Specs, price: Price, kept: Mapping[str, Layout], hides: Hides | None
-) -> list[Redistribution]:
-    """For each value, in graph order, one entry per layout other than its own that readers need.
-
-    The backward reads what is ``kept`` of a value: from there it is brought into other layouts anew.
-    """
-    times = annotated.times
-    every: dict[tuple[str, bool], list[tuple[str, int]]] = {}
-    values: dict[str, fx.Node] = {}
-    needs: dict[str, dict[tuple[Layout, Layout, bool], list[tuple[str, int]]]] = {}
-    """Value -> (from, to, whether from what is kept) -> readers."""
-    early: set[tuple[str, Layout]] = set()
-    for node, read in times.operands.items():
-        late = bool(kept) and times.late(node)
-        for k, (operand, want) in enumerate(zip(read, specs[node.name].inputs, strict=True)):
-            source, index = producer(operand)
-            have = specs[source.name].outputs[index]
-            held_as = kept.get(operand.name, have) if late else have
-            values[operand.name] = operand
-            entries = needs.setdefault(operand.name, {})
-            if held_as != have:
-                entries.setdefault((have, held_as, False), [])
-            anew = late and operand.name in kept and want != held_as
-            every.setdefault((operand.name, late and operand.name in kept), []).append((node.name, k))
-            if anew or want != have:
-                entries.setdefault((held_as if anew else have, want, anew), []).append((node.name, k))
-            if not late:
-                early.add((operand.name, want))
-    moves = []
-    for name, found in needs.items():
-        for (have, target, anew), readers in found.items():
-            asked = tuple(every.get((name, anew), ()))
-            ahead = not anew and kept.get(name) == target and (name, target) not in early
-            entry = partial(_redistribution, annotated, values[name], (have, target), tuple(readers), asked, ahead, price, hides)
-            key = "redistribution", name, have, target, tuple(readers), asked, ahead, hides is None
-            moves.append(annotated.written(key, (price,), entry))
-    return moves
-
-
-def _redistribution(
-    annotated: Annotated,
-    node: fx.Node,
-    ends: tuple[Layout, Layout],
-    readers: tuple[tuple[str, int], ...],
-    asked: tuple[tuple[str, int], ...],
-    ahead: bool,
-    price: Price,
-    hides: Hides | None,
-) -> Redistribution:
-    """``asked``: all who read the value, in whatever layout, where this one is brought from."""
-    value = node.meta["val"]
-    shape, itemsize = plain_shape(value.shape), value.dtype.itemsize
-    moved = *ends, shape, itemsize, annotated.mesh, price
-    beside = None if hides is None else hides(node.name, asked)
-    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
-    return Redistribution(node.name, shape, itemsize, *ends, steps(*moved), readers, path_price(*moved) - hidden, hidden, ahead)
-
-
 def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
     """Bytes per device by kind when the most is in use."""
     found = held(times, specs, moves, mesh, optimizer)
@@ -294,7 +222,7 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
     if error.least_choices:
         decision = _chosen(annotated.graph, formulation, error.least_choices)
         annotated, specs = _expanded(annotated, decision)
-        moves = _redistributions(annotated, specs, formulation.price, decision.kept, None)
+        moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
         profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
     return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile)
 
