@@ -105,7 +105,7 @@ def check_constraints(given: Any) -> tuple[Constraint, ...]:
         raise OptionError(f"constraints are given as {a_kind(given)}, not as a list", where="constraints", remedy=remedy)
     for one in given:
         if not isinstance(one, KINDS):
-            raise OptionError(f"{one!r:.60}, one of the constraints, is {a_kind(one)}", where="constraints", remedy=remedy)
+            raise OptionError(f"{one!r:.60} among the constraints is {a_kind(one)}", where="constraints", remedy=remedy)
     return tuple(given)
 
 

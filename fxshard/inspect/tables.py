@@ -12,7 +12,8 @@ from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plan_text import counted, told
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.sharding_plan import PlannedCollective, ShardingPlan, by_cause
-from fxshard.text_table import labelled
+from fxshard.sizes import size_text
+from fxshard.text_table import fitted, labelled
 
 
 def summary(subject: Subject) -> str:
@@ -66,8 +67,8 @@ def _head(subject: Subject) -> str:
 
 
 def _traffic(subject: Subject) -> str:
-    rows = [(t.kind, t.axis, t.count, t.bytes) for t in traffic(subject)]
-    return _table(rows, ("collective", "axis", "count", "bytes")) if rows else "no collectives"
+    rows = [(t.kind, t.axis, t.count, size_text(t.bytes)) for t in traffic(subject)]
+    return fitted(rows, ("collective", "axis", "count", "bytes"), same=False) if rows else "no collectives"
 
 
 def _parameters(plan: ShardingPlan) -> str:

@@ -21,9 +21,9 @@ graph      forward, 4 nodes, hash abababababab
 objective  10.75 us, proven optimal (gap 0)
 memory     64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 
-collective    axis      count    bytes
-------------  ------  -------  -------
-all_reduce    tp            1       48
+collective    axis      count     bytes
+------------  ------  -------  --------
+all_reduce    tp            1  48 bytes
 
 parameter      count  layout    shape    dtype
 -----------  -------  --------  -------  -------
@@ -45,9 +45,9 @@ objective     10.75 us, proven optimal (gap 0)
 memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 local graphs  2, one a size class
 
-collective    axis      count    bytes
-------------  ------  -------  -------
-all_reduce    tp            1       48
+collective    axis      count     bytes
+------------  ------  -------  --------
+all_reduce    tp            1  48 bytes
 
 parameter      count  layout    shape    dtype
 -----------  -------  --------  -------  -------
