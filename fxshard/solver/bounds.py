@@ -6,7 +6,7 @@ fits and one that does not. Several rows: the volume algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .budget import Budget
-from .bundle import Bundle
+from .bundle import Bundle, Plane
 from .local_search import Polish
 from .model import Model
 from .multipliers import RowPrices
@@ -22,6 +22,9 @@ from .sweeps import Sweeper
 
 Offer = Callable[[IntArray, float], float]
 """Hand in a plan that fits and its cost; returns the cutoff that now holds."""
+
+State = tuple[tuple[FloatArray, ...], FloatArray]
+"""What the sweeper holds, and the multipliers of its costs."""
 
 MAX_PAIRS = 120
 SECANT_STEPS = 12
@@ -73,9 +76,19 @@ class Ascent:
         other.model = other.polished = replace(model, cutoff=cutoff)
         other.cutoff, other.budget, other.offer = cutoff, budget, offer
         other.bound, other.plan, other.stall = -np.inf, None, STALL
-        other.bundle = Bundle(other, NEARBY)
+        other.bundle = Bundle(other, rise=NEARBY)
         other.set_prices(self.multipliers)
         return other
+
+    def state(self) -> State:
+        """Messages, splits and multipliers as they are, to come back to."""
+        return self.sweeper.state(), self.multipliers
+
+    def restore(self, state: State) -> None:
+        """Come back to a state."""
+        arrays, multipliers = state
+        self.sweeper.restore(arrays)
+        self._count_prices(multipliers)
 
     @property
     def done(self) -> bool:
@@ -87,7 +100,7 @@ class Ascent:
         plan = self.settle()
         rows = len(self.model.limits)
         if rows and plan is not None and not self.done:
-            if rows == 1:
+            if rows == 1 and not self.model.transfers:
                 self._secant(plan)
             else:
                 self.bundle.run(plan)
@@ -105,7 +118,7 @@ class Ascent:
             for direction in (0, 1):
                 bound = self._sweep(direction)
                 plan = self._decode(1 - direction)
-                if plan is not None and (priced := self._priced(plan)) < cost:
+                if plan is not None and (priced := self.priced(plan)) < cost:
                     best, cost = plan, priced
                     if not len(self.model.limits):
                         self._try(plan)
@@ -126,7 +139,7 @@ class Ascent:
             for direction in (0, 1):
                 bound = self._sweep(direction)
                 plan = self._decode(1 - direction)
-                if plan is not None and (priced := self._priced(plan)) < cost:
+                if plan is not None and (priced := self.priced(plan)) < cost:
                     best, cost = plan, priced
             history.append(bound)
             if history[-1] >= cost - enough or stalled(history, enough, 1.0):
@@ -141,6 +154,21 @@ class Ascent:
             bound = self.sweeper.sweep(direction) - self._allowance
             self.budget.charge(self.sweeper.entries)
         return bound
+
+    def reprice(self, bound: float, planes: Sequence[Plane], steps: int, pairs: int) -> tuple[float, list[Plane]]:
+        """Look for better multipliers of what the sweeper allows now, whose bound is given: the best bound, and the planes then known.
+
+        Ends at the best multipliers.
+        """
+        bundle = Bundle(self, planes, STALL)
+        self.bound, self.best_multipliers = bound, self.multipliers
+        plan = self._decode(0)
+        if plan is not None:
+            self._try(plan)
+            bundle.run(plan, steps, pairs)
+            if self.multipliers is not self.best_multipliers:
+                self.set_prices(self.best_multipliers)
+        return self.bound, bundle.planes
 
     def decoded(self) -> None:
         """Hand in the plan that the messages suggest."""
@@ -171,13 +199,18 @@ class Ascent:
         gap = min(cost, self.cutoff) - history[-1]
         return stalled(history, gap, self.stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
 
-    def _priced(self, plan: IntArray) -> float:
+    def priced(self, plan: IntArray) -> float:
         """Cost of choices in the Lagrangian, less what rounding may take off."""
         return self.model.linear(plan) + float(self.multipliers @ self.excess(plan)) - self.rounding
 
     def set_prices(self, multipliers: FloatArray) -> None:
-        self.multipliers = self.memory.round(multipliers)
-        self.sweeper.set_costs(self._base + self.memory.prices(self.multipliers), self.memory.rates(self.multipliers))
+        multipliers = self.memory.round(multipliers)
+        self.sweeper.set_costs(self._base + self.memory.prices(multipliers), self.memory.rates(multipliers))
+        self._count_prices(multipliers)
+
+    def _count_prices(self, multipliers: FloatArray) -> None:
+        """The sweeper's costs are those at these multipliers, rounded."""
+        self.multipliers = multipliers
         self._allowance = self.memory.allowance(self.multipliers)
         self.polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
@@ -190,6 +223,10 @@ class Ascent:
             if self.plan is None or cost < self.model.evaluate(self.plan):
                 self.plan = polished.copy()
         return polished
+
+    def scale(self, value: float) -> float:
+        """How large differences of bounds are, from one of them: it may be 0 far below all plans that fit."""
+        return max(abs(value), self.cutoff - value) if np.isfinite(self.cutoff) else abs(value)
 
     def excess(self, plan: IntArray) -> FloatArray:
         """(rows,) what choices use beyond each limit."""
@@ -233,9 +270,9 @@ class Ascent:
             return
         average, dearest = self.excess(plan), self.dearest
         value = self.bound
-        rise, since = FIRST_RISE * abs(value) + 1, 0
+        rise, since = FIRST_RISE * self.scale(value) + 1, 0
         for step in range(VOLUME_STEPS):
-            if self.done or rise < LAST_RISE * abs(value):
+            if self.done or rise < LAST_RISE * self.scale(value):
                 return
             stuck = ((centre <= 0) & (average < 0)) | ((centre >= dearest) & (average > 0))
             direction = np.where(stuck, 0.0, average)

@@ -8,15 +8,17 @@ choice settles much of the rest. Cases are taken depth first: the way to the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .arrays import BoolArray, FloatArray, IntArray
-from .bounds import stalled
+from .bounds import State, stalled
 from .budget import Budget
+from .bundle import Plane
 from .infeasible import Exhausted
+from .local_search import Polish
 from .model import Model
 from .pruning import Slacks, find_slacks
 from .relax import Relaxation
@@ -40,9 +42,15 @@ PAIRS = 24
 """Pairs of sweeps at most that bound a case; they end when four pairs rise by less than STALL of the gap."""
 
 STALL = 0.02
+STEPS, STEP_PAIRS = 8, 12
+"""Multipliers that are tried in a case, and pairs of sweeps at each."""
+
 SMALL_GAP = 1e-3
 PROOF_WORK = 1.5e9
 """Entries that may be touched to prove a plan that is known to be so near, where work is limited at all."""
+
+WORTH = 0.8
+"""Part of the gap that twice the work may leave, where work is limited; what closes less of it is not worth more."""
 
 NARROWS = 0.9
 """Pruning is repeated while it leaves less than this part of the states."""
@@ -54,6 +62,12 @@ PROBE_PAIRS = 2
 NEAR = 0.02
 """A state whose excess is below this part of the room is as good as chosen."""
 
+SETTLING_PAIRS = 50
+SETTLED = 0.01
+SETTLING_WORK, SETTLING_PART = 2e9, 0.2
+"""Before there are cases, so many pairs of sweeps at a time go on while they gain this part of the gap. They may touch so many entries
+in all, and this part of those that are left."""
+
 SAVED_BYTES = 2**28
 """Messages that are kept for cases to come; beyond, a case starts from the root's."""
 
@@ -64,7 +78,8 @@ class _Case:
 
     allowed: BoolArray
     bound: float
-    start: tuple[FloatArray, ...]
+    start: State
+    planes: tuple[Plane, ...] = ()
 
 
 class Branching:
@@ -74,10 +89,13 @@ class Branching:
         self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
         self.sweeper = self.ascent.sweeper
         self.count = 0
+        self._diving = True
+        self._begun: float | None = None
         self._small_since: float | None = None
-        self._root = self.sweeper.state()
-        self._saved = SAVED_BYTES // sum(array.nbytes for array in self._root)
-        self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, self._root)]
+        self._look_at, self._seen = PROOF_WORK, np.inf
+        self._root = self.ascent.state()
+        self._saved = SAVED_BYTES // sum(array.nbytes for array in self._root[0])
+        self._open = [_Case(np.ones(len(self.sweeper.theta), dtype=bool), relaxation.bound, self._root, tuple(self.ascent.bundle.planes))]
 
     @property
     def bound(self) -> float:
@@ -86,25 +104,64 @@ class Branching:
 
     def run(self) -> None:
         """Close cases until none is left or the budget ends."""
+        self._settle()
         self._aim()
         while self._open and not self.budget.spent:
             if self._enough():
                 self.budget.end()
                 break
-            case = self._open.pop()
+            case = self._next()
             if case.bound < self.relaxation.cutoff:
-                self._open += self._halves(case)
+                halves = self._halves(case)
+                self._open += halves
+                self._diving = bool(halves)
+
+    def _next(self) -> _Case:
+        """The half that was just made, or, where there is none, the case of least bound that is open."""
+        if not self._diving:
+            at = min(range(len(self._open)), key=lambda k: (self._open[k].bound, -k))
+            self._open.append(self._open.pop(at))
+        return self._open.pop()
 
     def _enough(self) -> bool:
-        """Whether as much work as a small gap is worth has been done since it is small; never where seconds limit the search."""
+        """Whether as much work as a small gap is worth has been done since it is small, or twice the work closed little of a larger one.
+
+        Never where seconds limit the search.
+        """
         left, gap = self.budget.work_left, self.relaxation.value - min(self.bound, self.relaxation.cutoff)
-        if left is None or gap > SMALL_GAP * abs(self.relaxation.value):
+        if left is None:
             return False
-        self._small_since = left if self._small_since is None else self._small_since
-        return self._small_since - left > PROOF_WORK
+        self._begun = left if self._begun is None else self._begun
+        done = self._begun - left
+        if gap <= SMALL_GAP * abs(self.relaxation.value):
+            self._small_since = left if self._small_since is None else self._small_since
+            return self._small_since - left > PROOF_WORK
+        if done < self._look_at:
+            return False
+        before, self._seen, self._look_at = self._seen, gap, 2 * max(done, PROOF_WORK / 2)
+        return gap > WORTH * before
+
+    def _settle(self) -> None:
+        """Sweep over the whole until that gains little: messages of a tight problem go on rising for long, slowly but cheaply."""
+        (case,) = self._open
+        before, work, left = case.bound, 0, self.budget.work_left
+        most = SETTLING_WORK if left is None else min(SETTLING_WORK, SETTLING_PART * left)
+        while work < most and not self.budget.spent:
+            for _ in range(SETTLING_PAIRS):
+                bound = self.ascent.pair()
+                work += 2 * self.sweeper.entries
+            case = replace(case, bound=max(case.bound, bound))
+            if case.bound - before <= SETTLED * max(0.0, self.relaxation.cutoff - case.bound):
+                break
+            before = case.bound
+        self.ascent.decoded()
+        self._root = self.ascent.state()
+        self._open = [replace(case, start=self._root)] if case.bound < self.relaxation.cutoff else []
 
     def _aim(self) -> None:
         """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound."""
+        if not self._open:
+            return
         (case,) = self._open
         for part in AIMS:
             target = np.ceil(case.bound + part * (self.relaxation.cutoff - case.bound))
@@ -122,11 +179,11 @@ class Branching:
     def _halves(self, case: _Case) -> tuple[_Case, ...]:
         """What is left to look at of a case, the more promising half last."""
         self.count += 1
-        self.sweeper.restore(case.start)
+        self.ascent.restore(case.start)
         self.sweeper.allow(case.allowed)
         try:
             bound = max(case.bound, self._sweep(PAIRS))
-            self.ascent.decoded()
+            bound, planes = self._repriced(case, bound)
             slacks, allowed = self._narrow(case.allowed)
             candidates = self._candidates(slacks)
             if not candidates:
@@ -135,7 +192,27 @@ class Branching:
             proven = self._searched(slacks, self.relaxation.cutoff, self.relaxation.value, SMALL)
         except Exhausted:
             return ()
-        return self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
+        pair = _opposed(planes, self.ascent.multipliers)
+        if pair is not None:
+            parted = self._parted(*pair, slacks)
+            if parted is not None:
+                here = self.ascent.state() if len(self._open) < self._saved else self._root
+                low = max(bound, proven or bound)
+                return tuple(_Case(allowed & half, low, here, planes) for half in parted)
+        halves = self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
+        return tuple(replace(half, planes=planes) for half in halves)
+
+    def _repriced(self, case: _Case, bound: float) -> tuple[float, tuple[Plane, ...]]:
+        """The bound at better multipliers, and the planes that led there; a plan on the way. Raises `Exhausted` as `_sweep`."""
+        if not len(self.ascent.model.limits):
+            self.ascent.decoded()
+            return bound, ()
+        first = self.sweeper.offset[:-1]
+        known = [plane for plane in case.planes if case.allowed[first + plane.choices].all()]
+        bound, planes = self.ascent.reprice(bound, known, STEPS, STEP_PAIRS)
+        if bound >= self.relaxation.cutoff:
+            raise Exhausted
+        return bound, tuple(planes)
 
     def _sweep(self, pairs: int) -> float:
         """Pairs of sweeps; the bound, raises `Exhausted` when no better plan is left."""
@@ -178,7 +255,7 @@ class Branching:
         """Two cases at most, by the node whose halves are both bounded best; none where the bound says that nothing is left."""
         if bound >= self.relaxation.cutoff:
             return ()
-        here = self.sweeper.state()
+        here = self.ascent.state()
         best: list[_Case] = []
         for node in candidates:
             halves = [self._probed(half, bound, here) for half in self._split(node, allowed, slacks)]
@@ -189,6 +266,28 @@ class Branching:
         start = here if len(self._open) < self._saved else self._root
         cases = [replace(half, start=start) for half in best if half.bound < self.relaxation.cutoff]
         return tuple(sorted(cases, key=lambda half: -half.bound))
+
+    def _parted(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
+        """The states of a node on the side of one plan, and those on the side of another, where they are furthest apart."""
+        model, offset = self.ascent.memory.priced(self.ascent.model, self.ascent.multipliers), self.sweeper.offset
+        both = [Polish(model, plan, self.budget).local for plan in (over, under)]
+        away = [local - np.repeat(local[offset[:-1] + plan], np.diff(offset)) for local, plan in zip(both, (over, under), strict=True)]
+        first, second = offset[:-1] + over, offset[:-1] + under
+        open_ = np.isfinite(slacks.excess[first]) & np.isfinite(slacks.excess[second]) & (over != under)
+        if not open_.any():
+            return None
+        apart = np.where(open_, np.minimum(away[0][second], away[1][first]), -np.inf)
+        ranked = np.flatnonzero(apart >= apart.max())
+        node = int(ranked[len(ranked) // 2])
+        low, high = offset[node], offset[node + 1]
+        near = away[0][low:high] < away[1][low:high]
+        near[over[node]], near[under[node]] = True, False
+        halves = []
+        for side in (~near, near):
+            half = np.ones(len(slacks.excess), dtype=bool)
+            half[low:high] = side
+            halves.append(half)
+        return halves[0], halves[1]
 
     def _candidates(self, slacks: Slacks) -> list[int]:
         """Nodes of which two states are as good as chosen, first where a third costs most; then the others."""
@@ -209,11 +308,19 @@ class Branching:
         chosen[state], other[state] = True, False
         return chosen, other
 
-    def _probed(self, allowed: BoolArray, bound: float, here: tuple[FloatArray, ...]) -> _Case:
+    def _probed(self, allowed: BoolArray, bound: float, here: State) -> _Case:
         """A half with the bound that a few sweeps give."""
-        self.sweeper.restore(here)
+        self.ascent.restore(here)
         self.sweeper.allow(allowed)
         try:
             return _Case(allowed, max(bound, self._sweep(PROBE_PAIRS)), here)
         except Exhausted:
             return _Case(allowed, np.inf, here)
+
+
+def _opposed(planes: Sequence[Plane], multipliers: FloatArray) -> tuple[IntArray, IntArray] | None:
+    """The plans of the lowest planes that rise and that fall with the multipliers, None where all do the same."""
+    ranked = sorted(planes, key=lambda plane: plane.at(multipliers))
+    over = next((plane.choices for plane in ranked if multipliers @ plane.excess > 0), None)
+    under = next((plane.choices for plane in ranked if multipliers @ plane.excess <= 0), None)
+    return None if over is None or under is None else (over, under)

@@ -9,6 +9,7 @@ what is to be raised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ REPAIRS = 4
 
 
 @dataclass
-class _Plane:
+class Plane:
     """base + lambda . excess; exact: no bound is above it. choices: the plan that it is of."""
 
     base: float
@@ -60,24 +61,29 @@ class _Plane:
 
 
 class Bundle:
-    """The planes of the plans that message passing met. `loose`: whether they end at a bound that no plan meets."""
+    """The planes of the plans that message passing met. `loose`: whether they end at a bound that no plan meets.
 
-    def __init__(self, ascent: Ascent, rise: float = FIRST_RISE) -> None:
+    least: predicted gain that ends the search, in parts of what bounds differ by. rise: what the first step may promise, in parts
+    of the bound.
+    """
+
+    def __init__(self, ascent: Ascent, planes: Sequence[Plane] = (), least: float = LEAST_RISE, rise: float = FIRST_RISE) -> None:
         self.ascent, self._rise = ascent, rise
         self.loose = False
-        self._planes: list[_Plane] = []
+        self.planes = list(planes)
+        self._least_part = least
 
-    def run(self, plan: IntArray) -> None:
+    def run(self, plan: IntArray, steps: int = STEPS, pairs: int = MOST_PAIRS) -> None:
         """Raise the bound from where the ascent stands, whose plan is given, until the planes promise no more."""
         ascent = self.ascent
         centre, value = ascent.multipliers, ascent.bound
-        self._add(plan, True)
-        reach = self._rise * (abs(value) + 1) / max(float(ascent.excess(plan).max()), 1e-9)
+        self._meet(plan, value, ascent.priced(plan))
+        reach = self._rise * (ascent.scale(value) + 1) / self._steepness(plan)
         repairs = 0
-        for step in range(STEPS):
+        for step in range(steps):
             if ascent.done or (step >= BLIND_STEPS and np.isinf(ascent.cutoff)):
                 break
-            found = greatest([(p.base, p.excess) for p in self._planes], centre, reach, ascent.dearest)
+            found = greatest([(p.base, p.excess) for p in self.planes], centre, reach, ascent.dearest)
             if found is None:
                 break
             multipliers, top = found
@@ -86,10 +92,9 @@ class Bundle:
                     break
                 repairs += 1
                 continue
-            bound, plan_found, cost = ascent.evaluate(multipliers, MOST_PAIRS, ENOUGH * (top - value))
+            bound, plan_found, cost = ascent.evaluate(multipliers, pairs, ENOUGH * (top - value))
             if plan_found is not None:
-                exact = cost - bound <= TIGHT * abs(cost) + ascent.rounding
-                self._add(plan_found, exact, None if exact else bound)
+                self._meet(plan_found, bound, cost)
             if bound - value > (top - value) / 4:
                 reach *= GROWS_BLIND if np.isinf(ascent.cutoff) else GROWS
             elif bound < value:
@@ -100,27 +105,33 @@ class Bundle:
 
     def _least(self, value: float) -> float:
         """What is not worth another step: rounding takes as much."""
-        return LEAST_RISE * abs(value) + self.ascent.rounding
+        return self._least_part * self.ascent.scale(value) + self.ascent.rounding
 
-    def _low(self, centre: FloatArray, value: float) -> list[_Plane]:
+    def _low(self, centre: FloatArray, value: float) -> list[Plane]:
         """Planes through bounds that promise nothing beyond the best one."""
-        return [p for p in self._planes if not p.exact and p.at(centre) < value + self._least(value)]
+        return [p for p in self.planes if not p.exact and p.at(centre) < value + self._least(value)]
 
     def _raise(self, centre: FloatArray, value: float) -> bool:
         """Raise the planes that turned out to be too low; whether there were any."""
         low = self._low(centre, value)
         for plane in low:
-            plane.base += value - plane.at(centre) + ENOUGH * FIRST_RISE * abs(value)
+            plane.base += value - plane.at(centre) + ENOUGH * FIRST_RISE * self.ascent.scale(value)
         return bool(low)
 
     def plans(self, multipliers: FloatArray, count: int) -> list[IntArray]:
         """The plans whose planes are lowest at some multipliers."""
-        return [plane.choices for plane in sorted(self._planes, key=lambda plane: plane.at(multipliers))[:count]]
+        return [plane.choices for plane in sorted(self.planes, key=lambda plane: plane.at(multipliers))[:count]]
 
-    def _add(self, plan: IntArray, exact: bool, bound: float | None = None) -> None:
+    def _meet(self, plan: IntArray, bound: float, cost: float) -> None:
+        """Add the plane of a plan with its cost at the present multipliers, whose bound is given: through the one or the other."""
+        exact, excess = cost - bound <= TIGHT * abs(cost) + self.ascent.rounding, self.ascent.excess(plan)
+        base = self.ascent.model.linear(plan) if exact else bound - float(self.ascent.multipliers @ excess)
+        self.planes.append(Plane(base, excess, exact, plan))
+
+    def _steepness(self, plan: IntArray) -> float:
+        """How fast the plane of a plan rises or falls most, along multipliers that may change so."""
         excess = self.ascent.excess(plan)
-        base = self.ascent.model.linear(plan) if bound is None else bound - float(self.ascent.multipliers @ excess)
-        self._planes.append(_Plane(base, excess, exact, plan))
+        return max(float(np.abs(excess[(excess > 0) | (self.ascent.multipliers > 0)]).max(initial=0.0)), 1e-9)
 
 
 def greatest(

@@ -211,7 +211,7 @@ class Session:
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
         relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
         relaxation.run()
-        combine(relaxation, search_tables, budget)
+        combine(relaxation, search_tables, search_by_cases, budget)
         if relaxation.choices is None:
             return None
         best = tuple(int(x) for x in relaxation.choices)

@@ -108,7 +108,7 @@ def search_by_cases(
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if len(relaxation.ascent.model.limits):
-        combine(relaxation, search_tables, budget)
+        combine(relaxation, search_tables, search_by_cases, budget)
         steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
         _first_plan(relaxation, budget, steps)

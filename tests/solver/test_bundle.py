@@ -20,7 +20,7 @@ from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.least import least_excess
 from fxshard.solver.local_search import Polish
 from fxshard.solver.relax import Relaxation
-from fxshard.solver.solve import search_tables
+from fxshard.solver.solve import search_by_cases, search_tables
 from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 
 
@@ -82,7 +82,7 @@ def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
         relaxation.run()
         best = optimum(model)
         assert relaxation.bound <= best
-        combine(relaxation, search_tables, Budget())
+        combine(relaxation, search_tables, search_by_cases, Budget())
     assert relaxation.value >= best
     assert relaxation.choices is None or model.fits(relaxation.choices)
 
@@ -109,7 +109,7 @@ def test_parts_of_two_plans() -> None:
         relaxation = Relaxation(model, None, Budget())
         relaxation.run()
         assert relaxation.choices is None
-        combine(relaxation, search_tables, Budget())
+        combine(relaxation, search_tables, search_by_cases, Budget())
     assert relaxation.value == optimum(model) == 45e6
 
 
