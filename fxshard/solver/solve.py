@@ -23,7 +23,10 @@ from .search import PartSearch
 from .solution import Solution, certify
 
 EXPLAIN_SECONDS = 5.0
-"""Seconds for the reasons why nothing fits, where a time limit leaves less."""
+"""Seconds for the reasons why nothing fits, or for a plan that does, where a time limit leaves less."""
+
+LAST_WORK = 2e9
+"""Table entries for a plan that fits where a work limit ended the search without any."""
 
 
 def solve(
@@ -52,6 +55,11 @@ def solve(
     limits = Limits(problem)
     best, bound = search_by_cases(model, first, budget, steps, shown, limits) if model.transfers else _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
+    if best is None and bound < np.inf and budget.spent:
+        limits = Limits(problem)
+        best, impossible = _near_limits(raw, limits, _last(time_limit))
+        bound = np.inf if impossible else bound
+        steps.append(("the least that limits need", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
         raise limits.explain(Budget(None if time_limit is None else max(EXPLAIN_SECONDS, budget.seconds_left or 0.0)))
     if best is None:
@@ -165,6 +173,17 @@ def search_tables(
         else:
             choices[nodes] = part.choices
     return undo(choices) if whole else None, bound
+
+
+def _last(time_limit: float | None) -> Budget:
+    """What is left for a plan where a limit ended the search before there was any."""
+    return Budget(work_limit=LAST_WORK) if time_limit is None else Budget(EXPLAIN_SECONDS)
+
+
+def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray | None, bool]:
+    """The best plan that repair makes of choices which exceed each limit least, if any, and whether it is proven that there is none."""
+    starts, impossible = limits.near(budget)
+    return _better(model, *(Polish(model, choices, budget).run() for choices in starts)), impossible
 
 
 def _certified(
