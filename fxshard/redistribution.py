@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -236,6 +236,11 @@ TIE = 1e-7
 @lru_cache(maxsize=4096)
 def table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> Table:
     return Table(shape, itemsize, mesh, ops, price)
+
+
+def table_of(layouts: Iterable[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Table:
+    """The table in which all of these are."""
+    return table(shape, itemsize, mesh, _partial_ops(*layouts), price)
 
 
 def _all_pairs(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,8 @@ from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
-from fxshard.passes.lifetimes import Lifetimes, held, peak
+from fxshard.passes.held import held, peak
+from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.moves import Specs, hiding, redistributions
 from fxshard.passes.planned_memory import Shortage, planned_profile
 from fxshard.passes.recompute import Recomputed, expanded

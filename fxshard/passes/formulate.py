@@ -21,7 +21,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 from torch import fx
-from torch.distributed.tensor import Partial
 
 from fxshard.call import Call
 from fxshard.cost import compute_time, time_price
@@ -41,7 +40,7 @@ from fxshard.passes.names import Place
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Block
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, shape_and_itemsize
-from fxshard.redistribution import Price, Table, bytes_price, path_price, table
+from fxshard.redistribution import Price, Table, bytes_price, path_price, table_of
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
@@ -158,8 +157,9 @@ class _Builder:
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
         """What is in memory, and when."""
-        usage = Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states)
-        return (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
+        usage = Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, self.price)
+        lasting = (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
+        return (*lasting, *usage.meanwhile(self.brought))
 
     def _budgets(self) -> tuple[Row, ...]:
         """What may be sent on an axis: of transfers what they send, of a group's state what is handed over in it."""
@@ -405,8 +405,7 @@ class _Builder:
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
-        ops = tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
-        return table(*shape_and_itemsize(node), self.mesh, ops, self.price)
+        return table_of(layouts, *shape_and_itemsize(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""

@@ -1,4 +1,4 @@
-"""When values are in memory, in the order of the graph: what the planner limits, and what a plan is said to need.
+"""When values are in memory, in the order of the graph: what a limit is kept by (``memory_use``), what a plan needs (``held``).
 
 A value takes the bytes of its shard, at ceil sizes, from the node that makes it to the last node that reads it or a view of it;
 inputs and what is returned stay to the end. One that is brought into another layout takes the bytes of that one too, from its first
@@ -7,21 +7,19 @@ reader on (what is only returned is brought there at once). Views take nothing. 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 
 from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout, ceil_shape
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, plain_shape, planned_nodes, producer
-from fxshard.sharding_plan import OpSpec, Redistribution
+from fxshard.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 
 Span = tuple[int, int]
-"""Times lo <= t < hi; a time is the index of a planned node."""
+"""Times lo <= t < hi; a time is the place of a planned node in their order, second runs included."""
 
 
 @lru_cache(maxsize=65536)
@@ -30,25 +28,23 @@ def shard_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, sizes: tu
     return 0 if UNKNOWN in shape else math.prod(ceil_shape(shape, layout, sizes)) * itemsize
 
 
-@dataclass(frozen=True)
-class Held:
-    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout."""
-
-    value: str
-    kind: str
-    span: Span
-    bytes: int
-    layout: Layout
-
-
 class Lifetimes:
-    """The times of a graph's values, whatever their layouts."""
+    """The times of a graph's values, whatever their layouts.
 
-    def __init__(self, graph: PlanningGraph) -> None:
+    ``second``: (node, those that may run a second time right before it, in order), which then have times of their own: ``again``.
+    """
+
+    def __init__(self, graph: PlanningGraph, second: Iterable[tuple[fx.Node, Iterable[fx.Node]]] = ()) -> None:
         self.graph = graph
-        nodes = planned_nodes(graph)
-        self.time = {node: k for k, node in enumerate(nodes)}
-        self.end = len(nodes)
+        nodes, before, count = planned_nodes(graph), dict[fx.Node, list[fx.Node]](), itertools.count()
+        for place, more in second:
+            before.setdefault(place, []).extend(more)
+        self.time: dict[fx.Node, int] = {}
+        self.again: dict[fx.Node, int] = {}
+        for node in nodes:
+            self.again.update({one: next(count) for one in before.get(node, ())})
+            self.time[node] = next(count)
+        self.end = next(count)
         self.operands = {node: operands(node) for node in nodes}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
         for node, read in self.operands.items():
@@ -110,6 +106,19 @@ class Lifetimes:
             return self.end
         return max((self._last[v] for v in values_of(reader)), default=0) if self.is_view(reader) else self.time[reader] + 1
 
+    def dying(self, node: fx.Node) -> tuple[bool, ...]:
+        """Of each operand whether its memory, in any layout, is free once ``node`` has read it; False for views and what is read as one."""
+        bases = {o: self._base(o) for o in operands(node)}
+        alone = [o for o, base in bases.items() if base is o and list(bases.values()).count(base) == 1]
+        ends = {o for o in alone if producer(o)[0].op != "placeholder" and self._last[o] <= self.time[node] + 1}
+        return tuple(o in ends for o in operands(node))
+
+    def _base(self, value: fx.Node) -> fx.Node:
+        """What the memory of a value belongs to."""
+        while self.is_view(source := producer(value)[0]) and operands(source):
+            value = operands(source)[0]
+        return value
+
     def own(self, value: fx.Node) -> Span:
         """When a value is there in the layout in which it is made, whichever its readers choose to read."""
         if producer(value)[0].op == "placeholder":
@@ -139,74 +148,3 @@ def parameter_state(node: fx.Node, optimizer: Optimizer) -> float:
     """Bytes of a parameter with its optimiser's state, for each byte of itself."""
     value = node.meta["val"]
     return 1 + optimizer.bytes_per_element(value.dtype) / value.dtype.itemsize
-
-
-def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
-    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
-    found = []
-    entries: dict[str, list[Redistribution]] = {}
-    for move in moves:
-        entries.setdefault(move.value, []).append(move)
-    for value in times.values:
-        source, index = producer(value)
-        kind, have = times.kind(value), specs[source.name].outputs[index]
-        if not times.is_view(source):
-            size = _bytes(value, have, mesh)
-            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
-            found.append(Held(value.name, kind, span, size, have))
-            if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
-                found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
-        mine = entries.get(value.name, [])
-        for entry in mine:
-            returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
-            why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
-            found.append(Held(value.name, why, _moved(value, entry, times, mine, have), _bytes(value, entry.target, mesh), entry.target))
-    return found
-
-
-Entries = Mapping[str, Sequence[Redistribution]]
-
-
-def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
-    """When a value is needed no more in the layout in which it is made."""
-    source, index = producer(value)
-    moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
-    moved = {reader for entry in moves for reader in entry.readers}
-    ends = [times.born(value) + 1]
-    ends += [_moved(value, entry, times, moves, have)[0] + 1 for entry in moves if entry.source == have]
-    for reader in times.readers.get(value, []):
-        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
-            views = values_of(reader) if times.is_view(reader) else []
-            ends += [_until(v, times, entries, specs) for v in views] or [times.read_until(value, reader)]
-    return max(ends)
-
-
-def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Sequence[Redistribution], have: Layout | None) -> Span:
-    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
-    lo, hi = times.moved(value, [times.graph.by_name[name] for name, _ in entry.readers]) if entry.readers else (times.end, 0)
-    if entry.source == have:
-        after = [one for one in entries if one.source == entry.target and one.source != have]
-        hi = max([hi, *(_moved(value, one, times, entries, have)[0] + 1 for one in after)])
-    if entry.ahead:
-        lo = min(times.time[r] for r in times.readers[value])
-    return lo, hi
-
-
-def peak(held_: Sequence[Held]) -> tuple[int, int]:
-    """(time, bytes) of the most that is held at once, the first time it is."""
-    changes: dict[int, int] = {}
-    for one in held_:
-        changes[one.span[0]] = changes.get(one.span[0], 0) + one.bytes
-        changes[one.span[1]] = changes.get(one.span[1], 0) - one.bytes
-    best, now, total = 0, 0, 0
-    for time in sorted(changes):
-        total += changes[time]
-        if total > now:
-            best, now = time, total
-    return best, now
-
-
-def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:
-    assert layout is not None
-    tensor = value.meta["val"]
-    return shard_bytes(plain_shape(tensor.shape), tensor.dtype.itemsize, layout, mesh.shape)

@@ -1,7 +1,8 @@
 """What the states of a problem take in memory, and when: the `Live`s of its variables and transfers.
 
 A value takes the bytes of its shard while it is there as made (``lifetimes``), in each mode of its node (``modes``); what it is brought
-into takes its own from the first reader that shares it to the last. Views take nothing.
+into takes its own from the first reader that shares it to the last. Views take nothing. While a node runs or a value is brought into
+another layout a rank takes more for that moment (``workspace``).
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
+from fxshard.passes import workspace
 from fxshard.passes.alike import Alike
 from fxshard.passes.groups import Group, handed_over
 from fxshard.passes.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.modes import REDONE, Crossing, Modes
 from fxshard.planning_graph import outputs_of, plain_shape, producer, shape_and_itemsize
+from fxshard.redistribution import Price, steps, table_of
 from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live
 
@@ -54,7 +58,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Usage:
-    """``node_vars`` and ``states`` as in ``Formulation``."""
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price``: of what paths are the cheapest."""
 
     modes: Modes
     mesh: Mesh
@@ -62,6 +66,7 @@ class Usage:
     alike: Alike
     node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
     states: Mapping[int, tuple[int, ...]]
+    price: Price
 
     def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
         """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
@@ -81,11 +86,30 @@ class Usage:
             if source not in self.modes.block:
                 yield Live(lo, hi, amounts, var)
                 continue
-            redone = np.array(self.states[var]) == REDONE
-            early = min(hi, self.modes.early_end(value))
+            again, early = self._when_redone(var, amounts), min(hi, self.modes.early_end(value))
             yield Live(lo, early, amounts, var)
-            yield Live(early, hi, np.where(redone, 0.0, amounts), var)
-            yield Live(*self.modes.redone_span(value), np.where(redone, amounts, 0.0), var)
+            yield Live(early, hi, amounts - again, var)
+            yield Live(*self.modes.redone_span(value), again, var)
+
+    def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
+        """What nodes, and redistributions where they may be made, take for a moment (``workspace``)."""
+        times = self.modes.times
+        for node, time in times.time.items():
+            if node.op == "call_function":
+                var, specs = self.node_vars[node.name]
+                amounts = self._running(node, specs)
+                if amounts.any():
+                    yield Live(time, time + 1, amounts, var)
+                    if node in times.again:
+                        yield Live(times.again[node], times.again[node] + 1, self._when_redone(var, amounts), var)
+        for one in transfers:
+            value = one.value.meta["val"]
+            key = "moving", tuple(value.shape), value.stride(), value.dtype
+            amounts = self.alike(key, one.ends, partial(self._moving_bytes, value, one.ends))
+            if amounts.any():
+                only = times.only_returned(one.value) and producer(one.value)[0].op != "placeholder"
+                for time in [one.span[0]] if only else [t for t in self.modes.reads(one.value) if one.span[0] <= t < one.span[1]]:
+                    yield Live(time, time + 1, amounts, transfer=one.transfer)
 
     def brought(self, transfers: Sequence[Brought]) -> Iterator[Live]:
         """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
@@ -109,14 +133,14 @@ class Usage:
                 for member, output, want in handed_over(group, chosen):
                     value = outputs_of(group.nodes[member])[output]
                     assert value is not None
-                    amounts = found.setdefault((member, output), np.zeros(len(options[0])))
+                    amounts, have = found.setdefault((member, output), np.zeros(len(options[0]))), chosen[member].outputs[output]
                     amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
-            last = max(times.time[n] for n in group.nodes) + 1
-            block = self.modes.block.get(group.nodes[0])
+                    amounts[state] += self._moving(value, have, want)
             for (member, _), amounts in found.items():
-                yield Live(times.time[group.nodes[member]], last, amounts, var)
-                if block is not None:
-                    yield Live(block.at, block.at + 1, np.where(np.array(self.states[var]) == REDONE, amounts, 0.0), var)
+                made = group.nodes[member]
+                yield Live(times.time[made], times.time[group.nodes[-1]] + 1, amounts, var)
+                if made in times.again:
+                    yield Live(times.again[made], times.again[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
 
     def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
         """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
@@ -128,6 +152,27 @@ class Usage:
             else:
                 _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self._moved_bytes, value, one.ends))
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
+
+    def _when_redone(self, var: int, amounts: np.ndarray) -> np.ndarray:
+        return np.where(np.array(self.states[var]) == REDONE, amounts, 0.0)
+
+    def _running(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
+        """Bytes that a node takes while it runs, by spec."""
+        dying = self.modes.dying(node)
+        key = "running", workspace.run_of(node, dying)
+        return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
+
+    def _moving_bytes(self, value: torch.Tensor, ends: Ends) -> np.ndarray:
+        """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
+        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+        paths = table_of([at for at in layouts if at is not None], plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
+        return workspace.of_moves(value, paths, layouts)
+
+    def _moving(self, value: torch.Tensor, have: Layout | None, want: Layout | None) -> int:
+        if have is None or want is None or have == want:
+            return 0
+        path = steps(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
+        return workspace.of_move(value, have, path, self.mesh)
 
     def _bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""

@@ -14,7 +14,7 @@ from torch import fx
 
 from fxshard.passes.lifetimes import Lifetimes, Span, values_of
 from fxshard.passes.recompute import blocks
-from fxshard.planning_graph import PlanningGraph, producer
+from fxshard.planning_graph import PlanningGraph, operands, producer
 
 KEPT, REDONE = range(2)
 
@@ -46,9 +46,9 @@ class Modes:
     """The modes that the nodes of a graph may take, and what of it crosses from the forward to the backward."""
 
     def __init__(self, graph: PlanningGraph, together: Iterable[Sequence[fx.Node]] = ()) -> None:
-        self.times = Lifetimes(graph)
-        self.blocks = blocks(self.times, together)
+        self.blocks = blocks(Lifetimes(graph), together)
         self.block = {node: block for block in self.blocks for node in block.nodes}
+        self.times = Lifetimes(graph, [(block.before, block.nodes) for block in self.blocks])
 
     def of(self, node: fx.Node) -> tuple[int, ...]:
         """The modes of a node, which those that are decided together share."""
@@ -70,7 +70,7 @@ class Modes:
 
     def late_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
         """From the first reader in the backward to when none needs it any more."""
-        starts = [*(self.times.time[r] for r in late), *(self.block[r].at for r in redone)]
+        starts = [*(self.times.time[r] for r in late), *(self.times.again[r] for r in redone)]
         ends = [*(self.times.read_until(value, r) for r in late), *map(self._done_again, redone)]
         return min(starts), max(ends)
 
@@ -85,16 +85,33 @@ class Modes:
 
     def redone_span(self, value: fx.Node) -> Span:
         """When a value is there that was computed again."""
-        at = self.block[producer(value)[0]].at
-        return at, self._late_end(value, at)
+        made = self.times.again[producer(value)[0]]
+        return made, self._late_end(value, made)
+
+    def reads(self, value: fx.Node) -> list[int]:
+        """When a value is read, first and second runs."""
+        readers = self.times.readers.get(value, ())
+        return sorted({*(self.times.time[r] for r in readers), *(self.times.again[r] for r in readers if r in self.block)})
+
+    def dying(self, node: fx.Node) -> tuple[bool, ...]:
+        """Of each operand whether its memory is free once ``node`` has read it, in both of its runs; what a second run reads may stay."""
+        return tuple(dies and not self._read_again(o) for dies, o in zip(self.times.dying(node), operands(node), strict=True))
+
+    def _read_again(self, value: fx.Node) -> bool:
+        """Whether a second run may read it, or a view of it, that is not made again itself."""
+        if producer(value)[0] in self.block:
+            return False
+        readers = self.times.readers.get(value, ())
+        views = (v for r in readers if self.times.is_view(r) for v in values_of(r))
+        return any(r in self.block for r in readers) or any(map(self._read_again, views))
 
     def _done_again(self, reader: fx.Node) -> int:
         """When the second run of a reader, or the views that it gives, need what it reads no more."""
-        at = self.block[reader].at
-        return max((self._late_end(v, at) for v in values_of(reader)), default=at + 1) if self.times.is_view(reader) else at + 1
+        ran = self.times.again[reader]
+        return max((self._late_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
 
-    def _late_end(self, value: fx.Node, at: int) -> int:
-        ends = [at + 1]
+    def _late_end(self, value: fx.Node, made: int) -> int:
+        ends = [made + 1]
         for reader in self.times.readers.get(value, ()):
             if self.times.late(reader):
                 ends.append(self.times.read_until(value, reader))

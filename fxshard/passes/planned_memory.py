@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError
-from fxshard.layout import ceil_shape
+from fxshard.layout import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh import Mesh
-from fxshard.passes.lifetimes import Held, Lifetimes, held
+from fxshard.passes.held import Held, held
+from fxshard.passes.lifetimes import Lifetimes
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
 from fxshard.sharding_plan import AGAIN, OpSpec, Redistribution
 from fxshard.sizes import exact_size, size_text
@@ -30,18 +32,23 @@ def planned_profile(
     """What the largest rank holds while each node of the planning graph runs, at ceil sizes; times are nodes, inputs among them."""
     graph = times.graph
     names, values = _ends(graph), graph.by_name
-    tensors = [_tensor(one, values[one.value], names, mesh) for one in held(times, specs, moves, mesh, optimizer) if one.bytes]
-    steps = tuple(StepRun(node.name, _op(node), source_line(node) or "") for node in planned_nodes(graph))
+    tensors, taken = [], Counter[int]()
+    for one in held(times, specs, moves, mesh, optimizer):
+        if one.layout is None:
+            taken[one.span[0]] += one.bytes
+        elif one.bytes:
+            tensors.append(_tensor(one, one.layout, values[one.value], names, mesh))
+    steps = tuple(StepRun(node.name, _op(node), source_line(node) or "", taken[k]) for k, node in enumerate(planned_nodes(graph)))
     unknown = [name for name, node in values.items() if UNKNOWN in plain_shape(getattr(node.meta.get("val"), "shape", ()))]
     return MemoryProfile(tuple(t for t in tensors if t.birth <= t.death), steps, unknown=tuple(unknown))
 
 
-def _tensor(one: Held, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
+def _tensor(one: Held, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
     value = node.meta["val"]
-    shape = ceil_shape(plain_shape(value.shape), one.layout, mesh.shape)
+    shape = ceil_shape(plain_shape(value.shape), layout, mesh.shape)
     line = source_line(node) or source_line(producer(node)[0]) or ""
     name = names.get(one.value) or called(node)
-    return HeldTensor(name, one.kind, one.bytes, shape, str(value.dtype), one.span[0], one.span[1] - 1, str(one.layout), line)
+    return HeldTensor(name, one.kind, one.bytes, shape, str(value.dtype), one.span[0], one.span[1] - 1, str(layout), line)
 
 
 def _ends(graph: PlanningGraph) -> dict[str, str]:

@@ -28,11 +28,11 @@ Recomputed = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Block:
-    """``nodes`` may be computed again, in graph order; ``at``: the time of the first node of the backward that reads any of them."""
+    """``nodes`` may be computed again, in graph order, right ``before`` the first node of the backward that reads any of them."""
 
     name: str
     nodes: tuple[fx.Node, ...]
-    at: int
+    before: fx.Node
 
 
 def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tuple[Block, ...]:
@@ -44,9 +44,10 @@ def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tupl
         inside = _above(ends, others.__contains__)
         others -= inside
         nodes = _again(times, inside, [part for part in parts if part & inside])
-        at = min((times.time[r] for n in nodes for r in _readers(times, n) if times.late(r)), default=times.turn)
-        if at > times.turn:  # what the backward begins with would be computed again at once
-            found.append(Block(name, tuple(sorted(nodes, key=times.time.__getitem__)), at))
+        late = [r for n in nodes for r in _readers(times, n) if times.late(r)]
+        before = min(late, key=times.time.__getitem__, default=None)
+        if before is not None and times.time[before] > times.turn:  # what the backward begins with would be computed again at once
+            found.append(Block(name, tuple(sorted(nodes, key=times.time.__getitem__)), before))
     return tuple(found)
 
 

@@ -14,14 +14,14 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import changes_of, inductor_compile, inductor_decompositions, inductor_output_strides, wrap_like
+from fxshard._torch_compat import changes_of, inductor_compile, inductor_output_strides, wrap_like
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
-from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import Partition, by_order, forward_collectives, forward_results, partition
+from fxshard.runtime.partition import Partition, forward_results
+from fxshard.runtime.parts import check_limit, parts_of, rank_graph
 
 COMPILERS = ("inductor", "eager")
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -117,24 +117,11 @@ def _bind(b: _Building) -> tuple[_Building, str]:
     return replace(b, module=module), f"{len(module.graph.nodes)} nodes for {b.bound.coordinate} on {b.bound.device}, groups {groups}"
 
 
-def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
-    """The graph of a bound program in its device's operators, as ``compiler`` wants them."""
-    table = inductor_decompositions() if compiler == "inductor" else None
-    seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
-    return device_graph(bound.module, bound.device, table, on_host=seeds)
-
-
-def parts_of(program: ShardedProgram, module: fx.GraphModule) -> Partition | None:
-    """The forward and the backward of ``rank_graph``'s graph; None where there is nothing to differentiate."""
-    if not program.train or not any(o.kind == "gradient" for o in program.outputs):
-        return None
-    tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
-    return partition(module, forward_results(program), tangents, forward_collectives(program), by_order(program))
-
-
 def _partition(b: _Building) -> tuple[_Building, str]:
     assert b.module is not None
-    parts = parts_of(b.program, b.module)
+    parts = parts_of(b.bound, b.module)
+    if b.compiler == "eager":  # what another compiler makes of its operators is not in the graph
+        check_limit(b.bound, b.module, parts)
     if parts is None:
         return b, "nothing to differentiate: one graph"
     sizes = f"forward of {len(parts.forward.graph.nodes)} nodes, backward of {len(parts.backward.graph.nodes)}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import values_to_save
+from fxshard._torch_compat import storage_key, values_to_save
 from fxshard.errors import PlanError
 from fxshard.planning_graph import ancestors
 from fxshard.program import ShardedProgram, is_collective, is_wait
@@ -41,8 +41,10 @@ def forward_results(program: ShardedProgram) -> int:
 
 
 def by_order(program: ShardedProgram) -> bool:
-    """Whether the order of a program says what runs in which half: it computes activations again, or makes what it keeps."""
-    return bool(program.plan.recomputed) or any(entry.ahead for entry in program.plan.redistributions)
+    """Whether the order of a program says what runs in which half: it was planned within a limit on memory, which counts by that order,
+    or computes activations again, or makes what it keeps."""
+    plan = program.plan
+    return plan.memory_limit is not None or bool(plan.recomputed) or any(entry.ahead for entry in plan.redistributions)
 
 
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
@@ -59,13 +61,19 @@ def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
 
 
 def partition(
-    module: fx.GraphModule, results: int, tangents: Sequence[int], in_forward: Sequence[bool], in_order: bool = False
+    module: fx.GraphModule,
+    results: int,
+    tangents: Sequence[int],
+    in_forward: Sequence[bool],
+    in_order: bool = False,
+    as_planned: bool = False,
 ) -> Partition:
     """Splits ``module``, whose first ``results`` results are the forward's.
 
     ``tangents``: positions of the placeholders that are tangents; ``in_forward``: as ``forward_collectives`` gives it.
     ``in_order``: as ``by_order`` gives it: what stands behind the first reader of a tangent, and no result of the forward needs, runs
-    in the backward. Renames the placeholders. Raises PlanError where a rank's graph cannot follow the program's decision.
+    in the backward. ``as_planned``: what the backward reads is kept as it is, views as what they are of; otherwise torch's cut decides
+    what is computed again instead. Renames the placeholders. Raises PlanError where a rank's graph cannot follow the program's decision.
     """
     graph = module.graph
     graph.eliminate_dead_code()
@@ -78,7 +86,7 @@ def partition(
     crossing = next((n for n in first if n in late), None)
     if crossing is not None:
         raise PlanError(f"{crossing.name} is needed in the forward but can only run in the backward", remedy="please report it")
-    kept = _kept(graph, primals, first, late, ends, anchors.backward)
+    kept = _kept(graph, primals, first, late, ends, anchors.backward, as_planned)
     first |= ancestors(kept)
     values = [n for n in kept if n.op != "placeholder"]
     inputs = [n for n in kept if n.op == "placeholder"]
@@ -145,18 +153,39 @@ def _closure(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
 
 
 def _kept(
-    graph: fx.Graph, primals: list[fx.Node], first: set[fx.Node], late: set[fx.Node], ends: list[fx.Node], anchors: list[fx.Node]
+    graph: fx.Graph,
+    primals: list[fx.Node],
+    first: set[fx.Node],
+    late: set[fx.Node],
+    ends: list[fx.Node],
+    anchors: list[fx.Node],
+    as_planned: bool,
 ) -> list[fx.Node]:
-    """The values that the backward reads, in graph order: torch's cut, and what is left of what it needs."""
+    """The values that the backward reads, in graph order: torch's cut, or what it reads, and what is left of what it needs."""
     wanted = [*ends, *anchors]
     if not wanted:
         return []
     for node in graph.nodes:
         if is_collective(node) or is_wait(node):
             node.meta["recompute"] = torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
-    saved = set(values_to_save(graph, primals, first, late, ends)) if any(n not in late for n in ancestors(wanted)) else set()
+    saved: set[fx.Node] = set()
+    if as_planned:
+        saved = {_base(n) for end in (*late, *ends) for n in (end, *end.all_input_nodes) if n not in late}
+    elif any(n not in late for n in ancestors(wanted)):
+        saved = set(values_to_save(graph, primals, first, late, ends))
     read = _needed(wanted, saved)
     return [n for n in graph.nodes if n in read and n not in late and (n in saved or n.op == "placeholder")]
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a view is of."""
+    while isinstance(value := node.meta.get("val"), torch.Tensor) and value.layout == torch.strided:
+        above = (n for n in node.all_input_nodes if isinstance(t := n.meta.get("val"), torch.Tensor) and t.layout == torch.strided)
+        base = next((n for n in above if storage_key(n.meta["val"]) == storage_key(value)), None)
+        if base is None:
+            break
+        node = base
+    return node
 
 
 def _needed(wanted: Iterable[fx.Node], stops: set[fx.Node]) -> set[fx.Node]:

@@ -187,7 +187,7 @@ class Enumeration:
 
     def held(self) -> int:
         """Bytes of what is chosen."""
-        return most_held(self.annotated.graph, self.specs, self.lying, self.annotated.mesh)
+        return most_held(self.annotated.graph, self.specs, self.lying, self.annotated.mesh, self.price)
 
     def _alike(self, name: str, layout: Layout) -> bool:
         """Whether what is chosen so far lies as this does, where it has to; this is noted."""

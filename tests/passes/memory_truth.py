@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import fx
 from torch.distributed.tensor import Shard
 
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import PlanningGraph, is_tensor, operands, planned_nodes, producer
+from fxshard.redistribution import Price, Step, steps, walk
 from fxshard.sharding_plan import OpSpec
 
 VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.transpose.int", "aten.alias.default", "aten.detach.default"}
 
 
-def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh) -> int:
+def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
     """Bytes: each value as made until its last reader (or a view's) is done, and each other layout that is read from the first
     reader on; inputs (tangents from their first reader) and results to the end; what is only returned exists as made only while it
-    is made."""
+    is made. What a redistribution takes meanwhile counts wherever the value is read, for each of the layouts that it is brought into."""
     nodes = planned_nodes(graph)
     end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
     reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
@@ -34,11 +36,7 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
         return until(reader) if str(reader.target) in VIEWS else when[reader] + 1
 
     def size(value: fx.Node, layout: Layout) -> int:
-        shape = list(value.meta["val"].shape)
-        for placement, n in zip(layout, mesh.shape, strict=True):
-            if isinstance(placement, Shard):
-                shape[placement.dim] = -(-shape[placement.dim] // n)
-        return math.prod(shape) * value.meta["val"].dtype.itemsize
+        return _bytes(tuple(value.meta["val"].shape), layout, mesh, value.meta["val"].dtype.itemsize)
 
     tangents = {end.node for end in graph.inputs_of("tangent")}
     most = 0
@@ -60,5 +58,53 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
                 held += size(value, have) if born <= now < until(value) else 0
                 others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
             held += sum(size(value, layout) for layout in others if first <= now < until(value))
+            only = mine and source.op != "placeholder" and all(n.op == "output" for n, _ in mine)
+            if now in ({born} if only else {when[n] for n, _ in mine}):
+                held += sum(_meanwhile(value.meta["val"], have, layout, mesh, price) for layout in {layout for _, layout in mine} - {have})
         most = max(most, held)
     return most
+
+
+def _meanwhile(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh, price: Price) -> int:
+    """Bytes beside a tensor in two layouts while it is brought from one into the other: the buffers of the collectives by hand."""
+    shape, itemsize = tuple(value.shape), value.dtype.itemsize
+    path = list(walk(have, steps(have, want, shape, itemsize, mesh, price)))
+    most, given = 0, _bytes(shape, have, mesh, itemsize)
+    for number, (layout, step, after) in enumerate(path):
+        x, y, n = _bytes(shape, layout, mesh, itemsize), _bytes(shape, after, mesh, itemsize), mesh.shape[step.axis]
+        for taken, reads in _stages(step, x, y, n, shape, mesh.shape == (n,)):
+            most = max(most, taken + (x if reads or number == 0 else 0) + (given if number else 0))
+    return most - given - y
+
+
+def _stages(step: Step, x: int, y: int, n: int, shape: tuple[int, ...], alone: bool) -> list[tuple[int, bool]]:
+    """(bytes beside what a step reads, whether that is still read) one after another: from x bytes it makes y of a matrix of floats."""
+    assert alone, "one axis: what is cut is cut by it alone"
+    if step.kind == "all_reduce":
+        return [(y, True)]
+    if step.kind == "to_partial":  # whether this is the first rank, and the number that the others hold
+        return [(1 + 4 + y, True)]
+    if step.kind == "all_gather":
+        assert isinstance(step.source, Shard)
+        straight = step.source.dim == 0 and n * x == y  # pieces lie one behind the other
+        return [(n * x, True)] if straight else [(n * x, True), (n * x + y, False)]
+    assert isinstance(step.target, Shard)
+    size = shape[step.target.dim]
+    length = -(-size // n)
+    if step.kind == "slice":  # the places of the rows, twice: from zero, and from where the rank's begin, which is a number itself
+        return [(8 * length + 8 + 8 * length, True), (8 * length + y, True)]
+    short = sum(min(length, max(0, size - i * length)) < length for i in range(n))  # pieces that are filled up
+    if step.kind == "reduce_scatter":
+        straight = step.target.dim == 0 and not short
+        return [(y, True)] if straight else [(short * y + n * y, True), (n * y + y, False)]
+    assert isinstance(step.source, Shard)
+    block = length * -(-shape[step.source.dim] // n) * 4
+    return [(short * block + n * block, True), (2 * n * block, False), (n * block + y, False)]
+
+
+def _bytes(shape: tuple[int, ...], layout: Layout, mesh: Mesh, itemsize: int) -> int:
+    sizes = list(shape)
+    for placement, n in zip(layout, mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            sizes[placement.dim] = -(-sizes[placement.dim] // n)
+    return math.prod(sizes) * itemsize

@@ -127,4 +127,5 @@ def test_a_limit_that_does_not_bind_changes_nothing() -> None:
 def test_what_the_backward_begins_with_is_not_computed_again() -> None:
     """The last block of a model that ends in it: its second run would stand before the backward."""
     modes = Modes(trace(nn.Sequential(*(Gate(8) for _ in range(3))), (torch.randn(4, 8),)))
-    assert [block.name for block in modes.blocks] == ["0", "1"] and all(block.at > modes.times.turn for block in modes.blocks)
+    assert [block.name for block in modes.blocks] == ["0", "1"]
+    assert all(modes.times.time[block.before] > modes.times.turn for block in modes.blocks)

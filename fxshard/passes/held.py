@@ -1,0 +1,107 @@
+"""What a plan holds over time: what it is said to need, and what a limit on memory is kept by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.passes import workspace
+from fxshard.passes.lifetimes import Lifetimes, Span, parameter_state, shard_bytes, values_of
+from fxshard.planning_graph import plain_shape, producer
+from fxshard.sharding_plan import OpSpec, Redistribution
+
+
+@dataclass(frozen=True)
+class Held:
+    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout.
+
+    ``layout``: None for what a node or a redistribution takes while it runs.
+    """
+
+    value: str
+    kind: str
+    span: Span
+    bytes: int
+    layout: Layout | None = None
+
+
+def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
+    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
+    found = []
+    entries: dict[str, list[Redistribution]] = {}
+    for move in moves:
+        entries.setdefault(move.value, []).append(move)
+    for value in times.values:
+        source, index = producer(value)
+        kind, have = times.kind(value), specs[source.name].outputs[index]
+        if not times.is_view(source):
+            size = _bytes(value, have, mesh)
+            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
+            found.append(Held(value.name, kind, span, size, have))
+            if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
+                found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
+        mine = entries.get(value.name, [])
+        for entry in mine:
+            returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
+            why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
+            span = _moved(value, entry, times, mine, have)
+            found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh), entry.target))
+            meanwhile = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
+            found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
+    for node, time in times.time.items():
+        taken = workspace.of_node(node, [specs[node.name]], times.dying(node), mesh)
+        found.append(Held(node.name, "temporary", (time, time + 1), round(taken[0])))
+    return found
+
+
+Entries = Mapping[str, Sequence[Redistribution]]
+
+
+def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
+    """When a value is needed no more in the layout in which it is made."""
+    source, index = producer(value)
+    moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
+    moved = {reader for entry in moves for reader in entry.readers}
+    ends = [times.born(value) + 1]
+    ends += [_moved(value, entry, times, moves, have)[0] + 1 for entry in moves if entry.source == have]
+    for reader in times.readers.get(value, []):
+        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
+            views = values_of(reader) if times.is_view(reader) else []
+            ends += [_until(v, times, entries, specs) for v in views] or [times.read_until(value, reader)]
+    return max(ends)
+
+
+def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Sequence[Redistribution], have: Layout | None) -> Span:
+    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+    lo, hi = times.moved(value, [times.graph.by_name[name] for name, _ in entry.readers]) if entry.readers else (times.end, 0)
+    if entry.source == have:
+        after = [one for one in entries if one.source == entry.target and one.source != have]
+        hi = max([hi, *(_moved(value, one, times, entries, have)[0] + 1 for one in after)])
+    if entry.ahead:
+        lo = min(times.time[r] for r in times.readers[value])
+    return lo, hi
+
+
+def peak(held_: Sequence[Held]) -> tuple[int, int]:
+    """(time, bytes) of the most that is held at once, the first time it is."""
+    changes: dict[int, int] = {}
+    for one in held_:
+        changes[one.span[0]] = changes.get(one.span[0], 0) + one.bytes
+        changes[one.span[1]] = changes.get(one.span[1], 0) - one.bytes
+    best, now, total = 0, 0, 0
+    for time in sorted(changes):
+        total += changes[time]
+        if total > now:
+            best, now = time, total
+    return best, now
+
+
+def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:
+    assert layout is not None
+    tensor = value.meta["val"]
+    return shard_bytes(plain_shape(tensor.shape), tensor.dtype.itemsize, layout, mesh.shape)

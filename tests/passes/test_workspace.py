@@ -1,0 +1,67 @@
+"""What steps and nodes are said to take for a moment is what they take when they run, storage by storage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import fx
+
+from fxshard.cost.workspace import most_at_once
+from fxshard.layout import all_layouts, ceil_shape
+from fxshard.mesh import Mesh
+from fxshard.passes import workspace
+from fxshard.passes.emit import emit_step
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.redistribution import bytes_price, table_of, walk
+
+MESHES = (Mesh({"a": 4}), Mesh({"a": 2, "b": 3}))
+VALUES = {
+    "even": torch.empty(24, 12),
+    "uneven": torch.empty(7, 13, 5),
+    "with gaps": torch.empty(12, 24).t(),
+    "bools": torch.empty(9, 8, dtype=torch.bool),
+    "wide": torch.empty(12, 7, dtype=torch.float64),
+}
+
+
+def ran(value: torch.Tensor, path: list, mesh: Mesh) -> int:
+    """Bytes alive at most while a path is emitted and run on the first rank, whose value stays."""
+    local = LocalGraph(mesh, (0,) * mesh.ndim)
+    shape = tuple(value.shape)
+    shard = ceil_shape(shape, path[0][0], mesh.shape)
+    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    given = torch.empty([shard[d] for d in order], dtype=value.dtype, device="meta").permute([order.index(d) for d in range(len(order))])
+    x = local.placeholder("x", shard, value)
+    x.meta["val"] = given
+    for layout, step, _ in path:
+        x, _ = emit_step(local, x, step, layout, shape)
+    env = {n: given if n.op == "placeholder" else torch.empty((), dtype=torch.int64, device="meta") for n in local.graph.nodes}
+
+    def run() -> list[torch.Tensor]:
+        for node in local.graph.nodes:
+            if node.op == "call_function" and "axis_index" not in str(node.target):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                made = kwargs if "device" in kwargs or "arange" not in str(node.target) else {**kwargs, "device": "meta"}
+                env[node] = node.target(*args, **made)
+        return [env[x]]
+
+    return most_at_once(run, [(given, False)])
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", VALUES)
+def test_redistributions(name: str, mesh: Mesh) -> None:
+    """On random pairs of layouts: at most what is said, and that where a path has one step."""
+    value, draw = VALUES[name], random.Random(name)
+    ops = ("sum", "avg", "max") if value.is_floating_point() else ()
+    layouts = all_layouts(value.dim(), mesh.ndim, ops)
+    paths = table_of(layouts, tuple(value.shape), value.dtype.itemsize, mesh, bytes_price)
+    for have, want in (draw.sample(layouts, 2) for _ in range(60)):
+        path = list(walk(have, paths.steps(have, want)))
+        said = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
+        assert said == workspace.of_moves(value, paths, [have, want])[0, 1]
+        ends = [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (have, want)]
+        most = max(ran(value, path, mesh), sum(ends))  # some steps give what they are given
+        assert most <= said + sum(ends) <= most + (0 if len(path) == 1 else sum(ends)), f"{have} -> {want}"
