@@ -56,8 +56,8 @@ def plan(
         pins: layouts by name or glob of parameters, buffers, inputs, outputs, submodules (what they return) or graph nodes (of
             those with several results a tuple, None where free); or a (partial) ShardingPlan.
         memory_limit: bytes per device (``"80GB"``, ``"64GiB"`` or a number) at any time for parameters, their optimiser's state,
-            gradients, what the backward needs and values in further layouts, not for what a kernel takes while it runs;
-            ``plan.memory`` has it by kind at its peak.
+            gradients, what the backward needs, values in further layouts, and what operators and redistributions take while they
+            run; ``plan.memory`` has it by kind at its peak.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).
         dump: folder for one readable file per pass.

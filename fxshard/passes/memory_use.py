@@ -117,7 +117,8 @@ class Usage:
         for one in transfers:
             there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self._moved_bytes, one.value, one.ends))
             lo, hi = one.span
-            if times.only_returned(one.value) and producer(one.value)[0].op != "placeholder":
+            source = producer(one.value)[0]
+            if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
                 yield Live(lo, lo + 1, other, transfer=one.transfer)
                 yield Live(lo + 1, hi, there, transfer=one.transfer)
             else:

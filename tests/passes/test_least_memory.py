@@ -1,0 +1,67 @@
+"""The least memory that an error names is that of some plan, and none of those that recompute other blocks takes less."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fxshard.errors import ConstraintError
+from fxshard.mesh import Mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.choose import Decision, _chosen, write_plan
+from fxshard.passes.constrain import constraints_of
+from fxshard.passes.formulate import formulate
+from fxshard.passes.lower import lower
+from fxshard.passes.modes import Modes
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.memory import program_memory
+from fxshard.runtime.parts import PLACES
+
+ALONE = Mesh({"a": 1})
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, wide: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, wide), nn.Linear(wide, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))).sin())
+
+
+class Model(nn.Module):
+    def __init__(self, widths: tuple[int, ...], dim: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Block(dim, wide) for wide in widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().sum()
+
+
+@pytest.mark.parametrize("widths", [(16, 128, 64)], ids=str)
+def test_on_one_device_by_all_choices_of_blocks(widths: tuple[int, ...]) -> None:
+    """There nothing can be cut: a plan is which blocks are computed again."""
+    graph = trace(Model(widths), (torch.randn(128, 16),))
+    annotated = annotate(graph, ALONE)
+    formulation = formulate(annotated, constraints_of(graph, ALONE))
+    decision, peaks = _chosen(graph, formulation, formulation.start), []
+    blocks = Modes(graph).blocks
+    assert len(blocks) > 1
+    for count in range(len(blocks) + 1):
+        for some in itertools.combinations(blocks, count):
+            again = {block.name: tuple(n.name for n in block.nodes) for block in some}
+            plan = write_plan(annotated, Decision(decision.specs, {}, again), formulation.price, formulation.unit, memory_limit=1)
+            peaks.append(sum(plan.memory.values()))
+            assert program_memory(lower(graph, plan)).peak <= peaks[-1] + PLACES
+    with pytest.raises(ConstraintError) as error:
+        plan_graph(graph, ALONE, Request(memory_limit=1))
+    found, bound = (int(re.search(rf"{said} (\d+)", str(error.value.remedy))[1]) for said in ("least found is", "needs less than"))
+    assert bound <= min(peaks) <= found
+    assert found <= 1.02 * min(peaks), f"{found} of {sorted(peaks)}"
+    plan = plan_graph(graph, ALONE, Request(memory_limit=found))
+    assert sum(plan.memory.values()) <= found < max(peaks)
