@@ -23,6 +23,7 @@ from fxshard.passes.planned_memory import planned_profile
 from fxshard.passes.recompute import expanded
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.sizes import size_text
 from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
 
 NEAR = 1e-4
@@ -146,7 +147,7 @@ class Origin:
         try:
             solution = session.again({value.variable: allowed}, NEAR, deep=False)
         except (InfeasibleError, NoPlanError) as error:
-            return Choice(_text(pin.pattern), None, None, reason=f"no plan has it: {error}")
+            return Choice(_text(pin.pattern), None, None, reason=_no_plan(error))
         other = self._written(formulation, solution)
         bound, cut = other.lower_bound, other.certificate.cut
         return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
@@ -177,6 +178,12 @@ def _names(node: fx.Node, output: int) -> list[str]:
     """The values that hold one output of a node."""
     picks = [user.name for user in node.users if is_getitem(user) and producer(user) == (node, output)]
     return picks or [node.name]
+
+
+def _no_plan(error: Exception) -> str:
+    if isinstance(error, InfeasibleError) and error.least_usage is not None and error.row is None:
+        return f"no plan has it within memory_limit: the least found takes {size_text(error.least_usage)}"
+    return f"no plan has it: {error}"
 
 
 def _impossible(value: _Value, pin: Condition) -> str:

@@ -62,6 +62,8 @@ class Optimizer:
         """An Optimizer, a name (``"adamw"``, ``"AdamW"``), a class of ``torch.optim`` (or a ``functools.partial`` of one), an optimizer of
         such a class; None is ``"none"``. Raises OptionError naming what is not known."""
         if given is None or isinstance(given, (str, Optimizer)):
+            if isinstance(given, str) and given.lower() not in OPTIMIZERS:
+                raise _unknown(given)
             return given if isinstance(given, Optimizer) else Optimizer((given or "none").lower())
         if isinstance(given, functools.partial):
             return _of_class(given.func, given.keywords)

@@ -35,13 +35,15 @@ def nodes_table(subject: Subject) -> str:
 
 
 def collectives_table(subject: Subject) -> str:
-    """One line a collective, in order: those decided for a plan, those that run for a program, bytes sent by each rank."""
+    """One line a collective: those decided for a plan, by the number that ``plan.why_collective`` takes; those that run for a program;
+    bytes sent by each rank."""
     if not subject.collectives:
         return "no collectives"
     if isinstance(subject, ShardedProgram):
         rows = [_issued(subject.plan, c) for c in subject.collectives]
         return _table(rows, ("collective", "axis", "bytes", "buffer", "dtype", "node", "for"))
-    return _table([_decided(c) for c in subject.collectives], ("collective", "axis", "bytes", "buffer", "layouts", "edge"))
+    rows = [(number, *_decided(c)) for number, c in enumerate(subject.collectives)]
+    return _table(rows, ("no.", "collective", "axis", "bytes", "buffer", "layouts", "edge"))
 
 
 def _decided(c: PlannedCollective) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from fxshard.errors import RunError
 from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
+from fxshard.plan_text import proof
 from fxshard.runtime.local_ranks import wait_for
 from fxshard.runtime.module import ShardedForward, parallelize
 from fxshard.runtime.record import record_collectives
@@ -202,7 +203,7 @@ def simulated(text: torch.Tensor) -> None:
     wanted = Counter((c.kind, c.axis) for c in plan.collectives)
     kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
     print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
-    print(f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.3%}")
+    print(f"objective {proof(plan)}")
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")

@@ -82,9 +82,9 @@ def test_collectives_decided_and_run() -> None:
     assert_expected_inline(
         inspect.collectives_table(small_plan()),
         """\
-collective    axis      bytes  buffer    layouts         edge
-------------  ------  -------  --------  --------------  ------------
-all_reduce    tp           48  3x4       S(0)P -> S(0)R  mm -> output""",
+no.    collective    axis      bytes  buffer    layouts         edge
+-----  ------------  ------  -------  --------  --------------  ------------
+0      all_reduce    tp           48  3x4       S(0)P -> S(0)R  mm -> output""",
     )
     assert_expected_inline(
         inspect.collectives_table(small_program()),

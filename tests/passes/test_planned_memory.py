@@ -83,6 +83,14 @@ def test_too_little() -> None:
     assert "raise the limit: the least found is" in remedy and "no plan takes less than" in remedy
 
 
+def test_a_layout_for_which_there_is_no_room() -> None:
+    model, x = nn.Linear(64, 64, bias=False), torch.ones(2, 64)
+    mesh = fxshard.Mesh({"dp": 2}, hardware="h100")
+    plan = fxshard.plan(model, (x,), mesh, cache=False, optimizer="adam", memory_limit="50KB")
+    whole = plan.explain("weight", "R").choices[0]
+    assert whole.total is None and whole.reason.startswith("no plan has it within memory_limit: the least found takes ")
+
+
 def test_not_found_in_time() -> None:
     said = str(Shortage(4 * 10**9, 4225402888.0, 3956093857.004, fxshard.Mesh({"dp": 8}), None).not_found(2.5))
     assert said.startswith("no plan that fits in memory_limit=4.00 GB was found, nor a proof that there is none, within time_limit=2.5 s")
