@@ -131,7 +131,7 @@ def test_what_is_no_device_mesh_or_no_pins() -> None:
     refused(OptionError, "pins map names to layouts", lambda: fxshard.plan(MLP(), (x,), MESH, pins=5))
     refused(OptionError, "pins map names to layouts", lambda: fxshard.export(MLP(), (x,), MESH, pins=[("a", "RR")]))
     refused(OptionError, "among the constraints is a tuple", lambda: fxshard.plan(MLP(), (x,), MESH, constraints=[("a", "RR")]))
-    refused(OptionError, "constraints are a Pin", lambda: fxshard.export(MLP(), (x,), MESH, constraints=fxshard.Pin("a", "RR")))
+    refused(OptionError, "constraints are given as a Pin", lambda: fxshard.export(MLP(), (x,), MESH, constraints=fxshard.Pin("a", "RR")))
     refused(OptionError, "not an nn.Module", lambda: fxshard.parallelize(3, (x,), MESH))
 
 
