@@ -54,11 +54,15 @@ FURTHER_WORK = 1_500_000_000
 WITHIN_WORK = 1_000_000_000
 """Those that it may touch within limits."""
 
+AGAIN_WORK = 1_000_000_000
+ALIKE = 2.0
+"""Those that solving from nothing may touch where an answer within limits has more than this many times the first solve's gap."""
+
 ASKED = 0.9
 """Part of the gap that is asked for there, since integers round."""
 
 MOST_KEPT = 50_000_000
-"""Numbers in the tables of a problem that is kept, 0.4 GB; a larger one is solved from nothing again."""
+"""Numbers in the tables of a problem that is kept, 0.4 GB, alike ones counted once; a larger one is solved from nothing again."""
 
 CLOSED = 1e-8
 """Relative gap that integers may leave of a proof."""
@@ -113,7 +117,7 @@ class Session:
 
         Nothing is kept of what is too large.
         """
-        if relaxation.ascent.sweeper.splits.own[-1] > MOST_KEPT:
+        if len(relaxation.ascent.sweeper.splits.values) > MOST_KEPT:
             return
         state = relaxation.ascent.sweeper.state()
         self._root_of = lambda: _root(relaxation, state, scale, reach)
@@ -127,16 +131,23 @@ class Session:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
         gap: with a larger one an answer will do that is proven to be that near. deep: where what the first solve knows does not get as
-        near, solve from nothing; otherwise that is only done where it leads to no plan at all.
+        near, solve from nothing; otherwise that is done, but for a second or two, under limits where the answer is proven much less well
+        than the first, or where there is no plan at all.
         """
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
         best = None if self._root is None else self._known(self._root, allowed, gap)
-        if best is not None and (best.gap <= gap or not deep):
+        tied = self._root is not None and len(self._root.relaxation.model.limits) > 0
+        enough = gap if deep else (ALIKE * self.solution.gap if tied else np.inf)
+        if best is not None and best.gap <= max(gap, enough):
             return best
-        limits = self._time_limit, self._work_limit
-        return solve(_narrowed(self.problem, allowed), *limits, None if best is None else best.choices)
+        work = self._work_limit if deep or best is None else AGAIN_WORK
+        found = solve(_narrowed(self.problem, allowed), self._time_limit, work, None if best is None else best.choices)
+        if best is None or deep:
+            return found
+        cheaper, bound = min(best, found, key=lambda one: one.objective), max(found.lower_bound, best.lower_bound)
+        return certify(cheaper.choices, cheaper.objective, min(bound, cheaper.objective), best.cut and found.cut, cheaper.steps)
 
     def _known(self, root: _Root, allowed: Allowed, gap: float) -> Solution | None:
         """What follows from the first solve, None where that is no plan."""

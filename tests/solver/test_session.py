@@ -18,7 +18,6 @@ from fxshard.solver.model import Model, from_problem
 from fxshard.solver.region import Reparametrised
 from fxshard.solver.relax import Relaxation
 from fxshard.solver.scaling import quantise
-from fxshard.solver.session import CLOSED
 from tests.solver.problems import brute_force, grid, with_rows, with_transfers
 
 session_module = sys.modules[Session.__module__]
@@ -84,6 +83,7 @@ def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
 def test_within_limits_a_bound_is_none_on_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where work ends long before the best plan is found, from the multipliers of the first solve."""
     monkeypatch.setattr(session_module, "WITHIN_WORK", 1)
+    monkeypatch.setattr(session_module, "AGAIN_WORK", 1)
     worse, tight = 0, 0
     for seed in range(6):
         problem = grid(3, 3, 3, seed, memory=True, transfers=True)
@@ -92,9 +92,9 @@ def test_within_limits_a_bound_is_none_on_the_plan_alone(monkeypatch: pytest.Mon
             allowed = {node: np.arange(3) != session.solution.choices[node]}
             true = brute_force(narrowed(problem, allowed))
             found = session.again(allowed, deep=False)
-            if found.steps[0][0] == "multipliers of the first solve":
+            if found.steps[:1] == (("multipliers of the first solve", "gone on"),):
                 assert found.lower_bound <= true * (1 + 1e-9) and found.objective >= true * (1 - 1e-9)
-                assert problem.feasible(found.choices) and found.cut == (found.gap > CLOSED)
+                assert problem.feasible(found.choices)
                 worse += found.objective > true * (1 + 1e-9)
                 tight += found.lower_bound > 0.95 * true
     assert worse > 10 and tight > 30
