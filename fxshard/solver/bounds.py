@@ -105,7 +105,7 @@ class Ascent:
             else:
                 self.bundle.run(plan)
                 blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
-                if self.bundle.loose and not blind:
+                if self.bundle.loose and not blind and rows > 1:
                     self._volume(self.best_multipliers)
             self.set_prices(self.best_multipliers)
             self.settle(8)

@@ -94,7 +94,8 @@ class Bundle:
                 continue
             bound, plan_found, cost = ascent.evaluate(multipliers, pairs, ENOUGH * (top - value))
             if plan_found is not None:
-                self._meet(plan_found, bound, cost)
+                beyond = bound < value and len(multipliers) == 1  # two plans bracket one multiplier: their own planes meet at it
+                self._meet(plan_found, cost if beyond else bound, cost)
             if bound - value > (top - value) / 4:
                 reach *= GROWS_BLIND if np.isinf(ascent.cutoff) else GROWS
             elif bound < value:
