@@ -11,7 +11,6 @@ from torch.distributed.tensor import Partial, Shard
 
 from fxshard.layout import Layout, ceil_shape, chunk_lengths
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import plain_shape
 from fxshard.redistribution import Step
 
 NUMBER = torch.int64.itemsize
@@ -75,12 +74,12 @@ class Buffers:
         return [(0, True)] if self.straight else [(1 + self.itemsize + self.y, True)]
 
 
-def stages(step: Step, layout: Layout, value: torch.Tensor, dense: bool, mesh: Mesh) -> Sequence[Stage]:
-    """Those of one step from ``layout``, of the largest shard of ``value``."""
-    shape, itemsize, n = plain_shape(value.shape), value.dtype.itemsize, mesh.shape[step.axis]
+def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, mesh: Mesh) -> Sequence[Stage]:
+    """Those of one step from ``layout``, of the largest shard of a tensor of ``shape``."""
+    itemsize, n = dtype.itemsize, mesh.shape[step.axis]
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, layout.with_axis(step.axis, step.target)))
     x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
-    if value.dtype != torch.bool or not step.is_collective:
+    if dtype != torch.bool or not step.is_collective:
         return _buffers(step, before, after, x, y, n, itemsize, dense).stages()
     inner = _buffers(step, before, after, x, y, n, itemsize, True).stages()  # bools travel as bytes
     return [(x, True), *((taken + (x if reads else 0), False) for taken, reads in inner), (2 * y, False)]

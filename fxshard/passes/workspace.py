@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,28 +70,27 @@ def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Me
         return 0
     first, last = (math.prod(ceil_shape(shape, at, mesh.shape)) * value.dtype.itemsize for at in (source, path[-1][2]))
     for number, (layout, step, _) in enumerate(path):
-        most = max(most, _during(value, step, layout, number == 0, mesh) + (first if number else 0))
+        dense = number > 0 or value.is_contiguous()
+        most = max(most, _during(step, layout, shape, value.dtype, dense, number == 0, mesh) + (first if number else 0))
     return max(0, most - first - last)
 
 
 def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> np.ndarray:
     """(from, to) bytes beyond ``value`` in two layouts while it is brought from one into the other; 0 where one is None."""
-    return _Moves.of(value, paths).between(layouts)
+    return _moves(paths, value.dtype, value.is_contiguous()).between(layouts)
 
 
 @dataclass
 class _Moves:
-    """What is alive at most along the paths of a table, by what lies between their ends: path by path would be slow."""
+    """What is alive at most along the paths of a table, by what lies between their ends: path by path would be slow.
 
-    value: torch.Tensor
+    ``dense``: whether what is given lies in memory without gaps."""
+
     paths: Table
+    dtype: torch.dtype
+    dense: bool
     sizes: list[int]
     most: dict[tuple[int, int, bool], int] = field(default_factory=dict)
-
-    @staticmethod
-    def of(value: torch.Tensor, paths: Table) -> _Moves:
-        shape, itemsize, mesh = paths.tensor
-        return _Moves(value, paths, [math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in paths.layouts])
 
     def between(self, layouts: Sequence[Layout | None]) -> np.ndarray:
         found = np.zeros((len(layouts), len(layouts)))
@@ -109,18 +108,26 @@ class _Moves:
             middle = int(self.paths.via[i, j])
             if middle < 0:
                 (step,) = self.paths.steps(self.paths.layouts[i], self.paths.layouts[j])
-                found = _during(self.value, step, self.paths.layouts[i], stays, self.paths.tensor[2])
+                shape, _, mesh = self.paths.tensor
+                found = _during(step, self.paths.layouts[i], shape, self.dtype, self.dense or not stays, stays, mesh)
             else:
                 found = max(self.along(i, middle, stays), self.along(middle, j, False) + (self.sizes[i] if stays else 0))
             self.most[i, j, stays] = found
         return self.most[i, j, stays]
 
 
-def _during(value: torch.Tensor, step: Step, layout: Layout, first: bool, mesh: Mesh) -> int:
-    """Bytes alive at most while one step is done; what the first one of a path reads stays, and may have gaps."""
-    size = math.prod(ceil_shape(plain_shape(value.shape), layout, mesh.shape)) * value.dtype.itemsize
-    found = stages(step, layout, value, not first or value.is_contiguous(), mesh)
-    return max(taken + (size if first or reads else 0) for taken, reads in found)
+@lru_cache(maxsize=512)
+def _moves(paths: Table, dtype: torch.dtype, dense: bool) -> _Moves:
+    shape, itemsize, mesh = paths.tensor
+    sizes = [] if UNKNOWN in shape else [math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in paths.layouts]
+    return _Moves(paths, dtype, dense, sizes)
+
+
+def _during(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> int:
+    """Bytes alive at most while one step is done; ``stays``: what it reads does, being a value, not what a step before it made."""
+    size = math.prod(ceil_shape(shape, layout, mesh.shape)) * dtype.itemsize
+    found = stages(step, layout, shape, dtype, dense, mesh)
+    return max(taken + (size if stays or reads else 0) for taken, reads in found)
 
 
 def _once(key: Any, make: Callable[[], int]) -> int:
