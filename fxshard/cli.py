@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
     _add_model(plan)
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
-    kept = "whose state counts as memory: none (the default), sgd, sgd_momentum or adam"
+    kept = "whose state counts as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
     plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
-    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; a plan that it cuts says so (default: none)")
+    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; without it a limit on work ends the search")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotate import Annotated
-from fxshard.passes.choose import decide, solved
+from fxshard.passes.choose import decide, solved, unlimited
 from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.planned_memory import planned_profile
@@ -59,8 +59,10 @@ class Origin:
         session: Session | None = None,
         cached: Path | None = None,
     ) -> None:
-        self.annotated, self.constraints, self._objective, self._time_limit = annotated, constraints, objective, time_limit
+        self.annotated, self.constraints, self._time_limit = annotated, constraints, time_limit
         self._formulation, self._session, self.cached = formulation, session, cached
+        self._asked = annotated, constraints, objective
+        self._within: tuple[Formulation, Session] | None = None
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
@@ -93,15 +95,24 @@ class Origin:
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
     def _problem(self) -> tuple[Formulation, Session]:
-        """The problem and its solve, made again where the plan came without them."""
-        if self._formulation is None:
-            self._formulation = formulate(self.annotated, self.constraints, self._objective)
+        """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
         if self._session is None:
-            self._session = solved(self.annotated, self.constraints, self._formulation, self._time_limit)
+            free = None if self.constraints.memory_limit is None else unlimited(*self._asked, self._time_limit)
+            self._formulation, self._session = self._limited() if free is None else free[1:]
+        assert self._formulation is not None
         return self._formulation, self._session
 
+    def _limited(self) -> tuple[Formulation, Session]:
+        """The problem with all constraints, solved when first an answer without the memory limit exceeds it."""
+        if self._within is None:
+            formulation = formulate(*self._asked)
+            self._within = formulation, solved(self.annotated, self.constraints, formulation, self._time_limit)
+        return self._within
+
     def value(self, name: str) -> _Value:
-        formulation, _ = self._problem()
+        return self._value(name, self._problem()[0])
+
+    def _value(self, name: str, formulation: Formulation) -> _Value:
         graph = self.annotated.graph
         known = {i.name: i.node for i in graph.inputs}
         known |= {alias: known[target] for alias, target in graph.aliases.items() if target in known}
@@ -140,23 +151,38 @@ class Origin:
     def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition) -> Choice:
         if pin.admits(have):
             return Choice(_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
-        allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
-        if not allowed.any():
-            return Choice(_text(pin.pattern), None, None, reason=_impossible(value, pin))
-        formulation, session = self._problem()
-        try:
-            solution = session.again({value.variable: allowed}, NEAR, deep=False)
-        except (InfeasibleError, NoPlanError) as error:
-            return Choice(_text(pin.pattern), None, None, reason=_no_plan(error))
-        other = self._written(formulation, solution)
+        other = self._answer(value, pin, *self._problem())
+        limit = self.constraints.memory_limit
+        if limit is not None and isinstance(other, ShardingPlan) and sum(other.memory.values()) > limit:
+            try:
+                formulation, session = self._limited()
+            except ConstraintError as error:
+                return Choice(_text(pin.pattern), None, None, reason=f"found is no plan that has it within memory_limit: {error.what}")
+            other = self._answer(self._value(value.name, formulation), pin, formulation, session)
+        if isinstance(other, str):
+            return Choice(_text(pin.pattern), None, None, reason=other)
         bound, cut = other.lower_bound, other.certificate.cut
         return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
 
-    def _written(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+    def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Session) -> ShardingPlan | str:
+        """The best plan with the pin, or why there is none."""
+        allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
+        if not allowed.any():
+            return _impossible(value, pin)
         try:
-            return decide(self.annotated, self.constraints, formulation, solution)
+            solution = session.again({value.variable: allowed}, NEAR, deep=False)
+        except (InfeasibleError, NoPlanError) as error:
+            return _no_plan(error)
+        return self._written(formulation, solution)
+
+    def _written(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+        limited = formulation.problem.usage_limit is not None
+        constraints = self.constraints if limited else replace(self.constraints, memory_limit=None)
+        try:
+            plan = decide(self.annotated, constraints, formulation, solution)
         except ConstraintError as error:
             raise PlanError(f"the plan could not be written: {error.what}", where=error.where, remedy="please report it") from error
+        return replace(plan, memory_limit=self.constraints.memory_limit)
 
     def _readings(self, plan: ShardingPlan, value: _Value) -> Iterable[Reading]:
         if value.node == "output":

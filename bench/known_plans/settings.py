@@ -79,7 +79,7 @@ def sharded() -> Setting:
     layouts = KnownLayouts("S(0)", "S(0)", "S(0)", "S(0)", "S(0)", learned="P", sums="P")
     best = "data parallel, and a device has no room for all weights with their Adam state"
     mesh, terms = Mesh({"dp": 8}, "h100"), formulas.fully_sharded(sizes, "dp", 8, gathers=1)
-    return Setting("FSDP", best, sizes, mesh, "S(0)", layouts, terms, memory_limit=6_640_000_000, optimizer="adam")
+    return Setting("FSDP", best, sizes, mesh, "S(0)", layouts, terms, memory_limit=8_720_000_000, optimizer="adam")
 
 
 def sharded_by_bytes() -> Setting:
@@ -91,7 +91,7 @@ def sharded_again() -> Setting:
     sizes = Sizes(replace(WIDE, vocab=8192), batch=16, length=4096)
     terms = formulas.fully_sharded(sizes, "dp", 8, gathers=2)
     best = "data parallel, and a device has no room for weights that are kept gathered from the forward to the backward"
-    return replace(sharded(), name="FSDP, gathered again", best=best, sizes=sizes, terms=terms, memory_limit=4_950_000_000)
+    return replace(sharded(), name="FSDP, gathered again", best=best, sizes=sizes, terms=terms, memory_limit=5_488_000_000)
 
 
 def hybrid() -> Setting:
@@ -100,7 +100,7 @@ def hybrid() -> Setting:
     layouts = KnownLayouts(weights, weights, weights, weights, "S(0)S(0)", learned="PP", sums="PP")
     best = "as FSDP, on two nodes with a slow link between them"
     mesh, terms = Mesh({"dp": 2, "fsdp": 8}, "h100"), formulas.hybrid(sizes, "fsdp", 8, "dp", 2, gathers=1)
-    return Setting("HSDP", best, sizes, mesh, "S(0)S(0)", layouts, terms, memory_limit=6_640_000_000, optimizer="adam")
+    return Setting("HSDP", best, sizes, mesh, "S(0)S(0)", layouts, terms, memory_limit=8_720_000_000, optimizer="adam")
 
 
 def hybrid_by_bytes() -> Setting:
@@ -114,7 +114,7 @@ def hybrid_again() -> Setting:
     sizes = Sizes(replace(WIDE, vocab=8192), batch=32, length=4096)
     terms = formulas.hybrid(sizes, "fsdp", 8, "dp", 2, gathers=2)
     best = sharded_again().best
-    return replace(hybrid(), name="HSDP, gathered again", best=best, sizes=sizes, terms=terms, memory_limit=4_950_000_000)
+    return replace(hybrid(), name="HSDP, gathered again", best=best, sizes=sizes, terms=terms, memory_limit=5_488_000_000)
 
 
 def sharded_and_tensor() -> Setting:
@@ -134,7 +134,7 @@ def sharded_and_tensor() -> Setting:
     )
     best = "eight nodes, one sequence on each, and a device has no room for an eighth of the weights with its Adam state"
     mesh, terms = Mesh({"dp": 8, "tp": 8}, "h100"), formulas.sharded_and_tensor_parallel(sizes, "dp", 8, "tp", 8, gathers=1)
-    return Setting("FSDP x TP", best, sizes, mesh, "S(0)R", layouts, terms, memory_limit=680_000_000, optimizer="adam")
+    return Setting("FSDP x TP", best, sizes, mesh, "S(0)R", layouts, terms, memory_limit=745_000_000, optimizer="adam")
 
 
 def ulysses() -> Setting:

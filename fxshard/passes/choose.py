@@ -46,27 +46,37 @@ EQUAL = 1e-9
 NO_STATE = Optimizer()
 
 
-
 def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
     """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
     return decide(annotated, constraints, formulation, solved(annotated, constraints, formulation, time_limit).solution)
 
 
-def unlimited(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None) -> ShardingPlan | None:
-    """The plan without the memory limit where it keeps that by itself, None elsewhere: then it is the cheapest, whatever is kept how."""
+def unlimited(
+    annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None
+) -> tuple[ShardingPlan, Formulation, Session] | None:
+    """The plan without the memory limit, its problem and solve, where it keeps the limit by itself, None elsewhere.
+
+    Then it is the cheapest, whatever is kept how.
+    """
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
     try:
-        solution = Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start).solution
+        session = Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except (InfeasibleError, NoPlanError):  # the limited problem says so better
         return None
-    plan = decide(annotated, free, formulation, solution)
+    plan = decide(annotated, free, formulation, session.solution)
     plan = dataclasses.replace(plan, memory_limit=limit)
-    return plan if limit is not None and sum(plan.memory.values()) <= limit else None
+    return (plan, formulation, session) if limit is not None and sum(plan.memory.values()) <= limit else None
 
 
-def solved(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> Session:
-    """The problem solved, for questions too; raises ConstraintError when no plan was found."""
+def solved(
+    annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None, asked: float | None = None
+) -> Session:
+    """The problem solved, for questions too; raises ConstraintError when no plan was found.
+
+    ``asked``: the seconds that the user gave, of which ``time_limit`` is what is left.
+    """
+    asked = time_limit if asked is None else asked
     try:
         return Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
     except InfeasibleError as error:
@@ -74,8 +84,8 @@ def solved(annotated: Annotated, constraints: Constraints, formulation: Formulat
     except NoPlanError as error:
         for miss in error.misses:
             if miss.least_usage is not None and miss.row is None:
-                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(time_limit) from error
-        where = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit}"
+                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(asked) from error
+        where = "the solver's own work limit" if time_limit is None else f"time_limit={asked:g}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
 

@@ -112,16 +112,18 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    limit, session, plan = c.request.time_limit, None, None
+    limit, formulation, found = c.request.time_limit, c.formulation, None
     if c.constraints.memory_limit is not None:
         start = time.perf_counter()
-        plan = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
+        found = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
         limit = None if limit is None else max(limit - (time.perf_counter() - start), limit / 2)
-    if plan is None:
-        session = choose.solved(c.annotated, c.constraints, c.formulation, limit)
-        plan = choose.decide(c.annotated, c.constraints, c.formulation, session.solution)
+    if found is not None:
+        plan, formulation, session = found
+    else:
+        session = choose.solved(c.annotated, c.constraints, formulation, limit, c.request.time_limit)
+        plan = choose.decide(c.annotated, c.constraints, formulation, session.solution)
     said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
-    return replace(c, plan=plan, session=session), said
+    return replace(c, plan=plan, formulation=formulation, session=session), said
 
 
 def _verify(c: Compilation) -> tuple[Compilation, str]:

@@ -83,17 +83,17 @@ class Shortage:
 
     def impossible(self) -> ConstraintError:
         """It is proven that nothing fits."""
-        return self._error(f"nothing fits in memory_limit={size_text(self.limit)} per device", "")
+        return self._error(f"nothing fits in memory_limit={exact_size(self.limit)} per device", "")
 
     def not_found(self, time_limit: float | None) -> ConstraintError:
         """Nothing that fits was found."""
         ended = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit:g} s"
-        what = f"no plan that fits in memory_limit={size_text(self.limit)} was found, nor a proof that there is none, within {ended}"
+        what = f"no plan that fits in memory_limit={exact_size(self.limit)} was found, nor a proof that there is none, within {ended}"
         more = "give time_limit=SECONDS" if time_limit is None else "give more time"
         return self._error(what, f"{more}, or ")
 
     def _error(self, what: str, before: str) -> ConstraintError:
-        known = f"no plan takes less than {size_text(math.floor(self.bound))}, as memory is counted here"
+        known = f"no plan takes less than {exact_size(math.floor(self.bound))}, as memory is counted here"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         others = "Else use a larger mesh, a smaller batch, an optimizer that keeps less, or free pins and input_layouts"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")

@@ -45,9 +45,7 @@ def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh:
     call = alike[0]
 
     def find(spec: OpSpec) -> int:
-        metas = [*zip(call.operands, spec.inputs, strict=True), *zip(call.outputs, spec.outputs, strict=True)]
-        shards = tuple((ceil_shape(m.shape, at, mesh.shape), at.has_partial) for m, at in metas if m is not None and at is not None)
-        return _once((alike, shards), partial(_node, node, call, spec, dying, mesh))
+        return _once((alike, spec, mesh.shape), partial(_node, node, call, spec, dying, mesh))
 
     return np.array([find(spec) for spec in specs], dtype=np.float64)
 

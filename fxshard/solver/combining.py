@@ -91,7 +91,7 @@ def _nearby(ascent: Ascent, plans: Sequence[IntArray]) -> list[IntArray]:
         for plan in plans:
             kept[offset[:-1] + plan] = True
         count = np.add.reduceat(kept.astype(np.int64), offset[:-1])
-        if (count[ends[0]] * count[ends[1]]).sum() <= NEARBY * len(sweeper.splits.values):
+        if (count[ends[0]] * count[ends[1]]).sum() <= NEARBY * sweeper.splits.own[-1]:
             break
         most /= 2
     return [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)]

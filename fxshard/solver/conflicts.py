@@ -53,10 +53,12 @@ class Limits:
                 least = self._found(index, budget)
             except Exhausted:
                 return self._nothing_allowed(model, budget)
-            if least.found > 0:
+            alone = len(self._every) == 1 or least.bound > PROOF * self._scale(index)
+            if least.found > 0 and alone:
                 return _missed(name, one, least)
         every = " and ".join(name for name, _ in self._every)
-        return InfeasibleError(f"no allowed choice fits in {every} together, though one fits in each")
+        each = ", though one fits in each" if all(least.found <= 0 for least in self._least.values()) else ""
+        return InfeasibleError(f"no allowed choice fits in {every} together{each}")
 
     def _nothing_allowed(self, model: Model, budget: Budget) -> InfeasibleError:
         nodes = _conflict(model, budget)

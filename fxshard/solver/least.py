@@ -54,7 +54,8 @@ class Least:
 def least_excess(problem: PlacementProblem, budget: Budget) -> Least:
     """By how much the limits of a problem are exceeded at least, negative where they need not be reached.
 
-    Ends as soon as choices are found that keep within them. Raises `Exhausted` where nothing is allowed at all.
+    Ends as soon as choices are found that keep within them. Raises `Exhausted` where it is noticed that
+    nothing is allowed at all; otherwise no choices are found then.
     """
     raw = from_problem(problem)
     allowed, undo, _ = reduce(raw, (ArcConsistency(),), 1)
@@ -113,7 +114,10 @@ def _search(relaxation: Relaxation, undo: Undo, best: _Best, budget: Budget) -> 
     planes: list[tuple[float, FloatArray]] = []
 
     def bounded(tried: FloatArray) -> None:
-        best.bound = max(best.bound, free.evaluate(tried, PAIRS, most * near / 10)[0] / most)
+        total = float(tried.sum())
+        if total > 0:  # a bound that is negative must not be divided by more than the multipliers add up to
+            bound = free.evaluate(tried, PAIRS, most * near / 10)[0]
+            best.bound = max(best.bound, bound / (most if bound > 0 else total))
 
     bounded(multipliers)
     for _ in range(STEPS):

@@ -152,7 +152,7 @@ def search_tables(
     until it is proven or the budget ends; otherwise the search also ends where it gets no further cheaply.
     """
     try:
-        model, undo, history = reduce(model)
+        model, undo, history = reduce(model, budget=budget)
     except Exhausted:
         return None, known
     steps = [] if steps is None else steps

@@ -85,7 +85,7 @@ def test_layouts_and_axes_that_there_are_not(constraint: Any, said: str, remedy:
         (lambda: Forbid("", "R"), "Forbid needs a name or glob"),
         (lambda: Communication(0, 1), "Communication needs the name of a mesh axis, as text, not 0"),  # type: ignore[arg-type]
         (lambda: Communication("dp", at_most=-1), "cannot read at_most=-1"),
-        (lambda: Communication("dp", at_most="1GB"), "cannot read at_most='1GB'"),  # type: ignore[arg-type]
+        (lambda: Communication("dp", at_most="1 parsec"), "cannot read '1 parsec' as a number of bytes"),
         (lambda: Communication("dp", at_most=float("inf")), "cannot read at_most=inf"),
     ],
 )

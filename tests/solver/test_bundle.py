@@ -62,6 +62,9 @@ def test_the_least_excess_is_between_bound_and_found(problem: PlacementProblem) 
     except Exhausted:
         assert not every
         return
+    if not every:
+        assert least.choices is None and least.found == np.inf
+        return
     best = min(memory.peak(c) for c in every) - memory.usage_limit
     assert least.bound <= best + 1e-6
     assert least.choices is not None

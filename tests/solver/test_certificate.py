@@ -18,7 +18,7 @@ def test_bound_optimum_and_plan_are_in_order_at_every_limit(memory: bool, transf
     for seed in range(4):
         problem = grid(3, 3 if memory else 4, 4 if memory else 3, seed, memory=memory, transfers=transfers)
         optimum = brute_force(problem)
-        for limit in (50.0 * 4**k for k in range(7)):
+        for limit in (50.0 * 4**k for k in range(11)):
             try:
                 solution = solve(problem, work_limit=limit)
             except NoPlanError:

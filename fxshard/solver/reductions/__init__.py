@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ..arrays import IntArray
+from ..budget import Budget
 from ..model import Model, Undo
 from .arc_consistency import ArcConsistency
 from .degree import EliminateSmallDegree
@@ -45,14 +46,18 @@ REDUCTIONS: tuple[Step, ...] = (
 MAX_ROUNDS = 6
 
 
-def reduce(model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS) -> tuple[Model, Undo, list[tuple[str, str]]]:
-    """Apply the steps in order until a round shrinks nothing, and say what each that did something left.
+def reduce(
+    model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS, budget: Budget | None = None
+) -> tuple[Model, Undo, list[tuple[str, str]]]:
+    """Apply the steps in order until a round shrinks nothing or the budget ends, and say what each that did something left.
 
     What is returned is arc consistent: no node has a state that is forbidden by itself (message passing counts on that).
     """
     undos: list[Undo] = []
     history: list[tuple[str, str]] = []
-    for _ in range(rounds):
+    for count in range(rounds):
+        if count and budget is not None and budget.spent:
+            break
         before = _size(model)
         for step in steps:
             size = _size(model)
