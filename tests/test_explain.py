@@ -161,3 +161,20 @@ def test_copies_and_files_do_not_know(tmp_path: Any) -> None:
         with pytest.raises(PlanError, match="does not know the graph") as error:
             other.explain("gelu")
         assert "plan again" in str(error.value)
+
+
+def test_a_plan_whose_limit_does_not_bind_is_asked_without_it() -> None:
+    """Counted as the limited problem counts, the plan itself may not fit; an answer that takes more than the limit is still none."""
+    model, mesh = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3))), fxshard.Mesh({"tp": 4})
+    free = fxshard.plan(model, (torch.ones(64, 64),), mesh, cache=False, train=False)
+    limit = sum(free.memory.values())
+    plan = fxshard.plan(model, (torch.ones(64, 64),), mesh, cache=False, train=False, memory_limit=limit)
+    assert plan.objective == free.objective
+    asked = plan.explain("0.weight")
+    assert [c.total for c in asked.choices if c.chosen] == [plan.objective]
+    assert all(c.plan is None or sum(c.plan.memory.values()) <= limit for c in asked.choices)
+    without = {c.layout: c for c in free.explain("0.weight").choices}
+    beyond = [c for c in asked.choices if (other := without[c.layout].plan) is not None and sum(other.memory.values()) > limit]
+    for choice in asked.choices:
+        total = without[choice.layout].total
+        assert choice.total == total or (choice in beyond and (choice.total is None or choice.total >= (total or 0.0)))
