@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import fx
 
@@ -54,9 +55,13 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
             meanwhile = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
             found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
     for node, time in times.time.items():
-        taken = workspace.of_node(node, [specs[node.name]], times.dying(node), mesh)
-        found.append(Held(node.name, "temporary", (time, time + 1), round(taken[0])))
+        bytes_ = times.taken((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))
+        found.append(Held(node.name, "temporary", (time, time + 1), bytes_))
     return found
+
+
+def _taken(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
+    return round(float(workspace.of_node(node, [spec], times.dying(node), mesh)[0]))
 
 
 Entries = Mapping[str, Sequence[Redistribution]]

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout, ceil_shape
+from fxshard.passes.alike import Alike
 from fxshard.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 
 Span = tuple[int, int]
@@ -51,6 +52,7 @@ class Lifetimes:
             for operand in read:
                 self.readers.setdefault(operand, []).append(node)
         self.tangents = {end.node for end in graph.inputs_of("tangent")}
+        self.taken = Alike()  # what nodes take while they run, by node and spec: plans of one graph differ in few
         self._last: dict[fx.Node, int] = {}
         for node in reversed(list(graph.nodes)):
             if node.op != "output" and is_tensor(node):

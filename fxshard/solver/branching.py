@@ -145,9 +145,14 @@ class Branching:
         return gap > WORTH * before
 
     def _settle(self) -> None:
-        """Sweep over the whole until that gains little: messages of a tight problem go on rising for long, slowly but cheaply."""
+        """Sweep over the whole until that gains little: messages of a tight problem go on rising for long, slowly but cheaply.
+
+        Not where less work is left than a proof is worth, as in questions.
+        """
         (case,) = self._open
         before, work, left = case.bound, 0, self.budget.work_left
+        if left is not None and left < PROOF_WORK:
+            return
         most = SETTLING_WORK if left is None else min(SETTLING_WORK, SETTLING_PART * left)
         while work < most and not self.budget.spent:
             for _ in range(SETTLING_PAIRS):
