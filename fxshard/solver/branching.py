@@ -147,11 +147,12 @@ class Branching:
     def _settle(self) -> None:
         """Sweep over the whole until that gains little: messages of a tight problem go on rising for long, slowly but cheaply.
 
-        Not where less work is left than a proof is worth, as in questions.
+        Not where the gap is small, which cases close sooner, nor where less work is left than a proof is worth, as in questions.
         """
         (case,) = self._open
         before, work, left = case.bound, 0, self.budget.work_left
-        if left is not None and left < PROOF_WORK:
+        small = self.relaxation.cutoff - case.bound <= SMALL_GAP * abs(self.relaxation.value)
+        if small or (left is not None and left < PROOF_WORK):
             return
         most = SETTLING_WORK if left is None else min(SETTLING_WORK, SETTLING_PART * left)
         while work < most and not self.budget.spent:
