@@ -447,7 +447,7 @@ def _may_hide(plan: ShardingPlan, entry: Redistribution) -> bool:
     ops = {n.name: n.op for n in plan.nodes}
     gradients = {k for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
     ends = (index in gradients if ops.get(name) == "output" else ops.get(name) in RELABELS for name, index in entry.readers)
-    return ops.get(node) in RELABELS or all(ends)
+    return ops.get(node) in RELABELS or (bool(entry.readers) and all(ends))
 
 
 def _check_digest(plan: ShardingPlan, root: Field, sealed: bool) -> None:

@@ -168,8 +168,11 @@ class Branching:
         self._open = [replace(case, start=self._root)] if case.bound < self.relaxation.cutoff else []
 
     def _aim(self) -> None:
-        """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound."""
-        if not self._open:
+        """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound.
+
+        Not where all targets lie within what makes no plan better.
+        """
+        if not self._open or self.relaxation.cutoff - self._open[0].bound <= self.relaxation.model.grain:
             return
         (case,) = self._open
         for part in AIMS:

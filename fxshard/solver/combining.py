@@ -8,20 +8,18 @@ polishing mixed integer programming solutions", 2007).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from .arrays import IntArray
-from .bounds import Ascent
 from .branching import Search
 from .budget import Budget
+from .core import MOST_LEFT, Cases, nearby, searched
 from .highs import too_large
 from .infeasible import Exhausted
-from .model import Model, keep_states
-from .pruning import excess_of
+from .model import keep_states
 from .reductions import reduce
 from .relax import Relaxation
 
@@ -38,14 +36,6 @@ PAIRS = 10
 
 NEARBY = 0.03
 """Pairs of states over all links, in parts of all, that are searched by cases: those of the plans, and those of least excess."""
-
-MOST_LEFT = 0.5
-"""Part of all states from which that is as dear as the whole."""
-
-HALVINGS = 30
-
-Cases = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]]
-"""(a model, a plan of it, work) -> (the best plan found, a bound)."""
 
 
 def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget) -> None:
@@ -68,33 +58,12 @@ def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget
 def _by_cases(relaxation: Relaxation, plans: Sequence[IntArray], cases: Cases, budget: Budget) -> None:
     """Search the states that plans have, and others of little excess, by cases."""
     ascent = relaxation.ascent
-    states = _nearby(ascent, plans)
+    states = nearby(ascent, plans, NEARBY)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    model, undo = keep_states(replace(ascent.model, prices=ascent.multipliers), states)
-    plan = ascent.plan
-    start = None if plan is None else np.asarray([int(np.searchsorted(left, x)) for left, x in zip(states, plan, strict=True)])
-    found, _ = cases(model, start, budget)
+    found, _ = searched(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
     if found is not None:
-        relaxation.take(undo(found))
-
-
-def _nearby(ascent: Ascent, plans: Sequence[IntArray]) -> list[IntArray]:
-    """The states of plans, and those of less excess than a limit, the greatest power of two times the gap that leaves few enough."""
-    sweeper = ascent.sweeper
-    offset, ends = sweeper.offset, sweeper.wiring.ends
-    excess, bound = excess_of(ascent)
-    most = ascent.cutoff - bound if np.isfinite(ascent.cutoff) else float(excess[np.isfinite(excess)].max(initial=1.0))
-    kept = np.zeros(len(excess), dtype=np.bool_)
-    for _ in range(HALVINGS):
-        kept = excess < most
-        for plan in plans:
-            kept[offset[:-1] + plan] = True
-        count = np.add.reduceat(kept.astype(np.int64), offset[:-1])
-        if (count[ends[0]] * count[ends[1]]).sum() <= NEARBY * sweeper.splits.own[-1]:
-            break
-        most /= 2
-    return [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)]
+        relaxation.take(found)
 
 
 def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search, budget: Budget) -> bool:

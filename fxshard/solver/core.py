@@ -8,7 +8,7 @@ best of all: a core gives plans, never bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +20,7 @@ from .model import Model, keep_states
 from .pruning import excess_of
 from .relax import Relaxation
 
-Search = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]]
+Cases = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]]
 """(a model, a plan of it, work) -> (the best plan found, a bound)."""
 
 LARGE = 20_000_000
@@ -34,10 +34,10 @@ CORE_WORK = 5e8
 """Pairs of states over all links of a core, in parts of those numbers, and table entries that its search may touch."""
 
 MOST_LEFT = 0.5
-"""Part of all states from which a core is as dear as the whole."""
+"""Part of all states from which some are as dear as the whole."""
 
 HALVINGS = 30
-"""Of the excess that states of a core have at most."""
+"""Of the excess that the states nearby have at most."""
 
 
 def is_large(relaxation: Relaxation) -> bool:
@@ -45,21 +45,21 @@ def is_large(relaxation: Relaxation) -> bool:
     return not len(relaxation.model.limits) and relaxation.ascent.sweeper.splits.own[-1] > LARGE
 
 
-def search_core(relaxation: Relaxation, search: Search, budget: Budget) -> None:
+def search_core(relaxation: Relaxation, search: Cases, budget: Budget) -> None:
     """Offer the best plan of a core, if there is one."""
     ascent = relaxation.ascent
     plan = ascent.plan
     if plan is None or ascent.done:
         return
-    states = _states(ascent, plan)
+    states = nearby(ascent, [plan], PART)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = _searched(ascent.model, states, plan, search, budget.part(CORE_WORK))
+    found, _ = searched(ascent.model, states, plan, search, budget.part(CORE_WORK))
     if found is not None:
         relaxation.take(found)
 
 
-def search_left(relaxation: Relaxation, plan: IntArray, search: Search, budget: Budget) -> bool:
+def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:
     """Search the states that may be in a better plan, and those of a plan of the model that messages work on, as a model of its own.
 
     That is a proof too: what is left out is in no plan below the cutoff. Whether the states left were few enough.
@@ -74,32 +74,37 @@ def search_left(relaxation: Relaxation, plan: IntArray, search: Search, budget: 
     kept[offset[:-1] + plan] = True
     if kept.sum() > MOST_LEFT * len(kept):
         return False
-    found, proven = _searched(ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget)
+    found, proven = searched(ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget)
     if found is not None:
         relaxation.take(found)
     relaxation.prove(proven)
     return True
 
 
-def _searched(model: Model, states: list[IntArray], plan: IntArray, search: Search, budget: Budget) -> tuple[IntArray | None, float]:
-    """Search some states of a model, a plan's among them."""
+def searched(model: Model, states: list[IntArray], plan: IntArray | None, search: Cases, budget: Budget) -> tuple[IntArray | None, float]:
+    """The best of some states of a model, those of a plan among them, if one is known; and a bound on what they allow."""
     smaller, undo = keep_states(model, states)
-    start = np.asarray([int(np.searchsorted(left, choice)) for left, choice in zip(states, plan, strict=True)])
+    start = None if plan is None else np.asarray([int(np.searchsorted(left, x)) for left, x in zip(states, plan, strict=True)])
     found, bound = search(smaller, start, budget)
     return None if found is None else undo(found), bound
 
 
-def _states(ascent: Ascent, plan: IntArray) -> list[IntArray]:
-    """The states of a plan and those of less excess than a limit, the greatest power of two times the gap that leaves few enough."""
+def nearby(ascent: Ascent, plans: Sequence[IntArray], part: float) -> list[IntArray]:
+    """The states of plans, and those of less excess than a limit, the greatest power of two times the gap that leaves few enough.
+
+    part: pairs of states over all links that may be left, in parts of all. Without a plan the limits begin at the greatest excess.
+    """
     sweeper = ascent.sweeper
     offset, ends = sweeper.offset, sweeper.wiring.ends
-    (excess, bound), kept = excess_of(ascent), np.zeros(0, dtype=np.bool_)
-    most = ascent.cutoff - bound
+    excess, bound = excess_of(ascent)
+    most = ascent.cutoff - bound if np.isfinite(ascent.cutoff) else float(excess[np.isfinite(excess)].max(initial=1.0))
+    kept = np.zeros(len(excess), dtype=np.bool_)
     for _ in range(HALVINGS):
         kept = excess < most
-        kept[offset[:-1] + plan] = True
+        for plan in plans:
+            kept[offset[:-1] + plan] = True
         count = np.add.reduceat(kept.astype(np.int64), offset[:-1])
-        if (count[ends[0]] * count[ends[1]]).sum() <= PART * sweeper.splits.own[-1]:
+        if (count[ends[0]] * count[ends[1]]).sum() <= part * sweeper.splits.own[-1]:
             break
         most /= 2
     return [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)]

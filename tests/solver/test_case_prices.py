@@ -13,7 +13,7 @@ from fxshard.solver.budget import Budget
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.model import Model
 from fxshard.solver.relax import Relaxation
-from tests.solver.problems import brute_force, integer_model, plans, with_rows
+from tests.solver.problems import brute_force, integer_model, optimum, plans, with_rows
 
 
 def whole_or_cut(sizes: list[float], limit: float, paid: float = 1.0) -> PlacementProblem:
@@ -60,6 +60,19 @@ def test_cases_look_for_multipliers_of_their_own(monkeypatch: pytest.MonkeyPatch
     with_prices = divided()
     monkeypatch.setattr(branching, "STEPS", 0)
     assert with_prices < 0.6 * divided()
+
+
+def test_a_state_comes_back_with_its_multipliers() -> None:
+    """Costs at multipliers of which the limit's share is not taken off would bound beyond the optimum."""
+    model = integer_model(whole_or_cut([3e6, 5e6, 7e6, 11e6, 13e6, 17e6, 19e6, 23e6], 50e6))
+    relaxation = Relaxation(model, None, Budget())
+    relaxation.run()
+    ascent, best = relaxation.ascent, optimum(model)
+    state = ascent.state()
+    assert (ascent.multipliers > 0).any() and ascent.pair() <= best
+    ascent.set_prices(np.zeros(len(ascent.multipliers)))
+    ascent.restore(state)
+    assert 0.5 * best < ascent.pair() <= best
 
 
 @settings(max_examples=120, deadline=None)
