@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,11 +32,11 @@ class Stack(nn.Module):
         return x.sum()
 
 
-def planned(**options: object) -> tuple[fxshard.ShardingPlan, MemoryProfile]:
+def planned(**options: Any) -> tuple[fxshard.ShardingPlan, MemoryProfile]:
     mesh = fxshard.Mesh({"dp": 2}, hardware="h100")
     pins = {"layers.*.weight": "R", "layers.0": "S(0)", "layers.1": "S(0)"}
     options = {"input_layouts": {"args[0]": "S(0)"}, "pins": pins, "optimizer": "adamw"} | options
-    plan = fxshard.plan(Stack(), (torch.ones(ROWS, DIM),), mesh, cache=False, **options)  # type: ignore[arg-type]
+    plan = fxshard.plan(Stack(), (torch.ones(ROWS, DIM),), mesh, cache=False, **options)
     return plan, plan.memory_profile()
 
 
