@@ -24,7 +24,7 @@ from fxshard.passes.recompute import expanded
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.sizes import size_text
-from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution
+from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4
 """Relative gap that is good enough for an answer: most have none, and closing the others would take as long as planning. Where the
@@ -56,13 +56,13 @@ class Origin:
         objective: str,
         time_limit: float | None,
         formulation: Formulation | None = None,
-        session: Session | None = None,
+        session: Solved | None = None,
         cached: Path | None = None,
     ) -> None:
         self.annotated, self.constraints, self._time_limit = annotated, constraints, time_limit
         self._formulation, self._session, self.cached = formulation, session, cached
         self._asked = annotated, constraints, objective
-        self._within: tuple[Formulation, Session] | None = None
+        self._within: tuple[Formulation, Solved] | None = None
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
@@ -94,7 +94,7 @@ class Origin:
         times = expanded(self.annotated, plan.recomputed).times
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
-    def _problem(self) -> tuple[Formulation, Session]:
+    def _problem(self) -> tuple[Formulation, Solved]:
         """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
         if self._session is None:
             free = None if self.constraints.memory_limit is None else unlimited(*self._asked, self._time_limit)
@@ -102,7 +102,7 @@ class Origin:
         assert self._formulation is not None
         return self._formulation, self._session
 
-    def _limited(self) -> tuple[Formulation, Session]:
+    def _limited(self) -> tuple[Formulation, Solved]:
         """The problem with all constraints, solved when first an answer without the memory limit exceeds it."""
         if self._within is None:
             formulation = formulate(*self._asked)
@@ -164,7 +164,7 @@ class Origin:
         bound, cut = other.lower_bound, other.certificate.cut
         return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
 
-    def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Session) -> ShardingPlan | str:
+    def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Solved) -> ShardingPlan | str:
         """The best plan with the pin, or why there is none."""
         allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
         if not allowed.any():

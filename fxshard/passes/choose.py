@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from fxshard.cost import compute_time
@@ -22,7 +23,7 @@ from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
-from fxshard.passes.held import held, peak
+from fxshard.passes.held import Held, held, peak
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.moves import Specs, hiding, redistributions
 from fxshard.passes.planned_memory import Shortage, planned_profile
@@ -31,7 +32,7 @@ from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_
 from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
-from fxshard.solver import InfeasibleError, NoPlanError, Session, Solution, solve
+from fxshard.solver import Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve
 
 WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
@@ -53,7 +54,7 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
 
 def unlimited(
     annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None
-) -> tuple[ShardingPlan, Formulation, Session] | None:
+) -> tuple[ShardingPlan, Formulation, Solved] | None:
     """The plan without the memory limit, its problem and solve, where it keeps the limit by itself, None elsewhere.
 
     Then it is the cheapest, whatever is kept how.
@@ -71,14 +72,17 @@ def unlimited(
 
 def solved(
     annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None, asked: float | None = None
-) -> Session:
+) -> Solved:
     """The problem solved, for questions too; raises ConstraintError when no plan was found.
 
     ``asked``: the seconds that the user gave, of which ``time_limit`` is what is left.
     """
-    asked = time_limit if asked is None else asked
+    asked, work = time_limit if asked is None else asked, None if time_limit is not None else WORK_LIMIT
     try:
-        return Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
+        if formulation.floor is None:
+            return Session(formulation.problem, time_limit, work, formulation.start)
+        counts = Counts(formulation.problem, formulation.floor, partial(_counted, annotated, constraints, formulation))
+        return LimitedSession(counts, time_limit, work, formulation.start)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints, formulation, time_limit) from error
     except NoPlanError as error:
@@ -88,6 +92,30 @@ def solved(
         where = "the solver's own work limit" if time_limit is None else f"time_limit={asked:g}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
+
+
+def _counted(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
+    """Bytes that the plan of these choices holds, at the times of the problem's lives."""
+    found, times = _held(annotated, constraints, formulation, choices)
+    steps = np.zeros(times.end + 1)
+    for one in found:
+        steps[one.span[0]] += one.bytes
+        steps[one.span[1]] -= one.bytes
+    held_ = np.cumsum(steps)
+    counted = np.zeros(max(formulation.times.values()) + 1)
+    for node, time_ in times.time.items():
+        counted[formulation.times[node.name]] = held_[time_]
+    return counted
+
+
+def _held(
+    annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]
+) -> tuple[list[Held], Lifetimes]:
+    """What the plan of these choices holds, and its times."""
+    decision = _chosen(annotated.graph, formulation, choices)
+    annotated, specs = _expanded(annotated, decision)
+    moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
+    return held(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:

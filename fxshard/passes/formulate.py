@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -34,29 +34,19 @@ from fxshard.passes.budgets import Moved, rows
 from fxshard.passes.constrain import Condition, Constraints
 from fxshard.passes.groups import Group, groups, handed_over, joint_specs
 from fxshard.passes.lifetimes import Span
-from fxshard.passes.memory_use import Brought, Kept, Usage
-from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes
+from fxshard.passes.memory_floor import Floor
+from fxshard.passes.memory_use import Brought, Kept, Reader, Usage
+from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes, Wants, in_modes
 from fxshard.passes.names import Place
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Block
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, shape_and_itemsize
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table_of
 from fxshard.sharding_plan import OpSpec
+from fxshard.sharding_plan import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
-Wants = tuple[Layout | None, ...]
-"""A layout by state, None where nothing is read or there."""
 OBJECTIVES = ("time", "communication")
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Something that reads a value: variable ``var`` reads it in ``layouts[state]``; ``node``/``operand`` say where in the graph."""
-
-    var: int
-    layouts: tuple[Layout, ...]
-    node: str
-    operand: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,10 @@ class Formulation:
     blocks: Mapping[int, Block] = field(default_factory=dict)
     """Variable -> the block that it says of whether (1) or not (0) it is computed again."""
     kept: tuple[Kept, ...] = ()
+    times: Mapping[str, int] = field(default_factory=dict)
+    """When each node runs, where memory is limited, second runs too."""
+    floor: PlacementProblem | None = None
+    """The same where memory counts that every plan takes for certain: bounds on any plan within the limit are those of this one."""
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -153,11 +147,28 @@ class _Builder:
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         named = self.node_vars, self.result_vars, readers
-        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept))
+        floor = None if self.modes is None or limit is None else self._floor(problem, readers, self.modes)
+        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept), self._times(), floor)
+
+    def _times(self) -> dict[str, int]:
+        if self.modes is None:
+            return {}
+        times = self.modes.times
+        return {n.name: t for n, t in times.time.items()} | {second_run(n.name): t for n, t in times.again.items()}
+
+    def _usage(self, modes: Modes) -> Usage:
+        return Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, self.price)
+
+    def _floor(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
+        """The problem in which only what every plan holds for certain is in memory."""
+        kept = {one.crossing.value.name: one for one in self.kept}
+        floor = Floor(self._usage(modes), readers, kept, list(self.transfers))
+        lives = tuple(floor.lives())
+        return replace(problem, lives=lives, transfers=tuple(floor.transfers))
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
         """What is in memory, and when."""
-        usage = Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, self.price)
+        usage = self._usage(modes)
         lasting = (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
         return (*lasting, *usage.meanwhile(self.brought))
 
@@ -312,7 +323,7 @@ class _Builder:
             self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), (0, 0))
             return
         crossing, redone = self.modes.crossing(node), {n.name for n in self.modes.redone_readers(node)}
-        again = [(r.var, self._in_modes(r.var, r.layouts, (REDONE,))) for r in readers if r.node in redone]
+        again = [(r.var, in_modes(self.alike, r.layouts, self.states.get(r.var), (REDONE,))) for r in readers if r.node in redone]
         if crossing is not None:
             self._kept(crossing, (var, have), readers, again)
             return
@@ -352,10 +363,11 @@ class _Builder:
                 self._edge(var, to, np.where(other, np.inf, 0.0))
             for block in blocks:
                 self._edge(to, self.hubs[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
-        self._keep(crossing, to, kept, (var, have))
+        self._keep(crossing, to, (kept, read), (var, have))
 
-    def _keep(self, crossing: Crossing, to: int, kept: Wants, made: tuple[int, tuple[Layout, ...]]) -> None:
-        """Notes what is kept; beside what is there as made in any case, by a transfer of nothing."""
+    def _keep(self, crossing: Crossing, to: int, layouts: tuple[Wants, Wants], made: tuple[int, tuple[Layout, ...]]) -> None:
+        """Notes what is kept, and as what the backward reads it; beside what is there as made in any case, by a transfer of nothing."""
+        kept, read = layouts
         transfer, ends = -1, (made[1], kept)
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
@@ -363,15 +375,7 @@ class _Builder:
                 ("prices", *shape_and_itemsize(crossing.value), None), ends, lambda: self._priced(crossing.value, ends, None)
             )
             self.transfers.append(Transfer(made[0], given, ((to, wanted),), np.zeros_like(prices)))
-        self.kept.append(Kept(crossing, to, kept, transfer, ends))
-
-    def _in_modes(self, var: int, layouts: Wants, modes: tuple[int, ...]) -> Wants:
-        """Layouts by state, None in states of other modes."""
-        states = self.states.get(var)
-        if states is None or set(states) <= set(modes):
-            return layouts
-        made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
-        return self.alike(("in modes", modes), (layouts, states), made)
+        self.kept.append(Kept(crossing, to, kept, read, transfer, ends))
 
     def _transfer(
         self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], places: Sequence[tuple[str, int]], span: Span

@@ -50,7 +50,7 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
         for entry in mine:
             returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
             why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
-            span = _moved(value, entry, times, mine, have)
+            span = _moved(value, entry, times, entries, specs)
             found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh), entry.target))
             meanwhile = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
             found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
@@ -73,23 +73,38 @@ def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[st
     moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
     moved = {reader for entry in moves for reader in entry.readers}
     ends = [times.born(value) + 1]
-    ends += [_moved(value, entry, times, moves, have)[0] + 1 for entry in moves if entry.source == have]
+    ends += [_begins(value, entry, times) + 1 for entry in moves if entry.source == have]
     for reader in times.readers.get(value, []):
         if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
-            views = values_of(reader) if times.is_view(reader) else []
-            ends += [_until(v, times, entries, specs) for v in views] or [times.read_until(value, reader)]
+            ends.append(_read_until(value, reader, times, entries, specs))
     return max(ends)
 
 
-def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Sequence[Redistribution], have: Layout | None) -> Span:
-    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
-    lo, hi = times.moved(value, [times.graph.by_name[name] for name, _ in entry.readers]) if entry.readers else (times.end, 0)
-    if entry.source == have:
-        after = [one for one in entries if one.source == entry.target and one.source != have]
-        hi = max([hi, *(_moved(value, one, times, entries, have)[0] + 1 for one in after)])
+def _read_until(value: fx.Node, reader: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
+    """When a reader needs what it reads of a value no more: a view until what it gives is needed no more as it is."""
+    views = values_of(reader) if times.is_view(reader) else []
+    return max((_until(v, times, entries, specs) for v in views), default=times.read_until(value, reader))
+
+
+def _begins(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
+    """When a redistribution is made: for its first reader, or for the first one of all."""
     if entry.ahead:
-        lo = min(times.time[r] for r in times.readers[value])
-    return lo, hi
+        return min(times.time[r] for r in times.readers[value])
+    return times.moved(value, _readers(entry, times))[0] if entry.readers else times.end
+
+
+def _readers(entry: Redistribution, times: Lifetimes) -> list[fx.Node]:
+    return [times.graph.by_name[name] for name, _ in entry.readers]
+
+
+def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> Span:
+    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+    source, index = producer(value)
+    have = specs[source.name].outputs[index]
+    ends = [_read_until(value, reader, times, entries, specs) for reader in _readers(entry, times)]
+    if entry.source == have:
+        ends += [_begins(value, one, times) + 1 for one in entries[value.name] if one.source == entry.target and one.source != have]
+    return _begins(value, entry, times), max(ends, default=0)
 
 
 def peak(held_: Sequence[Held]) -> tuple[int, int]:

@@ -53,11 +53,11 @@ class Lifetimes:
                 self.readers.setdefault(operand, []).append(node)
         self.tangents = {end.node for end in graph.inputs_of("tangent")}
         self.taken = Alike()  # what nodes take while they run, by node and spec: plans of one graph differ in few
-        self._last: dict[fx.Node, int] = {}
+        self.last: dict[fx.Node, int] = {}  # when nobody needs a value any more
         for node in reversed(list(graph.nodes)):
             if node.op != "output" and is_tensor(node):
                 reads = (self.read_until(node, r) for r in self.readers.get(node, ()))
-                self._last[node] = max(reads, default=self.born(node) + 1)
+                self.last[node] = max(reads, default=self.born(node) + 1)
 
     @cached_property
     def values(self) -> list[fx.Node]:
@@ -89,7 +89,7 @@ class Lifetimes:
         return node.op == "call_function" and self.time[node] >= self.turn
 
     def kind(self, value: fx.Node) -> str:
-        kept = self._last[value] > self.turn > self.born(value)
+        kept = self.last[value] > self.turn > self.born(value)
         return self.kinds.get(value.name, "activation" if kept else "temporary")
 
     def is_view(self, node: fx.Node) -> bool:
@@ -106,14 +106,17 @@ class Lifetimes:
         """When a reader needs a value no more: a view needs it as long as it is needed itself."""
         if reader.op == "output":
             return self.end
-        return max((self._last[v] for v in values_of(reader)), default=0) if self.is_view(reader) else self.time[reader] + 1
+        return max((self.last[v] for v in values_of(reader)), default=0) if self.is_view(reader) else self.time[reader] + 1
 
     def dying(self, node: fx.Node) -> tuple[bool, ...]:
         """Of each operand whether its memory, in any layout, is free once ``node`` has read it; False for views and what is read as one."""
+        return tuple(able and self.last[o] <= self.time[node] + 1 for o, able in zip(operands(node), self.alone(node), strict=True))
+
+    def alone(self, node: fx.Node) -> tuple[bool, ...]:
+        """Of each operand whether its memory is its own, and may be free some time."""
         bases = {o: self._base(o) for o in operands(node)}
-        alone = [o for o, base in bases.items() if base is o and list(bases.values()).count(base) == 1]
-        ends = {o for o in alone if producer(o)[0].op != "placeholder" and self._last[o] <= self.time[node] + 1}
-        return tuple(o in ends for o in operands(node))
+        own = {o for o, base in bases.items() if base is o and list(bases.values()).count(base) == 1}
+        return tuple(o in own and producer(o)[0].op != "placeholder" for o in operands(node))
 
     def _base(self, value: fx.Node) -> fx.Node:
         """What the memory of a value belongs to."""
@@ -127,7 +130,7 @@ class Lifetimes:
             return self.born(value), self.end
         if self.only_returned(value):
             return self.born(value), max([self.born(value) + 1, *(self.own(r)[1] for r in self.readers[value] if r.op != "output")])
-        return self.born(value), self._last[value]
+        return self.born(value), self.last[value]
 
     def moved(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
         """When it is there in another layout, for these readers of it."""

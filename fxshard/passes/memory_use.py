@@ -33,6 +33,16 @@ Ends = tuple[tuple[Layout | None, ...], ...]
 
 
 @dataclass(frozen=True)
+class Reader:
+    """Something that reads a value: variable ``var`` reads it in ``layouts[state]``; ``node``/``operand`` say where in the graph."""
+
+    var: int
+    layouts: tuple[Layout, ...]
+    node: str
+    operand: int
+
+
+@dataclass(frozen=True)
 class Brought:
     """A value's transfer: its index, the layouts by state at its ends (the producer, then readers), when what it brings is there."""
 
@@ -46,12 +56,14 @@ class Brought:
 class Kept:
     """How a value gets to the backward: variable ``var`` says in which of ``layouts`` it is kept, None where it is not.
 
-    ``transfer``: of nothing, from what makes the value to ``var``, where what is kept beside it as made takes memory.
+    ``read``: in which the backward finds it, by state: also where it is computed again. ``transfer``: of nothing, from what makes the
+    value to ``var``, where what is kept beside it as made takes memory.
     """
 
     crossing: Crossing
     var: int
     layouts: tuple[Layout | None, ...]
+    read: tuple[Layout | None, ...]
     transfer: int = -1
     ends: Ends = ()
 
@@ -77,8 +89,8 @@ class Usage:
                 continue
             var, specs = self.node_vars[source.name]
             state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
-            given = self.alike(("given", index), (specs,), partial(_given, specs, index))
-            amounts = state * self._bytes(value, (given,))
+            given = self.alike(("given", index), (specs,), partial(given_layouts, specs, index))
+            amounts = state * self.bytes_of(value, (given,))
             crossing = self.modes.crossing(value)
             lo, hi = times.own(value) if crossing is None else crossing.made
             if times.only_returned(value) and source.op != "placeholder" and value not in moved:
@@ -97,7 +109,7 @@ class Usage:
         for node, time in times.time.items():
             if node.op == "call_function":
                 var, specs = self.node_vars[node.name]
-                amounts = self._running(node, specs)
+                amounts = self.running(node, specs, self.modes.dying(node))
                 if amounts.any():
                     yield Live(time, time + 1, amounts, var)
                     if node in times.again:
@@ -105,7 +117,7 @@ class Usage:
         for one in transfers:
             value = one.value.meta["val"]
             key = "moving", tuple(value.shape), value.stride(), value.dtype
-            amounts = self.alike(key, one.ends, partial(self._moving_bytes, value, one.ends))
+            amounts = self.alike(key, one.ends, partial(self.moving_bytes, value, one.ends))
             if amounts.any():
                 only = times.only_returned(one.value) and producer(one.value)[0].op != "placeholder"
                 for time in [one.span[0]] if only else [t for t in self.modes.reads(one.value) if one.span[0] <= t < one.span[1]]:
@@ -115,7 +127,7 @@ class Usage:
         """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
         times = self.modes.times
         for one in transfers:
-            there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self._moved_bytes, one.value, one.ends))
+            there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self.moved_bytes, one.value, one.ends))
             lo, hi = one.span
             source = producer(one.value)[0]
             if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
@@ -149,21 +161,20 @@ class Usage:
         for one in kept:
             value = one.crossing.value
             if one.crossing.own:
-                yield Live(one.crossing.made[1], one.crossing.end, self._bytes(value, (one.layouts,)), one.var)
+                yield Live(one.crossing.made[1], one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
             else:
-                _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self._moved_bytes, value, one.ends))
+                _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self.moved_bytes, value, one.ends))
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
 
     def _when_redone(self, var: int, amounts: np.ndarray) -> np.ndarray:
         return np.where(np.array(self.states[var]) == REDONE, amounts, 0.0)
 
-    def _running(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
-        """Bytes that a node takes while it runs, by spec."""
-        dying = self.modes.dying(node)
+    def running(self, node: fx.Node, specs: tuple[OpSpec, ...], dying: tuple[bool, ...]) -> np.ndarray:
+        """Bytes that a node takes while it runs, by spec; ``dying``: the operands that nobody needs after it."""
         key = "running", workspace.run_of(node, dying)
         return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
 
-    def _moving_bytes(self, value: torch.Tensor, ends: Ends) -> np.ndarray:
+    def moving_bytes(self, value: torch.Tensor, ends: Ends) -> np.ndarray:
         """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         paths = table_of([at for at in layouts if at is not None], plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
@@ -175,7 +186,7 @@ class Usage:
         path = steps(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
         return workspace.of_move(value, have, path, self.mesh)
 
-    def _bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
+    def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
         shape, itemsize = shape_and_itemsize(value)
         found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
@@ -185,14 +196,14 @@ class Usage:
 
         return self.alike(("bytes", shape, itemsize), ends, make)
 
-    def _moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
+    def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
         """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
-        sizes = self._bytes(value, ends)
+        sizes = self.bytes_of(value, ends)
         there = np.tile(sizes, (len(sizes), 1))
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
         return there, there - np.diag(np.diag(there))
 
 
-def _given(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:
+def given_layouts(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:
     return tuple(spec.outputs[output] for spec in specs)

@@ -12,11 +12,22 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from fxshard.layout import Layout
+from fxshard.passes.alike import Alike
 from fxshard.passes.lifetimes import Lifetimes, Span, values_of
 from fxshard.passes.recompute import blocks
 from fxshard.planning_graph import PlanningGraph, operands, producer
 
 KEPT, REDONE = range(2)
+Wants = tuple[Layout | None, ...]
+
+
+def in_modes(alike: Alike, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
+    """Layouts by state, None in states of other modes; ``states``: the mode of each, None where there is but one."""
+    if states is None or set(states) <= set(modes):
+        return layouts
+    made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
+    return alike(("in modes", modes), (layouts, states), made)
 
 
 @dataclass(frozen=True)

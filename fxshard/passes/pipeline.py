@@ -26,7 +26,7 @@ from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passe
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.sharding_plan import ShardingPlan, by_cause
-from fxshard.solver import Session
+from fxshard.solver import Solved
 from fxshard.verify_program import verify_program
 
 log = logging.getLogger("fxshard")
@@ -61,7 +61,7 @@ class Compilation:
     annotated: Annotated | None = None
     constraints: Constraints | None = None
     formulation: Formulation | None = None
-    session: Session | None = None
+    session: Solved | None = None
     plan: ShardingPlan | None = None
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()

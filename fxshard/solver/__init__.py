@@ -5,11 +5,26 @@
 
 from .expand import expand
 from .infeasible import InfeasibleError, NoPlanError
+from .limited import Counts, LimitedSession
 from .problem import PlacementProblem
 from .rows import Live, Row
-from .session import Session
+from .session import Session, Solved
 from .solution import Solution
 from .solve import solve
 from .transfers import Transfer
 
-__all__ = ["InfeasibleError", "Live", "NoPlanError", "PlacementProblem", "Row", "Session", "Solution", "Transfer", "expand", "solve"]
+__all__ = [
+    "Counts",
+    "InfeasibleError",
+    "LimitedSession",
+    "Live",
+    "NoPlanError",
+    "PlacementProblem",
+    "Row",
+    "Session",
+    "Solution",
+    "Solved",
+    "Transfer",
+    "expand",
+    "solve",
+]

@@ -65,6 +65,11 @@ class Limits:
         names = ", ".join(self.problem.name(node) for node in nodes)
         return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
 
+    def least_usage(self, budget: Budget) -> InfeasibleError:
+        """How little memory choices take, of a problem whose only limit that is."""
+        name, one = self._every[0]
+        return _missed(name, one, self._found(0, budget))
+
     def said(self) -> str:
         """What is known of limits that no plan kept, for a message."""
         return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())

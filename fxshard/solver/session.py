@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -66,6 +67,14 @@ MOST_KEPT = 50_000_000
 
 CLOSED = 1e-8
 """Relative gap that integers may leave of a proof."""
+
+
+class Solved(Protocol):
+    """A problem that was solved, and may be asked again with only some states allowed: a `Session`, or what is made of several."""
+
+    solution: Solution
+
+    def again(self, allowed: Allowed, gap: float = ..., *, deep: bool = ...) -> Solution: ...
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class Session:
         if best is not None and best.gap <= max(gap, enough):
             return best
         work = self._work_limit if deep or best is None else AGAIN_WORK
-        found = solve(_narrowed(self.problem, allowed), self._time_limit, work, None if best is None else best.choices)
+        found = solve(narrowed(self.problem, allowed), self._time_limit, work, None if best is None else best.choices)
         if best is None or deep:
             return found
         cheaper, bound = min(best, found, key=lambda one: one.objective), max(found.lower_bound, best.lower_bound)
@@ -251,7 +260,7 @@ def _searched(model: Model, plan: IntArray, allowed: Allowed, budget: Budget) ->
     return search_by_cases(_forbid(model, allowed), _changed(model, plan, allowed, budget), budget)
 
 
-def _narrowed(problem: PlacementProblem, allowed: Allowed) -> PlacementProblem:
+def narrowed(problem: PlacementProblem, allowed: Allowed) -> PlacementProblem:
     """The problem in which only some states are allowed."""
     costs = list(problem.node_costs)
     for node, mask in allowed.items():

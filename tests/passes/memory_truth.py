@@ -1,7 +1,8 @@
-"""What a plan may hold at most at any time, counted time by time over a graph and what its nodes read and give."""
+"""What a plan holds at most at any time, counted time by time over a graph and what its nodes read and give."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -19,50 +20,62 @@ VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.tr
 
 
 def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
-    """Bytes: each value as made until its last reader (or a view's) is done, and each other layout that is read from the first
-    reader on; inputs (tangents from their first reader) and results to the end; what is only returned exists as made only while it
-    is made. What a redistribution takes meanwhile counts wherever the value is read, for each of the layouts that it is brought into."""
+    """Bytes: each value as made until the last reader that reads it so (or a view's) is done and it is brought into the other layouts
+    that are read, each of which is there from its own first reader to its own last; inputs (tangents from their first reader) and
+    results to the end; what is only returned is brought there where it is made. A redistribution takes more where it is made."""
     nodes = planned_nodes(graph)
     end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
     reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
     reads += [(o, nodes[-1], results[k]) for k, o in enumerate(operands(nodes[-1]))]
 
-    def until(value: fx.Node) -> int:
-        return max([when[producer(value)[0]] + 1, *(_done(n) for o, n, _ in reads if o is value)])
+    def mine(value: fx.Node) -> list[tuple[fx.Node, Layout]]:
+        return [(n, layout) for o, n, layout in reads if o is value]
 
-    def _done(reader: fx.Node) -> int:
+    def done(reader: fx.Node) -> int:
         if reader.op == "output":
             return end
-        return until(reader) if str(reader.target) in VIEWS else when[reader] + 1
+        return made_until(reader) if str(reader.target) in VIEWS else when[reader] + 1
+
+    def made_until(value: fx.Node) -> int:
+        source, index = producer(value)
+        have, found = specs[source.name].outputs[index], [when[source] + 1]
+        for layout in {layout for _, layout in mine(value)}:
+            readers = [n for n, at in mine(value) if at == layout]
+            if layout != have:
+                found.append(first(value, readers) + 1)
+            else:
+                found += map(done, readers)
+        return max(found)
+
+    def first(value: fx.Node, readers: Sequence[fx.Node]) -> int:
+        source = producer(value)[0]
+        only = source.op != "placeholder" and all(n.op == "output" for n, _ in mine(value))
+        return when[source] if only else min(when[n] for n in readers)
 
     def size(value: fx.Node, layout: Layout) -> int:
         return _bytes(tuple(value.meta["val"].shape), layout, mesh, value.meta["val"].dtype.itemsize)
 
     tangents = {end.node for end in graph.inputs_of("tangent")}
-    most = 0
-    for now in range(end):
-        held = 0
-        for value in (n for n in graph.nodes if n.op != "output" and is_tensor(n)):
-            source, index = producer(value)
-            assert str(source.target) not in VIEWS, "the graphs of these tests have none whose results are returned"
-            mine = [(n, layout) for o, n, layout in reads if o is value]
-            have, born = specs[source.name].outputs[index], when[source]
-            if source.op == "placeholder":
-                given = min((when[n] for n, _ in mine), default=0) if source.name in tangents else 0
-                held += size(value, have) if now >= given else 0
-                others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
-            elif mine and all(n.op == "output" for n, _ in mine):
-                others, first = {layout for _, layout in mine} - ({have} if now == born else set()), born
-                held += size(value, have) if now == born else 0
-            else:
-                held += size(value, have) if born <= now < until(value) else 0
-                others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
-            held += sum(size(value, layout) for layout in others if first <= now < until(value))
-            only = mine and source.op != "placeholder" and all(n.op == "output" for n, _ in mine)
-            if now in ({born} if only else {when[n] for n, _ in mine}):
-                held += sum(_meanwhile(value.meta["val"], have, layout, mesh, price) for layout in {layout for _, layout in mine} - {have})
-        most = max(most, held)
-    return most
+    steps = [0] * (end + 1)
+
+    def there(lo: int, hi: int, bytes_: int) -> None:
+        steps[lo] += bytes_
+        steps[hi] -= bytes_
+
+    for value in (n for n in graph.nodes if n.op != "output" and is_tensor(n)):
+        source, index = producer(value)
+        have = specs[source.name].outputs[index]
+        if source.op == "placeholder":
+            given = source.name in tangents
+            there(min((when[n] for n, _ in mine(value)), default=0) if given else 0, end, size(value, have))
+        elif str(source.target) not in VIEWS:
+            there(when[source], made_until(value), size(value, have))
+        for layout in {layout for _, layout in mine(value)} - {have}:
+            readers = [n for n, at in mine(value) if at == layout]
+            begin = first(value, readers)
+            there(begin, max(map(done, readers)), size(value, layout))
+            there(begin, begin + 1, _meanwhile(value.meta["val"], have, layout, mesh, price))
+    return max(itertools.accumulate(steps))
 
 
 def _meanwhile(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh, price: Price) -> int:

@@ -1,0 +1,104 @@
+"""What a plan holds lies at every time between the two counts that a limit is solved by: what all plans hold, and what is surely enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fxshard.mesh import parse_mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.choose import _counted
+from fxshard.passes.constrain import constraints_of
+from fxshard.passes.formulate import Formulation, formulate
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.solver import PlacementProblem, solve
+
+
+class Block(nn.Module):
+    """Values with one reader and with several, views of them, products that both halves of a step read."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.up(self.norm(x)).view(*x.shape[:2], 3, 2, -1).permute(2, 0, 3, 1, 4)
+        return x + self.down(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+
+
+class Model(nn.Module):
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.embed, self.layers, self.head = nn.Embedding(12, dim), nn.Sequential(Block(dim), Block(dim)), nn.Linear(dim, 12)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.layers(self.embed(tokens))).flatten(0, 1), tokens.flatten())
+
+
+def usage(problem: PlacementProblem, choices: Sequence[int], times: int) -> np.ndarray:
+    """Time by time, from the problem's own `Live.total`."""
+
+    def at(t: int) -> float:
+        return sum(live.total(problem.transfers, choices) for live in problem.all_lives if live.lo <= t < live.hi)
+
+    return np.array([at(t) for t in range(times)])
+
+
+def any_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
+    """Legal ones: the cheapest where everything costs what is drawn, and memory nothing."""
+    drawn, problem = np.random.default_rng(seed), formulation.problem
+    costs = tuple(np.where(np.isinf(c), np.inf, drawn.uniform(0, 100, len(c))) for c in problem.node_costs)
+    free = tuple(replace(t, prices=np.where(np.isinf(t.prices), np.inf, 0.0)) for t in problem.transfers)
+    loose = replace(problem, node_costs=costs, transfers=free, usage_limit=None, lives=())
+    return solve(loose, work_limit=2e7, start=formulation.start).choices
+
+
+def check(graph: PlanningGraph, mesh: str, seeds: range) -> None:
+    annotated, constraints = (
+        annotate(graph, parse_mesh(mesh)),
+        constraints_of(graph, parse_mesh(mesh), memory_limit=10**9, optimizer="adam"),
+    )
+    formulation = formulate(annotated, constraints)
+    assert formulation.floor is not None
+    runs, redone = sorted(formulation.times.values()), 0
+    for seed in seeds:
+        choices = any_choices(formulation, seed)
+        redone += any(choices[var] for var in formulation.blocks)
+        held = _counted(annotated, constraints, formulation, choices)
+        low, high = (usage(problem, choices, len(held)) for problem in (formulation.floor, formulation.problem))
+        ran = held[runs] > 0  # second runs that are not made hold nothing
+        assert (low[runs] <= held[runs] + 1e-6)[ran].all(), f"seed {seed}"
+        assert (held[runs] <= high[runs] + 1e-6)[ran].all(), f"seed {seed}"
+    assert redone or not formulation.blocks
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
+def test_every_plan_is_between_the_counts(mesh: str, train: bool) -> None:
+    graph = trace(Model(), (torch.randint(0, 12, (4, 4)),), train=train)
+    check(graph, mesh, range(6))
+
+
+def test_a_chain_is_counted_as_it_is() -> None:
+    """Where each value has one reader, views between them or not, the floor is what a plan holds."""
+
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return ((x @ w).view(-1, 2, 8).transpose(0, 1).relu().reshape(-1, 8) @ v).sin()
+
+    mesh = parse_mesh("a=2")
+    graph = trace(Chain(), (torch.randn(16, 8), torch.randn(8, 16), torch.randn(8, 8)), train=False)
+    annotated, constraints = annotate(graph, mesh), constraints_of(graph, mesh, memory_limit=10**9)
+    formulation = formulate(annotated, constraints)
+    assert formulation.floor is not None
+    for seed in range(8):
+        choices = any_choices(formulation, seed)
+        held = _counted(annotated, constraints, formulation, choices)
+        assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
