@@ -16,35 +16,39 @@ from functools import partial
 import numpy as np
 from torch import fx
 
+from fxshard.layout import Layout
 from fxshard.passes.lifetimes import parameter_state, values_of
 from fxshard.passes.memory_use import Kept, Reader, Usage, given_layouts
 from fxshard.passes.modes import REDONE, Wants, in_modes
 from fxshard.planning_graph import operands, producer, shape_and_itemsize
+from fxshard.sharding_plan import OpSpec
 from fxshard.solver import Live, Transfer
 
-Form = Callable[[np.ndarray], np.ndarray]
-"""Bytes of each of a value's layouts -> (given, wanted) bytes."""
+Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Bytes of the memory that a value lies in, and of itself, in each of its layouts -> (given, wanted) bytes."""
+Memory = Mapping[Layout | None, float]
+"""Bytes of the memory that a view lies in, by the layout of the view."""
 
 
-def _either(sizes: np.ndarray) -> np.ndarray:
+def _either(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """It is there in one of the two."""
-    return np.minimum.outer(sizes, sizes)
+    return np.minimum(_wanted(memory, sizes), memory[:, None])
 
 
-def _wanted(sizes: np.ndarray) -> np.ndarray:
+def _wanted(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """It is there in the layout that is wanted."""
-    return np.where(sizes[:, None] > 0, sizes[None, :], 0.0)
+    return _further(memory, sizes) + np.diag(memory)
 
 
-def _further(sizes: np.ndarray) -> np.ndarray:
+def _further(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """It is there in the layout that is wanted, beside the one that is given."""
-    found = _wanted(sizes)
+    found = np.where(memory[:, None] > 0, sizes[None, :], 0.0)
     return found - np.diag(np.diag(found))
 
 
-def _unmoved(sizes: np.ndarray) -> np.ndarray:
+def _unmoved(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """It is there where what is wanted is what is given."""
-    return np.diag(sizes)
+    return np.diag(memory)
 
 
 @dataclass(frozen=True)
@@ -142,33 +146,45 @@ class Floor:
             _, other = self.usage.moved_bytes(kept.crossing.value, kept.ends)
             yield Live(kept.crossing.first[1], kept.crossing.second[0] + 1, other, transfer=kept.transfer)
 
-    def _along(self, value: fx.Node, half: Half, since: int) -> Iterator[Live]:
+    def _along(self, value: fx.Node, half: Half, since: int, memory: Memory | None = None) -> Iterator[Live]:
         """The memory of a value from ``since``, when it was read first, to its last reader, and to that of the views it gives."""
         last = max(half.readings, key=lambda r: (r.until, r.time))
         form = _wanted if self.times.only_returned(value) else _either
-        yield from self._pair(value, half, last.var, last.layouts, form, since, last.time)
-        yield from self._pair(value, half, last.var, last.layouts, _wanted, max(since, last.time), last.time + 1)
+        yield from self._pair(value, half, last.var, last.layouts, form, since, last.time, memory)
+        yield from self._pair(value, half, last.var, last.layouts, _wanted, max(since, last.time), last.time + 1, memory)
         if self.times.is_view(last.node) and not last.again:
-            yield from self._through(last.node, max(since, last.time + 1))
+            yield from self._through(value, last.node, max(since, last.time + 1), memory)
 
-    def _through(self, view: fx.Node, since: int) -> Iterator[Live]:
-        """The memory that a view has read, whichever its layout."""
-        operand = operands(view)[0]
+    def _through(self, operand: fx.Node, view: fx.Node, since: int, memory: Memory | None) -> Iterator[Live]:
+        """The memory of ``operand``, which a view has read in any layout, for as long as what it gives is read."""
         value = max(values_of(view), key=self.times.last.__getitem__, default=None)
-        if value is None or value.meta["val"].numel() > operand.meta["val"].numel():  # one expanded takes less than its size
-            return
-        halves = self._halves(value)
-        if not halves:
+        halves = [] if value is None else self._halves(value)
+        if value is None or not halves:
             return
         var, specs = self.usage.node_vars[view.name]
-        wanted = self.alike(("wanted", 0), (specs,), lambda: tuple(spec.inputs[0] for spec in specs))
+        index, size = producer(value)[1], shape_and_itemsize(operand)
         read = max(since, self._first(value, halves[0]) + 1)
-        yield Live(since, read, self.usage.bytes_of(operand, (wanted,)), var)
+        amounts, lies = self.alike(("view", index, *size), (specs, memory), partial(self._lies, operand, specs, index, memory))
+        yield Live(since, read, amounts, var)
         if len(halves) > 1:
             kept, late = self.kept[value.name], max(read, halves[1].first.time + 1)
-            yield from self._pair(value, halves[0], kept.var, kept.layouts, _unmoved, read, late)
-            read = late
-        yield from self._along(value, halves[-1], read)
+            yield from self._pair(value, halves[0], kept.var, kept.layouts, _unmoved, read, late, lies)
+            read, lies = late, self.alike(("kept",), (lies, kept.read), partial(self._at_least, value, lies, kept.read))
+        yield from self._along(value, halves[-1], read, lies)
+
+    def _at_least(self, value: fx.Node, memory: Memory, read: Wants) -> Memory:
+        """The same where the view may also have been kept in memory of its own."""
+        return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
+
+    def _lies(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
+        """Bytes of the memory that a view lies in, by spec, and at least, by its own layout."""
+        wanted = tuple(spec.inputs[0] for spec in specs)
+        own = self.usage.bytes_of(operand, (wanted,))
+        sizes = [size if memory is None else min(size, memory.get(at, size)) for at, size in zip(wanted, own, strict=True)]
+        found: dict[Layout | None, float] = {}
+        for spec, size in zip(specs, sizes, strict=True):
+            found[spec.outputs[index]] = min(size, found.get(spec.outputs[index], np.inf))
+        return np.array(sizes), found
 
     def _moved(self, value: fx.Node, half: Half) -> Iterator[Live]:
         """What a value is brought into for its first reader of a half, beside what it was, and what that takes meanwhile."""
@@ -244,15 +260,28 @@ class Floor:
         only = self.times.only_returned(value) and producer(value)[0].op != "placeholder"
         return self.times.born(value) if only else half.first.time
 
-    def _pair(self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int) -> Iterator[Live]:
-        """Memory that follows from the layout in which a value is given and from the one in which one reader wants it."""
+    def _pair(
+        self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None
+    ) -> Iterator[Live]:
+        """Memory that follows from the layout in which a value is given and from the one in which one reader wants it.
+
+        ``memory``: that of what it is a view of, None where it has its own.
+        """
         if lo >= hi or reader == half.var:
             return
         ends = half.have, want
-        sizes = self.usage.bytes_of(value, ends)
-        amounts = self.alike(("floor", form, *shape_and_itemsize(value)), ends, partial(form, sizes))
+        amounts = self.alike(
+            ("floor", form, *shape_and_itemsize(value)), (*ends, memory), partial(self._amounts, value, ends, form, memory)
+        )
         if amounts.any():
             yield Live(lo, hi, amounts, transfer=self._transfer(half.var, half.have, reader, want))
+
+    def _amounts(self, value: fx.Node, ends: tuple[Wants, Wants], form: Form, memory: Memory | None) -> np.ndarray:
+        sizes = self.usage.bytes_of(value, ends)
+        if memory is None:
+            return form(sizes, sizes)
+        layouts = dict.fromkeys(itertools.chain.from_iterable(ends))
+        return form(np.array([memory.get(at, size) for at, size in zip(layouts, sizes, strict=True)]), sizes)
 
     def _transfer(self, var: int, have: Wants, reader: int, want: Wants) -> int:
         """A transfer of nothing from one variable to another."""
