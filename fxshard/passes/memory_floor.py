@@ -136,7 +136,10 @@ class Floor:
         """What is kept of a value for the backward, from ``since`` on: as made or already in the layout in which it is kept."""
         kept, read = self.kept[value.name], halves[1].first.time + 1
         made = max(since, kept.crossing.made[1])
-        yield from self._pair(value, halves[0], kept.var, kept.layouts, _either, since, made)
+        yield from self._pair(value, halves[0], kept.var, kept.layouts, _either, since, min(made, read))
+        if made >= read:  # it is returned as well, to the end
+            yield from self._along(value, halves[0], max(since, read))
+            return
         yield Live(made, read, self.usage.bytes_of(value, (kept.layouts,)), kept.var)
         yield from self._along(value, halves[1], read)
 

@@ -41,6 +41,9 @@ LEAST_WORK = 5e8
 MATTERS = 0.97
 """Part of the limit: at times when a plan takes less than that, it does not matter what the floor leaves out."""
 
+NEAR = 0.01
+"""Relative gap of a plan that is good enough: the problem itself, whose bounds are better, is not searched for another."""
+
 ROUND_TIME = 0.25
 """Part of what is left of a time limit that one of them may take."""
 
@@ -99,7 +102,7 @@ class LimitedSession:
         if not counts.fits(found.choices):
             self._last = self._surely(work_limit, start)
             found = self._last.solution
-        elif self._last is not self.floor:
+        elif self._last is not self.floor or found.gap > NEAR:
             found = self._or_surely(found, self._work(work_limit, ROUND_WORK))
         self.solution = self._certified(found, self.floor.solution.lower_bound, self.floor.solution.cut)
 
@@ -128,7 +131,7 @@ class LimitedSession:
     def _or_surely(self, found: Solution, work_limit: float | None) -> Solution:
         """What fits, or what costs less and fits by the problem's own count."""
         try:
-            surely = solve(self.counts.problem, self._share(1.0), work_limit)
+            surely = solve(self.counts.problem, self._share(1.0), work_limit, found.choices)
         except (InfeasibleError, NoPlanError):
             return found
         return min(found, surely, key=lambda one: one.objective)

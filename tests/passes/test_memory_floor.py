@@ -102,3 +102,18 @@ def test_a_chain_is_counted_as_it_is() -> None:
         choices = any_choices(formulation, seed)
         held = _counted(annotated, constraints, formulation, choices)
         assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
+
+
+def test_what_is_kept_and_returned_may_die_before_the_end() -> None:
+    """A value that is read by the loss, kept for the backward and returned: as made it is needed by none of them to the end."""
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = self.layer(x)
+            return scores, F.cross_entropy(scores, y)
+
+    check(trace(Scored(), (torch.randn(8, 4), torch.randint(0, 6, (8,)))), "a=2", range(12))
