@@ -11,7 +11,7 @@ import numpy as np
 from torch import fx
 
 from fxshard.comparison import compare
-from fxshard.errors import ConstraintError, PlanError, closest
+from fxshard.errors import ConstraintError, PlanError
 from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
 from fxshard.memory_profile import MemoryProfile
@@ -19,6 +19,7 @@ from fxshard.passes.annotate import Annotated
 from fxshard.passes.choose import decide, solved, unlimited
 from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
+from fxshard.passes.names import Names, Place
 from fxshard.passes.planned_memory import planned_profile
 from fxshard.passes.recompute import expanded
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
@@ -113,20 +114,13 @@ class Origin:
         return self._value(name, self._problem()[0])
 
     def _value(self, name: str, formulation: Formulation) -> _Value:
-        graph = self.annotated.graph
-        known = {i.name: i.node for i in graph.inputs}
-        known |= {alias: known[target] for alias, target in graph.aliases.items() if target in known}
-        results = {end.name: index for index, end in enumerate(graph.outputs) if index in formulation.result_vars}
-        if name in results and name not in known:
-            variable, layouts = formulation.result_vars[results[name]]
-            ndim = operands(graph.module.graph.output_node())[results[name]].meta["val"].dim()
-            return _Value(name, "output", results[name], "output", ndim, variable, layouts, tuple(layouts), False)
-        found = graph.by_name.get(known.get(name, name))
-        source, output = producer(found) if found is not None else (None, 0)
-        if source is None or source.name not in formulation.node_vars or not outputs_of(source) or outputs_of(source)[output] is None:
-            what = f"there is nothing to explain by the name of {name!r}{closest(name, [*known, *results, *formulation.node_vars])}"
-            remedy = "name a parameter, a buffer, an input, an output or a node that gives a tensor; print(plan) lists the nodes"
-            raise PlanError(what, where=f"plan on mesh {self.annotated.mesh}", remedy=remedy)
+        graph, place = self.annotated.graph, self._place(name)
+        if place.result is not None:
+            variable, layouts = formulation.result_vars[place.result]
+            ndim = operands(graph.module.graph.output_node())[place.result].meta["val"].dim()
+            return _Value(name, "output", place.result, "output", ndim, variable, layouts, tuple(layouts), False)
+        source, picked = producer(graph.by_name[place.node])
+        output = place.output if source.name == place.node else picked
         variable, specs = formulation.node_vars[source.name]
         own = self.annotated.specs[source.name]
         together = sum(var == variable for var, _ in formulation.node_vars.values()) > 1
@@ -143,6 +137,12 @@ class Origin:
             tuple(dict.fromkeys(spec.outputs[output] for spec in own)),
             together,
         )
+
+    def _place(self, name: str) -> Place:
+        try:
+            return Names(self.annotated.graph).one(name, f"plan on mesh {self.annotated.mesh}")
+        except ConstraintError as error:
+            raise PlanError(error.what, where=error.where, remedy=error.remedy) from error
 
     def _have(self, plan: ShardingPlan, value: _Value) -> Layout:
         spec = plan.specs[value.node]

@@ -278,12 +278,13 @@ class ShardingPlan:
         """Who reads a value how, and what other layouts of it would cost, each by solving again with it pinned.
 
         Args:
-            name: a parameter, buffer, input or output by the user's name, or a node.
+            name: a parameter, buffer, input or output by the user's name, a submodule (what it returns), or a node; of several results
+                one, ``"attn[0]"``.
             layout: one choice to ask about, written as for pins (default: all legal ones).
 
         Raises:
-            PlanError: nothing has that name; or the plan does not know what made it. A plan that ``fxshard.plan`` made knows, in
-            its process; one that was read, copied or changed does not. LayoutError: a layout that cannot be.
+            PlanError: nothing has that name, or several values have; or the plan does not know what made it. A plan that ``fxshard.plan``
+                made knows, in its process; one that was read, copied or changed does not. LayoutError: a layout that cannot be.
         """
         return self._maker().explain(self, name, layout)
 

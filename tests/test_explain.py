@@ -76,7 +76,7 @@ def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
         node = plan.node_of(name)
         shapes = next(n.shapes for n in plan.nodes if n.name == node)
         layout = str(rng.choice(all_layouts(len(shapes[0]), mesh.ndim, ("sum",))))
-        (choice,) = plan.explain(name, layout).choices
+        (choice,) = plan.explain(name if len(shapes) == 1 else f"{name}[0]", layout).choices
         pin = (layout, *[None] * (len(shapes) - 1)) if len(shapes) > 1 else layout
         try:
             fresh = plan_graph(graph, mesh, Request(pins={name: pin}, **options))

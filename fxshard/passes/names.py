@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -50,27 +50,52 @@ class Names:
 
         ``what`` and ``where`` are for the ConstraintError when it means nothing.
         """
-        found = self._find(name, several)
-        part = re.fullmatch(r"(.+)\[(\d+)\]", name)
-        if not found and part is not None:
-            index = int(part[2])
-            whole = [n for n in self._find(part[1], several=True) if len(n.places) > index]
-            found = [Named(f"result {index} of {n.what}", n.places[index : index + 1]) for n in whole]
+        found = self._find(name, several) or _part(name, partial(self._find, several=True))
         if not found:
-            known = [name for table in self._tables for name in table]
             parameters = (i.name for i in self.graph.inputs_of("parameter"))
-            remedy = f"name one of {some([*parameters, *known])}"
-            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, known)}", where=where, remedy=remedy)
+            remedy = f"name one of {some([*parameters, *self._all])}"
+            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self._all)}", where=where, remedy=remedy)
         return list(dict.fromkeys(found))
+
+    def one(self, name: str, where: str) -> Place:
+        """The one tensor that ``name`` means, in the first kind in which it is one; a ConstraintError says which names would do."""
+        kinds = [table[name] for table in self._tables if name in table] or [_part(name, self._exactly)]
+        for calls in kinds:
+            if len(places := _distinct(calls)) == 1:
+                return places[0]
+        raise self._several(name, kinds[0], where) if kinds[0] else self._none(name, where)
+
+    def _several(self, name: str, calls: Sequence[Named], where: str) -> ConstraintError:
+        places = _distinct(calls)
+        if not places:
+            return ConstraintError(f"{name!r} gives no tensor that is read", where=where, remedy="name something that gives one")
+        parts = [f"{name}[{k}]" for k, place in enumerate(calls[0].places) if place is not None]
+        often = f", in {len(calls)} calls" if len(calls) > 1 else ""
+        remedy = f"name one of {some(map(self._spelled, places) if often else parts)}"
+        return ConstraintError(f"{name!r} means {len(places)} values{often}; one is asked for at a time", where=where, remedy=remedy)
+
+    def _none(self, name: str, where: str) -> ConstraintError:
+        for table in self._tables:
+            if matching := [key for key in table if fnmatch.fnmatchcase(key, name)]:
+                what = f"{name!r} is a glob; one value is asked for at a time"
+                return ConstraintError(what, where=where, remedy=f"name one of {some(matching)}")
+        what = f"there is no {KINDS} by the name of {name!r}{closest(name, self._all)}"
+        return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
+
+    def _spelled(self, place: Place) -> str:
+        several = len(outputs_of(self.graph.by_name[place.node])) > 1
+        return f"{place.node}[{place.output}]" if several else place.node
 
     def means_something(self, name: str) -> bool:
         part = re.fullmatch(r"(.+)\[(\d+)\]", name)
         return bool(self._find(name, several=True) or (part is not None and self._find(part[1], several=True)))
 
+    def _exactly(self, name: str) -> Sequence[Named]:
+        return next((table[name] for table in self._tables if name in table), ())
+
     def _find(self, name: str, several: bool) -> Sequence[Named]:
-        for table in self._tables:
-            if name in table:
-                return table[name]
+        if found := self._exactly(name):
+            return found
         for table in self._tables:
             nodes = table is self._tables[-1]
             named = [n for key, found in table.items() if fnmatch.fnmatchcase(key, name) for n in found]
@@ -78,6 +103,10 @@ class Names:
             if kept:
                 return kept
         return ()
+
+    @property
+    def _all(self) -> list[str]:
+        return [name for table in self._tables for name in table]
 
     @cached_property
     def _tables(self) -> tuple[Mapping[str, Sequence[Named]], ...]:
@@ -98,6 +127,20 @@ class Names:
             if n.op != "output" and outputs_of(n)
         }
         return ends, modules, nodes
+
+
+def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
+    """``whole[k]``: result k of what ``find`` finds by the name of the whole."""
+    part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+    if part is None:
+        return []
+    index = int(part[2])
+    whole = [named for named in find(part[1]) if len(named.places) > index]
+    return [Named(f"result {index} of {named.what}", named.places[index : index + 1]) for named in whole]
+
+
+def _distinct(calls: Iterable[Named]) -> list[Place]:
+    return list(dict.fromkeys(place for call in calls for place in call.places if place is not None))
 
 
 def some(names: Iterable[str], most: int = 5) -> str:
