@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from fxshard.text_table import fitted
 
 SHOWN = 10
 """Lines of a table; what is beyond is counted."""
+
+NAMED = 3
+"""Differences that a few words name."""
 
 TIME, BYTES = "microseconds", "bytes"
 NOTHING = 1e-6
@@ -108,33 +112,60 @@ class Comparison:
             parts.insert(0, "the plans are for different graphs; what has the same name is compared")
         return "\n\n".join([*parts, *self.tables()])
 
-    def brief(self) -> str:
-        """The same in a few words: what computing takes more or less, and by axis which collectives come and go."""
-        computing = sum(c.after - c.before for c in self.compute)
-        parts = [f"compute {signed(computing, TIME)}"] if abs(computing) > NOTHING else []
-        axes: dict[str, list[str]] = {}
-        for t in self.traffic:
-            count, sent = t.count[1] - t.count[0], signed(t.bytes[1] - t.bytes[0], BYTES)
-            axes.setdefault(t.axis, []).append(f"{count:+d} {t.kind} ({sent})" if count else f"{t.kind} {sent}")
-        parts += [f"{axis}: {', '.join(found)}" for axis, found in axes.items()]
-        local = [m for m in self.moves if not any(step.split(": ")[1] in COLLECTIVES for step in m.steps)]
-        moving = sum((m.after or 0.0) - (m.before or 0.0) for m in local)
-        beside = sum(b - a for _, a, b in self.hidden)
-        parts += [f"slices and copies {signed(moving, self.unit[0])}"] if abs(moving) > NOTHING else []
-        return "; ".join([*parts, *([f"hidden {signed(beside, TIME)}"] if abs(beside) > NOTHING else [])])
+    def brief(self, near: Collection[str] = ()) -> str:
+        """The same in a few words: what all that is of the names ``near`` costs more, and all others; then what there is of each."""
+        found = sorted(self.differences().items(), key=lambda one: -abs(one[1]))
+        here, others = ([one for one in found if (one[0] in near) == side] for side in (True, False))
+        sums = [f"here {self._more(sum(more for _, more in here))}"] if here else []
+        sums += [f"{len(others)} elsewhere {self._more(sum(more for _, more in others))}"] if others else []
+        named = [f"{name} {self._more(more)}" for name, more in others[:NAMED]] + ["..."] * (len(others) > NAMED)
+        steps, beside = self._steps_of(near), sum(b - a for _, a, b in self.hidden)
+        parts = [", ".join(sums), f"here: {steps}" if steps else "", f"elsewhere: {', '.join(named)}" if named else ""]
+        return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > NOTHING else ""]))
 
-    def tables(self) -> list[str]:
-        """Where the difference is, a table each of what there is, the weightiest first."""
+    def differences(self) -> dict[str, float]:
+        """What each node and what is done to its values costs more, or less, by name; all of them are the difference of the objectives."""
+        found: dict[str, float] = {}
+        for c in self._weightiest_compute() if self.unit[0] == TIME else ():
+            found[c.node] = c.after - c.before
+        for m in self.moves:
+            found[m.value] = found.get(m.value, 0.0) + (m.after or 0.0) - (m.before or 0.0)
+        return {name: more for name, more in found.items() if abs(more) > NOTHING}
+
+    def _more(self, value: float) -> str:
+        return signed(value, self.unit[0])
+
+    def _steps_of(self, names: Collection[str]) -> str:
+        """The collectives that come and go in what is done to these values."""
+        count: Counter[str] = Counter()
+        for m in self.moves:
+            for step in m.steps if m.value in names else ():
+                count[step] += (m.before is None) - (m.after is None)
+        axes: dict[str, list[str]] = {}
+        for step, more in sorted(count.items(), key=lambda one: (-one[1], one[0])):
+            axis, kind = step.split(": ")
+            if more and kind in COLLECTIVES:
+                axes.setdefault(axis, []).append(f"{more:+d} {kind}")
+        return ", ".join(f"{axis} {', '.join(kinds)}" for axis, kinds in sorted(axes.items()))
+
+    def tables(self, near: Collection[str] = ()) -> list[str]:
+        """Where the difference is, a table each of what there is: what is of the names ``near``, then the weightiest."""
         tables = [
-            _table([(p.name, (p.before or "-", p.after or "-")) for p in self.parameters], ("parameter", "before", "after")),
             _table(
-                [(c.node, (c.op, time_text(c.before), time_text(c.after))) for c in self._weightiest_compute()],
+                [(p.name, (p.before or "-", p.after or "-")) for p in sorted(self.parameters, key=lambda p: p.name not in near)],
+                ("parameter", "before", "after"),
+            ),
+            _table(
+                [
+                    (c.node, (c.op, time_text(c.before), time_text(c.after)))
+                    for c in sorted(self._weightiest_compute(), key=lambda c: c.node not in near)
+                ],
                 ("compute of", "operator", "before", "after"),
             ),
             _table(
                 [
                     (m.value, (f"{m.source} -> {m.target}", ", ".join(m.steps), *(_cost(c, self.unit[0]) for c in (m.before, m.after))))
-                    for m in self._weightiest_moves()
+                    for m in sorted(self._weightiest_moves(), key=lambda m: m.value not in near)
                 ],
                 ("redistribution of", "layouts", "steps", "before", "after"),
             ),

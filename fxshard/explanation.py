@@ -10,6 +10,9 @@ from fxshard.plan_text import amount, time_text
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.text_table import fitted, in_short
 
+BETTER = 1e-6
+"""Relative difference from which on an answer is said to cost less than the plan."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -71,9 +74,9 @@ class Explanation:
         head = f"{own}: {self.layout}, in a plan of {amount(self.total, self.unit)}"
         if self.compute:
             head += f"; computing it takes {time_text(self.compute)}"
-        parts = [f"{head}\n{in_short(self.line)}" if self.line else head, self._readers(), self._choices()]
+        parts = [f"{head}\n{in_short(self.line)}" if self.line else head, self._readers(), self._choices(), self._better()]
         if len(self.choices) == 1 and self.choices[0].where is not None and not self.choices[0].chosen:
-            parts += self.choices[0].where.tables()
+            parts += self.choices[0].where.tables(self._near(self.choices[0]))
         return "\n\n".join(part for part in parts if part)
 
     def _readers(self) -> str:
@@ -91,7 +94,29 @@ class Explanation:
                 rows.append((choice.layout, "-", "-", "-", choice.reason))
                 continue
             proof = "cut" if choice.cut and choice.gap > 1e-6 else ""
-            where = "the plan's own" if choice.chosen else choice.where.brief() if choice.where else ""
+            where = "the plan's own" if choice.chosen else self._where(choice)
             total, more_text = amount(choice.total, self.unit), signed(more, self.unit)
             rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof}".strip(), where))
         return fitted(rows, ("layout", "total", "difference", "gap", "where"), same=False)
+
+    def _where(self, choice: Choice) -> str:
+        if choice.where is None:
+            return ""
+        return choice.where.brief(self._near(choice)) or "other layouts that cost the same"
+
+    def _near(self, choice: Choice) -> set[str]:
+        """Names of the value, its gradient and those who read it."""
+        ends = choice.plan.outputs if choice.plan is not None else ()
+        return {self.name, self.node, *(r.node for r in self.readings), *(end.node for end in ends if end.name == self.name)}
+
+    def _better(self) -> str:
+        """A search that was cut may have missed what the search for an answer finds."""
+        totals = {k: c.total for k, c in enumerate(self.choices) if c.total is not None and c.total < self.total * (1 - BETTER)}
+        if not totals:
+            return ""
+        best = min(totals, key=totals.__getitem__)
+        least = amount(totals[best], self.unit)
+        return (
+            f"{self.choices[best].layout} costs less than the plan that was asked, whose search was cut by its time or work limit:\n"
+            f"a longer time_limit can find one of {least} or less; choices[{best}].plan of this answer is one."
+        )
