@@ -205,9 +205,18 @@ def _inspect(options: argparse.Namespace) -> None:
         return
     parts = [inspect.nodes_table(subject)] if options.nodes else []
     parts += [inspect.collectives_table(subject)] if options.collectives else []
-    parts += [str(inspect.plan_of(subject).why_collective(number)) for number in options.why]
+    parts += [_why(inspect.plan_of(subject), number, options.file) for number in options.why]
     parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
     print("\n\n".join(parts or [inspect.summary(subject)]))
+
+
+def _why(plan: ShardingPlan, number: int, path: str) -> str:
+    from fxshard.errors import PlanError
+
+    try:
+        return plan.why_collective(number).text(shell=True)
+    except PlanError as error:
+        raise PlanError(error.what, where=path, remedy="of a plan (.json), fxshard inspect PLAN.json --collectives lists them") from error
 
 
 def _memory(subject: Any, path: str) -> Any:

@@ -95,6 +95,11 @@ class Origin:
         times = expanded(self.annotated, plan.recomputed).times
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
+    def module_of(self, node: str) -> str | None:
+        """As ``sharding_plan.Origin.module_of``."""
+        calls = self.annotated.graph.returned.items()
+        return min((name for name, found in calls if found == ((node,),)), key=len, default=None)
+
     def _problem(self) -> tuple[Formulation, Solved]:
         """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
         if self._session is None:

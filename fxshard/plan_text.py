@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from fxshard.layout import Layout
-from fxshard.sharding_plan import PlannedCollective, PlannedNode, ShardingPlan, by_cause
+from fxshard.sharding_plan import AGAIN, PlannedCollective, PlannedNode, ShardingPlan, by_cause
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed
 
@@ -29,14 +29,33 @@ def plan_text(plan: ShardingPlan) -> str:
 
 
 def told(plan: ShardingPlan) -> list[tuple[str, str]]:
-    """(label, text): cost and proof, memory against its limit, what is hidden, gathered twice, computed again."""
+    """(label, text): cost and proof, memory against its limit, what is hidden, done twice, computed again."""
     rows = [("objective", proof(plan))]
     if plan.memory or plan.memory_limit is not None:
         rows.append(("memory", memory(plan)))
     rows += [("beside compute", assumption(plan))] if plan.hidden else []
-    if plan.gathered_twice:
-        rows.append(("gathered twice", f"{listed(numbered(plan.gathered_twice), TOLD)}, again in the backward"))
+    for label, names in twice(plan).items():
+        rows.append((label, f"{listed(numbered(names), TOLD)}, again in the backward"))
     return rows + ([("computed again", repeated(plan))] if plan.recomputed else [])
+
+
+def done_before(plan: ShardingPlan) -> dict[int, int]:
+    """Redistribution -> an earlier one that brings the same value into the same layout; both by their index. A value that is computed
+    again is the same."""
+    first: dict[tuple[str, Layout], int] = {}
+    keys = [(entry.value.removesuffix(AGAIN), entry.target) for entry in plan.redistributions]
+    return {k: first[key] for k, key in enumerate(keys) if first.setdefault(key, k) != k}
+
+
+def twice(plan: ShardingPlan) -> dict[str, list[str]]:
+    """What is brought into a layout, dropped, and brought there again for the backward, by how it is brought there."""
+    found: dict[str, list[str]] = {}
+    for index in done_before(plan):
+        entry = plan.redistributions[index]
+        label = "gathered twice" if any(step.kind == "all_gather" for step in entry.steps) else "moved twice"
+        if not entry.value.endswith(AGAIN):  # said by the blocks that are computed again
+            found.setdefault(label, []).append(plan.called(entry.value))
+    return {label: list(dict.fromkeys(names)) for label, names in found.items()}
 
 
 def proof(plan: ShardingPlan) -> str:

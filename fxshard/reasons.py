@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from fxshard.errors import PlanError
 from fxshard.layout import Layout
-from fxshard.plan_text import amount
-from fxshard.sharding_plan import PlannedCollective, Redistribution, ShardingPlan
+from fxshard.plan_text import TOLD, amount, done_before
+from fxshard.sharding_plan import AGAIN, PlannedCollective, Redistribution, ShardingPlan
 from fxshard.sizes import size_text
-from fxshard.text_table import fitted
+from fxshard.text_table import fitted, listed
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,27 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What ``explain`` would answer: by which ``name`` and ``layout`` (None: all) to ask, and what the answer is about."""
+
+    name: str
+    layout: str | None
+    about: str
+
+    def text(self, shell: bool) -> str:
+        layout = self.layout
+        if shell:
+            return f"fxshard plan ... --explain '{self.name}{f'={layout}' if layout else ''}' {self.about}"
+        return f"plan.explain({self.name!r}{f', {layout!r}' if layout else ''}) {self.about}"
+
+
+@dataclass(frozen=True)
 class CollectiveReason:
-    """A collective and the two ends that it stands between. ``cost``: of its whole redistribution, which takes ``steps``, in ``unit``."""
+    """A collective and the two ends that it stands between.
+
+    ``cost``: of its whole redistribution, which takes ``steps``, in ``unit``; ``name``: the user's for the value, where there is one;
+    ``repeats``: where the backward does again what was done before, in words; ``questions``: what to ask about it.
+    """
 
     index: int
     collective: PlannedCollective
@@ -34,13 +53,23 @@ class CollectiveReason:
     cost: float
     unit: str
     remedy: str
+    name: str = ""
+    repeats: str = ""
+    questions: tuple[Question, ...] = ()
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, shell: bool = False) -> str:
+        """``shell``: what to ask is a command, not a call."""
         c = self.collective
-        head = f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"
+        head = [f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"]
+        named = f" ({self.name})" if self.name not in ("", c.value) else ""
+        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together")
+        head += [self.repeats] if self.repeats else []
         rows = [("gives", *_row(self.producer)), *(("reads", *_row(reader)) for reader in self.readers)]
-        whole = f"value {c.value}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together"
-        return "\n\n".join([f"{head}\n{whole}", fitted(rows, ("", "layout", "node", "is", "line"), same=False), self.remedy])
+        last = [self.remedy, *(question.text(shell) for question in self.questions)]
+        return "\n\n".join(["\n".join(head), fitted(rows, ("", "layout", "node", "is", "line"), same=False), "\n".join(last)])
 
 
 def _row(place: Place) -> tuple[str, str, str, str]:
@@ -52,7 +81,7 @@ def why_collective(plan: ShardingPlan, index: int) -> CollectiveReason:
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         many = f"has {count}, counted from 0" if count else "has none"
-        remedy = "inspect.collectives_table(plan), or `fxshard inspect PLAN.json --collectives`, lists them in order"
+        remedy = "print(plan) lists them by number" if count else "a plan without collectives has nothing to ask about"
         raise PlanError(f"there is no collective {index!r}: the plan {many}", where=f"plan on mesh {plan.mesh}", remedy=remedy)
     collective = plan.collectives[index]
     entry = plan.redistributions[collective.entry]
@@ -66,39 +95,74 @@ def why_collective(plan: ShardingPlan, index: int) -> CollectiveReason:
         cost=entry.cost,
         unit=plan.certificate.unit,
         remedy=_remedy(entry, producer, readers),
+        name=_user_name(plan, entry.value),
+        repeats=_repeats(plan, collective),
+        questions=tuple(_questions(plan, entry)),
     )
 
 
 def _producer(plan: ShardingPlan, entry: Redistribution) -> Place:
     node, _ = plan.picked.get(entry.value, (entry.value, 0))
-    line = plan.lines.get(entry.value) or plan.lines.get(node, "")
-    return Place(node, _what(plan, node, "one result of a node"), entry.source, line)
+    return Place(plan.called(node), _what(plan, node, "one result of a node"), entry.source, _line(plan, entry.value) or _line(plan, node))
 
 
 def _reader(plan: ShardingPlan, entry: Redistribution, node: str, operand: int) -> Place:
     if _what(plan, node, "") != "output" or operand >= len(plan.outputs):
-        return Place(node, f"{_what(plan, node, 'a node')}, operand {operand}", entry.target, plan.lines.get(node, ""))
+        return Place(node, f"{_what(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
     end = plan.outputs[operand]
     return Place(node, f"{end.kind} {end.name}", entry.target, "")
 
 
+def _line(plan: ShardingPlan, node: str) -> str:
+    """What runs again has the line of its first time."""
+    return plan.lines.get(node) or plan.lines.get(node.removesuffix(AGAIN), "")
+
+
 def _what(plan: ShardingPlan, node: str, otherwise: str) -> str:
-    """The operator, or for an input what it is and its name."""
-    end = next((end for end in plan.inputs if end.node == node), None)
-    if end is not None:
-        return f"{end.kind} {end.name}"
-    return next((n.op for n in plan.nodes if n.name == node), otherwise)
+    """The operator, or for an input what it is."""
+    return plan.kinds.get(node) or next((n.op for n in plan.nodes if n.name == node), otherwise)
+
+
+def _repeats(plan: ShardingPlan, collective: PlannedCollective) -> str:
+    """That the same was done before, by which collective."""
+    entry = plan.redistributions[collective.entry]
+    first = done_before(plan).get(collective.entry)
+    if first is None and not entry.value.endswith(AGAIN):
+        return ""
+    same = next((k for k, c in enumerate(plan.collectives) if (c.entry, c.step) == (first, collective.step)), None)
+    done = "" if same is None else f"; collective {same} is the first time"
+    if entry.value.endswith(AGAIN):
+        return f"it belongs to what the backward computes again, in place of keeping it{done}"
+    return f"the backward does again what the forward did, in place of keeping it{done}"
 
 
 def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) -> str:
-    """What would avoid it, in the words of ``explain``, which knows what that costs."""
     names = list(dict.fromkeys(reader.node for reader in readers))
-    who = names[0] if len(names) == 1 else f"all of {', '.join(names)}"
+    who = names[0] if len(names) == 1 else f"all of {listed(names, TOLD)}"
     returned = any(reader.what.startswith(("output ", "gradient ", "mutation ")) for reader in readers)
     otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
     lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
     if entry.source.has_partial:
         lines.append("A sum is pending because the dim that is summed over is cut.")
-    if not entry.target.has_partial:
-        lines.append(f"plan.explain({entry.value!r}, {str(entry.target)!r}) says what that would cost.")
     return "\n".join(lines)
+
+
+def _questions(plan: ShardingPlan, entry: Redistribution) -> list[Question]:
+    """In the words of ``explain``, which knows what it would cost to avoid it: of a gradient the parameter's layout comes first."""
+    ends = [plan.outputs[k] for node, k in entry.readers if _what(plan, node, "") == "output" and k < len(plan.outputs)]
+    about = "says what other layouts of it, and so of its gradient, would cost."
+    found = [Question(end.name, None, about) for end in ends if end.kind == "gradient"]
+    if not entry.target.has_partial:
+        found.append(Question(_user_name(plan, entry.value), str(entry.target), "says what that would cost."))
+    return found
+
+
+def _user_name(plan: ShardingPlan, value: str) -> str:
+    """By which ``explain`` knows a value: an input's, the module's that returns it, of one of several results ``node[k]``, a node's."""
+    node = value.removesuffix(AGAIN)
+    if node in plan.kinds:
+        return plan.called(node)
+    module = None if plan.origin is None else plan.origin.module_of(node)
+    if module is None and node in plan.picked:
+        return "{}[{}]".format(*plan.picked[node])
+    return module or node

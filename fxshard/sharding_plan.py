@@ -151,6 +151,9 @@ class Origin(Protocol):
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
 
+    def module_of(self, node: str) -> str | None:
+        """The name of the module that returns just this value, if any; of several the outermost."""
+
 
 _ORIGIN = "_origin"
 

@@ -44,10 +44,12 @@ def test_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["inspect", first, "--why", "0"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("collective 0: all_gather on tp") and "aten.relu.default" in printed
+    assert "fxshard plan ... --explain 'relu=" in printed and "plan.explain" not in printed
 
 
 def test_wrong_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", model, *MESH, "--explain", "0.wight", "-o", str(tmp_path / "a.json")]) == cli.USER_ERROR
     assert "did you mean '0.weight'" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "a.json"), "--why", "7"]) == cli.USER_ERROR
-    assert "there is no collective 7" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "there is no collective 7" in said and "--collectives lists them" in said and "(plan)" not in said

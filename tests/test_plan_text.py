@@ -8,6 +8,7 @@ from expecttest import assert_expected_inline
 
 from fxshard.layout import Layout
 from fxshard.plan_text import counted, numbered, time_text
+from fxshard.redistribution import single_step
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
 from tests.plans import small_plan
 
@@ -42,12 +43,15 @@ mm                               no rule for it""",
 
 def limited() -> ShardingPlan:
     """A plan cut short that gathers two weights twice and computes two blocks again, with names and specs that are long."""
-    step = small_plan().redistributions[0].steps
+    gather = single_step(0, L("S(0)")[0], L("R")[0])
+    assert gather is not None
     weights = [f"layers.{k}.attention.projection_of_the_queries.weight" for k in (0, 1)]
     nodes = [PlannedNode(w.replace(".", "_"), "placeholder", OpSpec((), (L("S(0)R"),)), ((8, 8),), ("float32",)) for w in weights]
     many = OpSpec((L("RR"),) * 30, (L("RR"),))
     nodes.append(PlannedNode("mm", "a_library_of_mine.an_operator_with_a_name.default", many, ((8, 8),), ("float32",), 1e4))
-    moves = [Redistribution(n.name, (8, 8), 4, L("S(0)R"), L("RR"), step, (("mm", k),), 1.5e3, 500.0) for n in nodes[:2] for k in range(2)]
+    moves = [
+        Redistribution(n.name, (8, 8), 4, L("S(0)R"), L("RR"), (gather,), (("mm", k),), 1.5e3, 500.0) for n in nodes[:2] for k in range(2)
+    ]
     return dataclasses.replace(
         small_plan(),
         nodes=tuple(nodes),
@@ -68,7 +72,7 @@ def test_what_is_done_twice() -> None:
 plan for dp=2,tp=2 (h100), forward, 3 nodes
 objective       16 ms, lower bound 15 ms, gap 6.250%, cut short by its time or work limit
 memory          64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
-beside compute  assumes 2 ms of reductions hidden behind compute
+beside compute  assumes 2 ms of gathers hidden behind compute
 gathered twice  layers.0-1.attention.projection_of_the_queries.weight, again in the backward
 computed again  2 blocks: layers.0-1""",
     )
