@@ -40,6 +40,11 @@ def a_kind(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+def count_text(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 class LayoutError(FxshardError):
     """A layout that cannot be: unknown axis, dim out of range, wrong length."""
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest
+from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
 from fxshard.passes.names import Named, Names, Place, some
@@ -204,7 +204,18 @@ class _Reader:
         if len(places) < 2:
             remedy = "name at least two, or give a glob that matches several"
             raise ConstraintError(f"only {', '.join(p.node for p in places)} is named to be equal", where=str(equal), remedy=remedy)
+        self._check_alike(list(places), equal)
         self.equal.append(Equality(tuple(places), str(equal)))
+
+    def _check_alike(self, places: Sequence[Place], equal: Equal) -> None:
+        """One layout says something else of tensors of other dims: dim 1 of a weight is none of its bias."""
+        dims: dict[int, list[str]] = {}
+        for place in places:
+            dims.setdefault(self._dims(place), []).append(self.names.spelled(place))
+        if len(dims) > 1:
+            found = " and ".join(f"{some(names, 2)} ({count_text(count, 'dim')})" for count, names in sorted(dims.items(), reverse=True))
+            remedy = "name tensors of as many dims, in one Equal for each; pin what they are to have in common"
+            raise ConstraintError(f"{found} cannot have one layout: its dims are not the same in both", where=str(equal), remedy=remedy)
 
     def _dims(self, place: Place) -> int:
         value = place.value(self.graph)

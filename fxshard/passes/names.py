@@ -71,7 +71,7 @@ class Names:
             return ConstraintError(f"{name!r} gives no tensor that is read", where=where, remedy="name something that gives one")
         parts = [f"{name}[{k}]" for k, place in enumerate(calls[0].places) if place is not None]
         often = f", in {len(calls)} calls" if len(calls) > 1 else ""
-        remedy = f"name one of {some(map(self._spelled, places) if often else parts)}"
+        remedy = f"name one of {some(map(self.spelled, places) if often else parts)}"
         return ConstraintError(f"{name!r} means {len(places)} values{often}; one is asked for at a time", where=where, remedy=remedy)
 
     def _none(self, name: str, where: str) -> ConstraintError:
@@ -82,9 +82,13 @@ class Names:
         what = f"there is no {KINDS} by the name of {name!r}{closest(name, self._all)}"
         return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
 
-    def _spelled(self, place: Place) -> str:
+    def spelled(self, place: Place) -> str:
+        """The user's name of an input or output; of one of several results ``node[k]``, else the node's."""
+        if place.result is not None:
+            return self.graph.outputs[place.result].name
         several = len(outputs_of(self.graph.by_name[place.node])) > 1
-        return f"{place.node}[{place.output}]" if several else place.node
+        own = f"{place.node}[{place.output}]" if several else place.node
+        return next((i.name for i in self.graph.inputs if i.node == place.node), own)
 
     def means_something(self, name: str) -> bool:
         part = re.fullmatch(r"(.+)\[(\d+)\]", name)

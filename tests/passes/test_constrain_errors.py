@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 import fxshard
+from fxshard import Equal
 from fxshard.errors import ConstraintError, FxshardError, LayoutError, OptionError, PlanError
 from fxshard.mesh import Mesh
 from fxshard.passes import choose
@@ -50,6 +51,15 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"cannot read layout", r"write 'RS\(0\)'", pins={"up.weight": 3})
     wrong(LayoutError, r"cannot read layout 'RX' at position 1", "one of R", pins={"up.weight": "RX"})
     wrong(LayoutError, r"unknown reduction 'mean'", "sum", pins={"silu": "RP(mean)"})
+
+
+def test_equal_of_tensors_with_other_numbers_of_dims() -> None:
+    """One place each, and by a glob; an output and an input by the user's names."""
+    two = r"^outputs\[1\] \(3 dims\) and up.weight \(2 dims\) cannot have one layout"
+    found = wrong(ConstraintError, two, "as many dims", constraints=[Equal("up.weight", "outputs[1]")])
+    assert found.where == "Equal('up.weight', 'outputs[1]')"
+    several = r"^embed.weight, up.weight and 1 more \(2 dims\) and up.bias \(1 dim\) cannot"
+    wrong(ConstraintError, several, "as many dims", constraints=[Equal("*.weight", "up.bias")])
 
 
 def test_pins_on_nodes_with_several_results() -> None:
