@@ -237,21 +237,36 @@ def infeasible(
     """Names the user's constraints that cannot hold together, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
         return _too_little_memory(error, annotated, constraints, formulation).impossible()
-    if error.least_usage is not None:
-        return ConstraintError(
-            f"nothing fits in {error.row}",
-            where=f"{len(formulation.problem.transfers)} values on mesh {annotated.mesh}",
-            remedy=f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit, or loosen the other constraints",
-        )
     objective = OBJECTIVES[formulation.unit == "bytes"]
-    limited = not error.nodes
-    wishes = contradiction(annotated, constraints, objective, limited, time_limit)
+    if error.least_usage is not None:
+        return _too_much_sent(error, annotated, constraints, objective, time_limit)
+    wishes = contradiction(annotated, constraints, objective, not error.nodes, time_limit)
     if not wishes:
         where = f"mesh {annotated.mesh}"
         return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
+    return _at_odds(wishes, annotated)
+
+
+def _at_odds(wishes: Sequence[Wish], annotated: Annotated) -> ConstraintError:
     nodes = [annotated.graph.by_name[w.node] for w in wishes if w.node]
     places = dict.fromkeys(place(n, annotated.graph) for n in nodes)
     return contradictory([w.said for w in wishes], "; ".join(places) or f"mesh {annotated.mesh}")
+
+
+def _too_much_sent(
+    error: InfeasibleError, annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None
+) -> ConstraintError:
+    """A limit on communication that is too low, with what makes it so where something does."""
+    assert error.least_usage is not None
+    least = f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit"
+    limits = tuple(limit for limit in constraints.communication if str(limit) == error.row)
+    alone = dataclasses.replace(constraints, communication=limits, memory_limit=None)
+    wishes = contradiction(annotated, alone, objective, True, time_limit)
+    if len(wishes) < 2:
+        remedy = f"{least}, or loosen the other constraints"
+        return ConstraintError(f"nothing fits in {error.row}", where=f"mesh {annotated.mesh}", remedy=remedy)
+    odds = _at_odds(wishes, annotated)
+    return ConstraintError(odds.what, where=odds.where, remedy=f"{least}, or {odds.remedy}")
 
 
 def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> Shortage:

@@ -44,6 +44,16 @@ def test_a_glob_is_named_with_one_place() -> None:
     assert len(places) == 1
 
 
+def test_a_limit_on_communication_names_what_needs_more() -> None:
+    """The inputs that are cut, and the least found; without any one of the set there is a plan."""
+    limit, cut, others = Communication("tp", at_most=0), {"args[1]": "*S(0)"}, {"args[0]": "S(1)*"}
+    error = refused(limit, input_layouts=cut | others, output_layouts="R*")
+    assert error.what == f"these constraints cannot hold together: input_layouts[args[1]]='*S(0)'; {limit}"
+    assert error.where == "input args[1]" and str(error.remedy).startswith("the least found is ")
+    planned(constraints=[*BESIDE, limit], input_layouts=others, output_layouts="R*")
+    planned(constraints=BESIDE, input_layouts=cut | others, output_layouts="R*")
+
+
 def test_what_follows_from_equality_through_others() -> None:
     """a = b, b = c, and a and c apart: all four."""
     chain = [Equal("args[1]", "outputs[1]"), Equal("outputs[1]", "down"), Pin("args[1]", "RS(0)"), Forbid("down", "RS(0)")]
