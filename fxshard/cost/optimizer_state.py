@@ -87,5 +87,11 @@ def _of_class(given: Any, options: Mapping[str, Any]) -> Optimizer:
 
 
 def _unknown(name: str) -> OptionError:
-    remedy = f"give one of {', '.join(OPTIMIZERS)}, or such a class or optimizer of torch.optim; for another take one that keeps as much"
+    """Says how much each of the known ones keeps, since what is not known has to be counted as one of them."""
+    count = sorted(set(OPTIMIZERS.values()))
+    kept = "; ".join(f"{n}: {', '.join(kind for kind, tensors in OPTIMIZERS.items() if tensors == n)}" for n in count)
+    remedy = (
+        f"known, by the tensors of a parameter's size that each keeps, are {kept}. Give the name, class or object of "
+        "one that keeps as many; fxshard.Optimizer(name, state_dtype=...) where its state has another dtype"
+    )
     return OptionError(f"unknown optimizer {name[:60]!r}{closest(name, OPTIMIZERS)}", where="optimizer", remedy=remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,9 @@ def test_what_is_not_known_is_refused_by_name(given: Any, said: str) -> None:
     with pytest.raises(OptionError, match=f"unknown optimizer {said}") as caught:
         Optimizer.of(given)
     assert "sgd_momentum" in str(caught.value.remedy) and "adamw" in str(caught.value.remedy) and len(str(caught.value)) < 500
+    counts = re.findall(r"(\d): ([\w, ]+)", str(caught.value.remedy))
+    assert {kind: int(count) for count, kinds in counts for kind in kinds.split(", ")} == OPTIMIZERS
+    assert "fxshard.Optimizer(name, state_dtype=...)" in str(caught.value.remedy)
 
 
 def test_planning_takes_them_and_sizes_with_units() -> None:
