@@ -155,10 +155,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from fxshard import inspect
-
     _check_output(options)
-    plan = _make_plan(options, *_load_model(options.model), train=not options.infer)
+    mesh, wishes = _mesh(options), _wishes(options)
+    model, args, kwargs = _load_model(options.model)
+    from fxshard import api, inspect
+
+    limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer}
+    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
     if options.output:
         plan.save(options.output)
     print(inspect.summary(plan))
@@ -179,6 +182,10 @@ def _question(text: str) -> tuple[str, str | None]:
 
 
 def _diff(options: argparse.Namespace) -> None:
+    from fxshard.files import read_start
+
+    for path in (options.before, options.after):
+        read_start(path, 1)
     from fxshard import api
     from fxshard.sharding_plan import ShardingPlan
 
@@ -186,20 +193,21 @@ def _diff(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    _check_output(options)
+    mesh, wishes = _mesh(options), _wishes(options)
+    plan = _read_plan(options) if options.plan else None
+    model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    _check_output(options)
-    model, args, kwargs = _load_model(options.model)
-    plan = _read_plan(options) if options.plan else None
-    program = api.export(model, args, _mesh(options), plan=plan, example_kwargs=kwargs, **_wishes(options))
+    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **wishes)
     program.save(options.output)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 
 def _inspect(options: argparse.Namespace) -> None:
+    subject = _read(options.file)
     from fxshard import inspect
 
-    subject = _read(options.file)
     if options.json:
         print(json.dumps(inspect.to_json(subject), indent=1))
         return
@@ -301,6 +309,10 @@ def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from fxshard.mesh import parse_mesh
+
+    if options.mesh is not None:
+        parse_mesh(options.mesh)
     from fxshard.runtime.calibrate import main as run_calibrate
 
     run_calibrate(options.mesh, options.output, options.device, options.quick)
@@ -320,15 +332,12 @@ def _check_output(options: argparse.Namespace) -> None:
         check_writable(options.output)
 
 
-def _make_plan(options: argparse.Namespace, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, train: bool) -> ShardingPlan:
-    from fxshard import api
-
-    limits = {"train": train, "time_limit": options.time_limit, "optimizer": options.optimizer}
-    return api.plan(model, args, _mesh(options), example_kwargs=kwargs, **limits, **_wishes(options))
-
-
 def _wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the user asks of a plan."""
+    """What the user asks of a plan; what cannot be read is told before the rest of fxshard, and torch, are imported."""
+    from fxshard.sizes import read_size
+
+    if options.memory_limit is not None:
+        read_size(options.memory_limit, "--memory-limit")
     return {
         "pins": _pins(options.pin),
         "input_layouts": _ends(options.input_layout, "--input-layout"),
@@ -342,7 +351,7 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_plan(options: argparse.Namespace) -> ShardingPlan:
-    from fxshard.sharding_plan import ShardingPlan
+    from fxshard.files import read_start
 
     given = {
         "--pin": options.pin,
@@ -358,6 +367,9 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     if useless:
         remedy = f"leave out {useless}, or leave out --plan and let a plan be made"
         raise OptionError(f"--plan is decided already, and has no use for {useless}", remedy=remedy)
+    read_start(options.plan, 1)
+    from fxshard.sharding_plan import ShardingPlan
+
     return ShardingPlan.load(options.plan)
 
 
@@ -403,17 +415,20 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
 
 
 def _constraints(options: argparse.Namespace) -> list[Any]:
-    from fxshard.constraints import Communication, Equal, Forbid
     from fxshard.sizes import read_size
 
-    equal = [Equal(*_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight")) for text in options.equal]
-    forbid = []
-    for text in options.forbid:
-        name, layout = _sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp")
-        layout, _, axis = layout.partition("@")
-        forbid.append(Forbid(name, layout, axis=axis or None))
+    equal = [_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
+    forbid = [_sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
     limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
-    return [*equal, *forbid, *(Communication(axis, at_most=read_size(size, "--at-most")) for axis, size in limits)]
+    sizes = [(axis, read_size(size, "--at-most")) for axis, size in limits]
+    if not (equal or forbid or sizes):
+        return []
+    from fxshard.constraints import Communication, Equal, Forbid
+
+    forbidden = [(name, *layout.partition("@")[::2]) for name, layout in forbid]
+    found: list[Any] = [Equal(*names) for names in equal]
+    found += [Forbid(name, layout, axis=axis or None) for name, layout, axis in forbidden]
+    return found + [Communication(axis, at_most=size) for axis, size in sizes]
 
 
 def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:

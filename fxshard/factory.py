@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fxshard.errors import FxshardError, OptionError, a_kind, closest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SHAPE = "return (model, args) or (model, args, kwargs): an nn.Module, a tuple of example inputs, a dict of keyword inputs"
 
@@ -90,6 +91,8 @@ def _user_code(file: Path, what: str) -> Iterator[None]:
 
 
 def _checked(result: Any, text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    from torch import nn  # here, so that a file that is not there is told without torch
+
     def refuse(found: str) -> OptionError:
         return OptionError(f"the factory returned {found}", where=text, remedy=SHAPE)
 

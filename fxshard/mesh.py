@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch.distributed.device_mesh import DeviceMesh
+from typing import TYPE_CHECKING
 
 from fxshard.errors import LayoutError, OptionError, a_kind, closest
 from fxshard.hardware import HARDWARE, Hardware, Link
 from fxshard.hardware_file import find_hardware
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class Mesh:
 
 def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = None) -> Mesh:
     """A ``Mesh`` of the same shape as ``mesh``; unnamed axes of a DeviceMesh are called ``axis0``, ``axis1``, ..."""
+    from torch.distributed.device_mesh import DeviceMesh  # here, so that a mesh is read without torch
+
     if isinstance(mesh, Mesh):
         return mesh if hardware is None else Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)), hardware)
     if not isinstance(mesh, DeviceMesh):

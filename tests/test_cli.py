@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,35 @@ def test_help_needs_nothing_heavy() -> None:
     tree = ast.parse(Path(cli.__file__).read_text())
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}
+
+
+WRONG = (
+    "plan none.py:training --mesh dp=2",
+    "plan none.py --mesh dp=2",
+    "plan {0}:training --mesh dp2",
+    "plan {0}:training --mesh dp=2 --pin abc",
+    "plan {0}:training --mesh dp=2 --hardware h10",
+    "plan {0}:training --mesh dp=2 --memory-limit lots",
+    "plan {0}:training --mesh dp=2 --at-most dp=lots",
+    "plan {0}:training --mesh dp=2 --equal one",
+    "plan {0}:training --mesh dp=2 -o none/plan.json",
+    "export {0}:training --mesh dp=2 -o none.pt2 --plan none.json",
+    "inspect none.json",
+    "inspect {0}",
+    "diff none.json none.json",
+    "calibrate --mesh dp2",
+)
+
+
+def test_wrong_arguments_are_told_without_torch(tmp_path: Path) -> None:
+    """Each is an error of the user's, in a process that has not imported torch by then."""
+    (tmp_path / "model.py").write_text("import torch")
+    lines = [command.format("model.py").split() for command in WRONG]
+    code = f"import sys; from fxshard import cli; print([(cli.main(line), 'torch' in sys.modules) for line in {lines!r}])"
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
+    assert ast.literal_eval(done.stdout) == [(cli.USER_ERROR, False)] * len(WRONG), done.stderr
+    assert done.stderr.count("to do:") == len(WRONG)
 
 
 LIBRARY = """
