@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard.errors import count_text
 from fxshard.layout import Layout
 from fxshard.plan_text import amount, numbered, time_text
 from fxshard.redistribution import COLLECTIVES
@@ -186,7 +187,7 @@ class Comparison:
     def _weightiest_compute(self) -> list[ComputeChange]:
         """What runs again is one: ``recomputed`` says what it is."""
         second = [c for c in self.compute if c.node.endswith(AGAIN)]
-        again = ComputeChange(f"{len(second)} nodes, again", "", sum(c.before for c in second), sum(c.after for c in second))
+        again = ComputeChange(f"{count_text(len(second), 'node')}, again", "", sum(c.before for c in second), sum(c.after for c in second))
         others = [c for c in self.compute if c not in second]
         return sorted([*others, *([again] if second else [])], key=lambda c: -abs(c.after - c.before))
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import LayoutError
+from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
 _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
@@ -161,7 +161,7 @@ def normal_placement(placement: Placement, ndim: int, what: str) -> Placement:
         return placement
     if not -ndim <= placement.dim < ndim:
         raise LayoutError(
-            f"dim {placement.dim} in {placement_str(placement)} is out of range for {what}, which has {ndim} dims",
+            f"dim {placement.dim} in {placement_str(placement)} is out of range for {what}, which has {count_text(ndim, 'dim')}",
             remedy=f"use a dim from 0 to {ndim - 1}" if ndim else "a scalar can only be replicated or partial",
         )
     return Shard(placement.dim % ndim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from fxshard.errors import count_text
 from fxshard.layout import Layout
 from fxshard.sharding_plan import AGAIN, PlannedCollective, PlannedNode, ShardingPlan, by_cause
 from fxshard.sizes import size_text
@@ -20,7 +21,7 @@ APART = 4
 def plan_text(plan: ShardingPlan) -> str:
     """What ``print(plan)`` shows; ``fxshard.inspect.nodes_table`` and ``collectives_table`` have it all in full."""
     purpose = "forward and backward" if plan.train else "forward"
-    first = f"plan for {plan.mesh} ({plan.mesh.hardware.name}), {purpose}, {len(plan.nodes)} nodes"
+    first = f"plan for {plan.mesh} ({plan.mesh.hardware.name}), {purpose}, {count_text(len(plan.nodes), 'node')}"
     parts = [f"{first}\n{labelled(told(plan))}"]
     parts.append(fitted([_node(plan, n) for n in plan.nodes], ("node", "operator", "reads", "gives")))
     parts.append(_collectives(plan))
@@ -86,7 +87,7 @@ def assumption(plan: ShardingPlan) -> str:
 def repeated(plan: ShardingPlan) -> str:
     """The blocks that run again in the backward, in a line."""
     count = len(plan.recomputed)
-    return f"{count} block{'s' * (count > 1)}: {listed(numbered(plan.recomputed), TOLD)}"
+    return f"{count_text(count, 'block')}: {listed(numbered(plan.recomputed), TOLD)}"
 
 
 def amount(value: float, unit: str) -> str:

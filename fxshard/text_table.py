@@ -73,6 +73,10 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     return "\n".join("\n".join(wrap.wrap(f"{label:<{indent}}{text}")) for label, text in found)
 
 
+_PLACE = re.compile(r"[^:]*:\d+")
+"""File and number of a source line."""
+
+
 def in_short(line: str) -> str:
     """A source line without the folders above the one that its file is in."""
     return re.sub(r"^(?:.*?[/\\])?((?:[^/\\:]+[/\\])?[^/\\:]+:\d+)", r"\1", line)
@@ -104,6 +108,18 @@ def _caps(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int]
 
 
 def _short(text: str, length: int, header: str) -> str:
+    if header in FILES:
+        return _short_line(text, length)
     if header in ENDING and len(text) > length:
         return text[: length - len(MARK)] + MARK
     return shorten(text, length)
+
+
+def _short_line(text: str, length: int) -> str:
+    """A source line cut at its end; where not even file and number fit, their end stays: ``...odel.py:70``."""
+    place = _PLACE.match(text)
+    if len(text) <= length:
+        return text
+    if place is not None and len(place[0]) + len(MARK) > length:
+        return place[0] if len(place[0]) <= length else MARK + place[0][len(MARK) - length :]
+    return text[: length - len(MARK)] + MARK

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said() -> None:
     assert choice.total is None and choice.reason == "aten.gelu.default never gives it" and choice.reason in str(plan.explain("gelu", "PR"))
     pinned = fxshard.plan(model, args, FAST, pins={"up.0.weight": "RR"})
     assert "pins of this plan" in pinned.explain("up.0.weight", "RS(0)").choices[0].reason
-    with pytest.raises(LayoutError, match="has 1 placements"):
+    with pytest.raises(LayoutError, match="has 1 placement"):
         plan.explain("gelu", "R")
     with pytest.raises(PlanError, match=r"'up.0.wight'; did you mean 'up.0.weight'"):
         plan.explain("up.0.wight")

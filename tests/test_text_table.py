@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from expecttest import assert_expected_inline
 from hypothesis import given
 
-from fxshard.text_table import fitted, in_short, labelled, listed, shorten
+from fxshard.text_table import _short_line, fitted, in_short, labelled, listed, shorten
 
 words = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=90)
 
@@ -31,6 +31,21 @@ node                          reads                         line
 layers.0.attention.wq.weight  S(0), S(0), S... S(0), S(0),  code/model.py:70: q = rota...
 short                         R""",
     )
+
+
+def test_a_source_line_keeps_its_number() -> None:
+    """Where it is cut to 20 characters, to those of file and number, and below."""
+    line = "a_folder/the_model.py:1170: q = rotate(self.wq(x), cos, sin)"
+    table = fitted([("n" * 60, f"/home/{line}")], ("node", "line"), 82)
+    assert table.splitlines()[2].split()[-1] == "...the_model.py:1170"
+    assert [_short_line(line, length) for length in (80, 40, 29, 27, 26, 20)] == [
+        line,
+        "a_folder/the_model.py:1170: q = rotat...",
+        "a_folder/the_model.py:1170...",
+        "a_folder/the_model.py:1170",
+        "a_folder/the_model.py:1170",
+        "...the_model.py:1170",
+    ]
 
 
 def test_one_row_keeps_what_it_says() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plan_text import counted, told
 from fxshard.program import ProgramCollective, ShardedProgram
@@ -47,12 +48,12 @@ def collectives_table(subject: Subject) -> str:
 
 
 def _decided(c: PlannedCollective) -> tuple[Any, ...]:
-    return c.kind, c.axis, c.bytes, _shape(c.buffer), f"{c.source} -> {c.target}", c.edge
+    return c.kind, c.axis, size_text(c.bytes), _shape(c.buffer), f"{c.source} -> {c.target}", c.edge
 
 
 def _issued(plan: ShardingPlan, c: ProgramCollective) -> tuple[Any, ...]:
     edges = {(p.entry, p.step): p.edge for p in plan.collectives}
-    return c.kind, c.axis, c.bytes, _shape(c.shape), c.dtype, c.node, edges.get((c.entry, c.step), "")
+    return c.kind, c.axis, size_text(c.bytes), _shape(c.shape), c.dtype, c.node, edges.get((c.entry, c.step), "")
 
 
 def _head(subject: Subject) -> str:
@@ -60,7 +61,7 @@ def _head(subject: Subject) -> str:
     purpose = "forward and backward" if plan.train else "forward"
     rows = [
         ("mesh", f"{plan.mesh}, {plan.mesh.size} devices ({plan.mesh.hardware.name})"),
-        ("graph", f"{purpose}, {len(plan.nodes)} nodes, hash {plan.graph_hash[:12] or 'not given'}"),
+        ("graph", f"{purpose}, {count_text(len(plan.nodes), 'node')}, hash {plan.graph_hash[:12] or 'not given'}"),
         *told(plan),
     ]
     if isinstance(subject, ShardedProgram):
@@ -115,6 +116,6 @@ def _join(values: Any) -> str:
 
 def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     """Numbers only where the values are numbers: a name like 1e3 stays as it is."""
-    numeric = ("bytes", "count", "us")
-    kept = [i for i, header in enumerate(headers) if header not in numeric]
-    return tabulate(rows, headers=headers, disable_numparse=kept)
+    kept = [i for i, header in enumerate(headers) if header not in ("count", "us")]
+    align = ["right" if header == "bytes" else "left" if i in kept else "decimal" for i, header in enumerate(headers)]
+    return tabulate(rows, headers=headers, disable_numparse=kept, colalign=align if rows else None)

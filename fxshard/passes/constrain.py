@@ -198,7 +198,7 @@ class _Reader:
         for name in equal.names:
             for named in self.names.find(name, "", str(equal)):
                 if len(named.places) != 1:
-                    what = f"{named.what} has {len(named.places)} results"
+                    what = f"{named.what} has {count_text(len(named.places), 'result')}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
                 places[_there(named, 0, "a name", _Said(name, str(equal), whole=True))] = None
         if len(places) < 2:
@@ -233,7 +233,8 @@ def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
 
 
 def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _Said) -> LayoutError:
-    what = f"{named.what} has {len(named.places)} results, {said.text} gives {1 if given is None else len(given)} layout(s)"
+    gives = count_text(1 if given is None else len(given), "layout")
+    what = f"{named.what} has {count_text(len(named.places), 'result')}, {said.text} gives {gives}"
     example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
     return LayoutError(what, where=said.text, remedy=f"give one for each, None where free: pins={{{said.name!r}: ({example})}}")
 
@@ -274,8 +275,9 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
     if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
         raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
     if len(layout) != mesh.ndim:
+        axes = "1 axis" if mesh.ndim == 1 else f"{mesh.ndim} axes"
         raise LayoutError(
-            f"layout {shown(layout)} of {what} has {len(layout)} placements, the mesh has {mesh.ndim} axes ({mesh})",
+            f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
             remedy="give one placement per mesh axis, in mesh order",
         )
     return tuple(None if p is None else normal_placement(p, ndim, what) for p in layout)
@@ -309,7 +311,9 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
         )
     if len(given) != len(names):
         raise ConstraintError(
-            f"{what} has {len(given)} layouts for {len(names)} tensors", where=what, remedy=f"give one for each of {known}, None where free"
+            f"{what} has {count_text(len(given), 'layout')} for {count_text(len(names), 'tensor')}",
+            where=what,
+            remedy=f"give one for each of {known}, None where free",
         )
     return [(name, layout) for name, layout in zip(names, given, strict=True) if layout is not None]
 
@@ -364,8 +368,9 @@ def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterato
 def _check_spec(node: fx.Node, spec: OpSpec, mesh: Mesh) -> None:
     reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
     if len(spec.inputs) not in (0, len(reads)) or (node.op == "output" and not spec.inputs) or len(spec.outputs) != len(gives):
+        has = f"{count_text(len(reads), 'operand')} and {count_text(len(gives), 'output')}"
         raise ConstraintError(
-            f"the plan gives {node.name} the spec {spec}, but it has {len(reads)} operands and {len(gives)} outputs",
+            f"the plan gives {node.name} the spec {spec}, but it has {has}",
             where=source_line(node) or PLAN_PINS,
             remedy="give a layout for each; no inputs at all leave them free",
         )

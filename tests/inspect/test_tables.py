@@ -82,16 +82,16 @@ def test_collectives_decided_and_run() -> None:
     assert_expected_inline(
         inspect.collectives_table(small_plan()),
         """\
-no.    collective    axis      bytes  buffer    layouts         edge
------  ------------  ------  -------  --------  --------------  ------------
-0      all_reduce    tp           48  3x4       S(0)P -> S(0)R  mm -> output""",
+no.    collective    axis       bytes  buffer    layouts         edge
+-----  ------------  ------  --------  --------  --------------  ------------
+0      all_reduce    tp      48 bytes  3x4       S(0)P -> S(0)R  mm -> output""",
     )
     assert_expected_inline(
         inspect.collectives_table(small_program()),
         """\
-collective    axis      bytes  buffer    dtype          node                for
-------------  ------  -------  --------  -------------  ------------------  ------------
-all_reduce    tp           48  3x4       torch.float32  all_reduce_default  mm -> output""",
+collective    axis       bytes  buffer    dtype          node                for
+------------  ------  --------  --------  -------------  ------------------  ------------
+all_reduce    tp      48 bytes  3x4       torch.float32  all_reduce_default  mm -> output""",
     )
 
 

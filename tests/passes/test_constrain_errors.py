@@ -46,7 +46,7 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"dim 2 in S\(2\) .*up.weight.* has 2 dims", "0 to 1", pins={"up.weight": "RS(2)"})
     wrong(LayoutError, r"dim -4 .*input args\[1\], which has 3 dims", "0 to 2", input_layouts=[None, "S(-4)R"])
     wrong(LayoutError, r"dim 3 .*output outputs\[1\]", "0 to 2", output_layouts={"outputs[1]": "S(3)R"})
-    short = r"R of 'up.weight' \(up_weight\) has 1 placements, the mesh has 2 axes \(dp=2,tp=2\)"
+    short = r"R of 'up.weight' \(up_weight\) has 1 placement, the mesh has 2 axes \(dp=2,tp=2\)"
     wrong(LayoutError, short, "one placement per mesh axis", pins={"up.weight": "R"})
     wrong(LayoutError, r"cannot read layout", r"write 'RS\(0\)'", pins={"up.weight": 3})
     wrong(LayoutError, r"cannot read layout 'RX' at position 1", "one of R", pins={"up.weight": "RX"})
@@ -189,7 +189,7 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
     error = wrong(ConstraintError, illegal, "legal ones are R -> R", PAIR, pins=partial("silu", ("P",), "P"))
     assert "constrained.py" in str(error.where)
     long = partial("silu", ("R", "R"), "R")
-    wrong(ConstraintError, "silu the spec .*, but it has 1 operands and 1 outputs", "layout for each", PAIR, pins=long)
+    wrong(ConstraintError, "silu the spec .*, but it has 1 operand and 1 output", "layout for each", PAIR, pins=long)
     pending = partial("output", ("P", *"RRRRRR"))
     wrong(ConstraintError, r"output outputs\[0\]: P of the plan.* cannot hold", "not partial", PAIR, pins=pending)
     apart = partial("output", ("R", "R", "S(0)", *"RRRR"))
