@@ -150,4 +150,3 @@ def _check_inside(node: fx.Node, source: fx.Node) -> None:
         kind = "draws random numbers" if node.target in RANDOM else "communicates"
         remedy = "draw before the region and pass the numbers" if node.target in RANDOM else "leave the result Partial, the plan reduces it"
         raise TraceError(f"{node.target} {kind} in a local_map region", where=source_line(node), remedy=remedy)
-

@@ -48,9 +48,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[torch.tensor(places, dtype=torch.int64).reshape(len(places), r)]
 
 
-def gaussian_nll_loss(
-    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
-) -> Tensor:
+def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
     """(log v + (x - t)^2 / v) / 2, v at least eps but with the gradient of what was given.
 
     That v is nowhere negative is checked when the graph runs.

@@ -20,7 +20,7 @@ MASKS: dict[str, tuple[Any, Any]] = {
     "causal": (lambda b, h, q, k: q >= k, ROW >= COLUMN),
     "window": (lambda b, h, q, k: (q - k).abs() < 2, (ROW - COLUMN).abs() < 2),
     "document": (lambda b, h, q, k: DOCUMENT[q] == DOCUMENT[k], DOCUMENT[:, None] == DOCUMENT),
-    "no key": (lambda b, h, q, k: (q > k), ROW > COLUMN),
+    "no key": (lambda b, h, q, k: q > k, ROW > COLUMN),
 }
 
 
