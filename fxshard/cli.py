@@ -103,14 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
     solve.set_defaults(command=_solve)
 
-    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
-    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
-    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
-    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
-    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
-    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
-    check.set_defaults(command=_check_op)
-
+    _add_check_op(commands)
     _add_calibrate(commands)
 
     demo_help = "train a small Llama on two ranks of this machine and compare with one device"
@@ -121,6 +114,16 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help=demo_help, description=about)
     demo.set_defaults(command=_demo)
     return parser
+
+
+def _add_check_op(commands: Any) -> None:
+    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
+    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.set_defaults(command=_check_op)
 
 
 def _add_calibrate(commands: Any) -> None:
