@@ -43,16 +43,21 @@ def collectives_table(subject: Subject) -> str:
     if isinstance(subject, ShardedProgram):
         rows = [_issued(subject.plan, c) for c in subject.collectives]
         return _table(rows, ("collective", "axis", "bytes", "buffer", "dtype", "node", "for"))
-    rows = [(number, *_decided(c)) for number, c in enumerate(subject.collectives)]
+    rows = [(number, *_decided(subject, c)) for number, c in enumerate(subject.collectives)]
     return _table(rows, ("no.", "collective", "axis", "bytes", "buffer", "layouts", "edge"))
 
 
-def _decided(c: PlannedCollective) -> tuple[Any, ...]:
-    return c.kind, c.axis, size_text(c.bytes), _shape(c.buffer), f"{c.source} -> {c.target}", c.edge
+def _decided(plan: ShardingPlan, c: PlannedCollective) -> tuple[Any, ...]:
+    return c.kind, c.axis, size_text(c.bytes), _shape(c.buffer), f"{c.source} -> {c.target}", _edge(plan, c)
+
+
+def _edge(plan: ShardingPlan, c: PlannedCollective) -> str:
+    """With the user's name of an input."""
+    return f"{plan.called(c.value)}{c.edge.removeprefix(c.value)}"
 
 
 def _issued(plan: ShardingPlan, c: ProgramCollective) -> tuple[Any, ...]:
-    edges = {(p.entry, p.step): p.edge for p in plan.collectives}
+    edges = {(p.entry, p.step): _edge(plan, p) for p in plan.collectives}
     return c.kind, c.axis, size_text(c.bytes), _shape(c.shape), c.dtype, c.node, edges.get((c.entry, c.step), "")
 
 

@@ -64,6 +64,12 @@ mm                               no rule for it""",
     )
 
 
+def test_what_moves_an_input_names_it_as_the_user_does() -> None:
+    plan = small_plan()
+    moved = dataclasses.replace(plan, redistributions=(dataclasses.replace(plan.redistributions[0], value="w"),))
+    assert inspect.collectives_table(moved).endswith("lin.weight -> output")
+
+
 def test_nodes() -> None:
     assert_expected_inline(
         inspect.nodes_table(small_plan()),
