@@ -12,6 +12,7 @@ from .elimination import eliminate, elimination_order
 from .highs import solve_mip
 from .infeasible import Exhausted, InfeasibleError
 from .least import Least, least_excess
+from .local_search import greedy
 from .model import Model, add_edge, from_problem, restrict
 from .problem import PlacementProblem, usage_ceiling
 from .reductions import reduce
@@ -46,7 +47,7 @@ class Limits:
     def explain(self, budget: Budget) -> InfeasibleError:
         """The error for a problem known to have no solution; a budget that ends makes it less exact."""
         model = _hard(self.problem)
-        if not possible(model, budget):
+        if greedy(model) is None and not possible(model, budget):
             return self._nothing_allowed(model, budget)
         for index, (name, one) in enumerate(self._every):
             try:
@@ -80,9 +81,10 @@ class Limits:
         return [(name, _missed(name, one, least)) for (name, one), least in missed]
 
     def _found(self, index: int, budget: Budget) -> Least:
-        if index not in self._least:
-            self._least[index] = least_excess(self._every[index][1], budget)
-        return self._least[index]
+        known = self._least.get(index)
+        if known is None or (known.cut and not budget.spent):
+            self._least[index] = known = least_excess(self._every[index][1], budget, known)
+        return known
 
     def _scale(self, index: int) -> float:
         one = self._every[index][1]

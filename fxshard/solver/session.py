@@ -22,6 +22,7 @@ import numpy as np
 from .arrays import BoolArray, FloatArray, IntArray, starts
 from .branching import Branching
 from .budget import Budget
+from .by_cases import search_by_cases, search_tables
 from .combining import combine
 from .core import search_left
 from .infeasible import InfeasibleError
@@ -32,7 +33,7 @@ from .region import Reparametrised
 from .relax import Relaxation
 from .scaling import Scale
 from .solution import Solution, certify
-from .solve import search_by_cases, search_tables, solve
+from .solve import solve
 
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""

@@ -7,19 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .arrays import IntArray
-from .branching import Branching
 from .budget import Budget
-from .combining import combine
+from .by_cases import Steps, search_by_cases, search_tables
 from .conflicts import Limits
-from .core import PAIRS_BEFORE, is_large, search_core
-from .infeasible import Exhausted, NoPlanError
+from .infeasible import NoPlanError
 from .local_search import Polish, greedy
-from .model import Model, components, from_problem, restrict
+from .model import Model, from_problem
 from .problem import PlacementProblem
-from .reductions import reduce
 from .relax import Relaxation
 from .scaling import Scale, quantise
-from .search import PartSearch
 from .solution import Solution, certify
 
 EXPLAIN_SECONDS = 5.0
@@ -53,10 +49,12 @@ def solve(
     steps = [("integer costs", f"times {scale.factor:g}: {model.describe()}")]
     shown = None if keep is None else (lambda relaxation: keep(relaxation, scale, reach))
     limits = Limits(problem)
-    best, bound = search_by_cases(model, first, budget, steps, shown, limits) if model.transfers else _at_once(model, first, budget, steps)
+    if model.transfers:
+        best, bound = search_by_cases(model, first, budget, steps, shown, limits.near)
+    else:
+        best, bound = _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound < np.inf and budget.spent:
-        limits = Limits(problem)
         best, impossible = _near_limits(raw, limits, _last(time_limit))
         bound = np.inf if impossible else bound
         steps.append(("the least that limits need", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
@@ -67,10 +65,6 @@ def solve(
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 
-WRITTEN_ENTRIES = 1_000_000
-"""Table entries of a model that is written out whole where no plan that fits was found."""
-
-Steps = list[tuple[str, str]]
 Keep = Callable[[Relaxation, Scale, float], None]
 """(a relaxation that message passing has bounded, the scale of its integers, the real cost beyond which they know nothing)."""
 
@@ -78,101 +72,6 @@ Keep = Callable[[Relaxation, Scale, float], None]
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
     """The search of a model without transfers."""
     return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
-
-
-def search_by_cases(
-    model: Model,
-    first: IntArray | None,
-    budget: Budget,
-    steps: Steps | None = None,
-    shown: Callable[[Relaxation], None] | None = None,
-    limits: Limits | None = None,
-) -> tuple[IntArray | None, float]:
-    """The search of a model with transfers: message passing, and cases where it leaves a gap.
-
-    limits: of the problem, asked where message passing met no plan that fits: for one that does, or a proof that there is none.
-    """
-    steps = [] if steps is None else steps
-    try:
-        relaxation = Relaxation(model, first, budget)
-    except Exhausted:
-        return None, np.inf
-    for pairs in PAIRS_BEFORE if is_large(relaxation) else ():
-        relaxation.begin(pairs)
-        search_core(relaxation, search_by_cases, budget)
-        steps.append(("search a core", f"plan {relaxation.value:.0f}"))
-    relaxation.run()
-    steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if np.isinf(relaxation.value) and limits is not None and not budget.spent:
-        starts, impossible = limits.near(budget)
-        if impossible:
-            return None, np.inf
-        for choices in starts:
-            plan = Polish(model, choices, budget).run()
-            if plan is not None:
-                relaxation.offer(plan)
-        steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
-        if np.isfinite(relaxation.value):
-            relaxation.run()
-            steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if len(relaxation.ascent.model.limits):
-        combine(relaxation, search_tables, search_by_cases, budget)
-        steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
-    if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
-        _first_plan(relaxation, budget, steps)
-    if shown is not None:
-        shown(relaxation)
-    if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
-        cases = Branching(relaxation, search_tables, budget)
-        cases.run()
-        relaxation.prove(cases.bound)
-        steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    return relaxation.choices, relaxation.bound
-
-
-def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
-    """Where message passing met no plan that fits: write all of the model as tables, and search that."""
-    try:
-        left, undo = relaxation.below(relaxation.cutoff)
-        steps.append(("write transfers as tables", left.describe()))
-        found, proven = search_tables(left, np.inf, budget, steps)
-    except Exhausted:
-        found, proven = None, np.inf
-    if found is not None:
-        relaxation.offer(undo(found))
-    relaxation.prove(proven)
-
-
-def search_tables(
-    model: Model, known: float, budget: Budget, steps: Steps | None = None, *, grows: bool = False
-) -> tuple[IntArray | None, float]:
-    """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
-
-    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known. grows: go on
-    until it is proven or the budget ends; otherwise the search also ends where it gets no further cheaply.
-    """
-    try:
-        model, undo, history = reduce(model, budget=budget)
-    except Exhausted:
-        return None, known
-    steps = [] if steps is None else steps
-    steps += history
-    choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
-    parts = sorted(components(model), key=len)
-    for nodes in parts:
-        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
-        if nodes is parts[-1]:
-            part.value = known - bound  # with the others at their bounds, what costs more is no better than what is known
-        part.run()
-        steps += part.history
-        if part.bound == np.inf:
-            return None, known
-        bound += max(0.0, part.bound)  # the reductions leave no negative entry
-        if part.choices is None:
-            whole = False
-        else:
-            choices[nodes] = part.choices
-    return undo(choices) if whole else None, bound
 
 
 def _last(time_limit: float | None) -> Budget:

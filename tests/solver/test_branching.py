@@ -13,11 +13,11 @@ from fxshard.solver import PlacementProblem, Transfer, branching, solve
 from fxshard.solver.bounds import Ascent
 from fxshard.solver.branching import Branching
 from fxshard.solver.budget import Budget
+from fxshard.solver.by_cases import search_tables
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.model import Model
 from fxshard.solver.pruning import find_slacks
 from fxshard.solver.relax import Relaxation
-from fxshard.solver.solve import search_tables
 from tests.solver.problems import brute_force, integer_model, plans, with_transfers
 
 

@@ -1,9 +1,6 @@
-"""Cutting planes, combined plans and the least that limits need: against linear programs and enumeration."""
+"""Cutting planes and combined plans: against linear programs and enumeration."""
 
 from __future__ import annotations
-
-import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +12,12 @@ from fxshard.solver import Live, PlacementProblem, Transfer, solve
 from fxshard.solver.bounds import Ascent
 from fxshard.solver.budget import Budget
 from fxshard.solver.bundle import greatest
+from fxshard.solver.by_cases import search_by_cases, search_tables
 from fxshard.solver.combining import combine
 from fxshard.solver.infeasible import Exhausted
 from fxshard.solver.least import least_excess
 from fxshard.solver.local_search import Polish
 from fxshard.solver.relax import Relaxation
-from fxshard.solver.solve import search_by_cases, search_tables
 from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 
 
@@ -46,30 +43,6 @@ def test_the_greatest_least_of_planes(count: int, rows: int, seed: int) -> None:
     assert min(bases + slopes @ multipliers) == pytest.approx(top, abs=1e-5 * max(1.0, abs(top)))
     assert (multipliers >= 0).all() and (multipliers <= dearest + 1e-6).all()
     assert np.abs(multipliers - centre).sum() <= reach + 1e-6 and multipliers.sum() <= most + 1e-6
-
-
-@settings(max_examples=150, deadline=None)
-@given(with_rows(hard=True, memory=True))
-def test_the_least_excess_is_between_bound_and_found(problem: PlacementProblem) -> None:
-    """As counted by all choices that are allowed."""
-    free = replace(problem, usage_limit=None, rows=())
-    every = [c for c in itertools.product(*(range(len(k)) for k in problem.node_costs)) if np.isfinite(free.evaluate(c))]
-    memory = replace(problem, rows=())
-    if memory.usage_limit is None or not memory.all_lives:
-        return
-    try:
-        least = least_excess(memory, Budget())
-    except Exhausted:
-        assert not every
-        return
-    if not every:
-        assert least.choices is None and least.found == np.inf
-        return
-    best = min(memory.peak(c) for c in every) - memory.usage_limit
-    assert least.bound <= best + 1e-6
-    assert least.choices is not None
-    assert memory.peak(least.choices) - memory.usage_limit == pytest.approx(least.found, abs=1e-6)
-    assert least.found >= best - 1e-6
 
 
 @settings(max_examples=100, deadline=None)

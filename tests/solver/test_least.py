@@ -1,0 +1,108 @@
+"""The least that limits need: what is found and what is proven, against all choices tried."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from fxshard.solver import InfeasibleError, PlacementProblem, least, solve
+from fxshard.solver.budget import Budget
+from fxshard.solver.infeasible import Exhausted
+from fxshard.solver.least import Least, least_excess
+from tests.solver.problems import grid, with_rows
+
+
+def all_allowed(problem: PlacementProblem) -> list[tuple[int, ...]]:
+    free = replace(problem, usage_limit=None, rows=())
+    every = itertools.product(*(range(len(costs)) for costs in problem.node_costs))
+    return [choices for choices in every if np.isfinite(free.evaluate(choices))]
+
+
+@settings(max_examples=80, deadline=None)
+@given(with_rows(hard=True, memory=True))
+def test_the_least_peak(problem: PlacementProblem) -> None:
+    memory = replace(problem, rows=())
+    assume(memory.usage_limit is not None and memory.all_lives)
+    every = all_allowed(memory)
+    try:
+        known = least_excess(memory, Budget())
+    except Exhausted:
+        assert not every
+        return
+    if not every:
+        assert known.choices is None
+        return
+    peak = min(map(memory.peak, every))
+    assert known.choices is not None and tuple(known.choices) in every and not known.cut
+    assert memory.peak(known.choices) - memory.usage_limit == pytest.approx(known.found, abs=1e-6)
+    if peak > memory.usage_limit:
+        assert known.found == pytest.approx(peak - memory.usage_limit, abs=1e-6)
+        assert known.bound == pytest.approx(known.found, abs=1e-6)
+    else:
+        assert known.found <= 1e-6
+        assert known.bound <= peak - memory.usage_limit + 1e-6
+
+
+@settings(max_examples=50, deadline=None)
+@given(with_rows(hard=True))
+def test_the_least_sum_of_a_row(problem: PlacementProblem) -> None:
+    """With weights below zero too."""
+    alone = replace(problem, usage_limit=None, rows=problem.rows[:1])
+    free = replace(alone, rows=(replace(alone.rows[0], limit=0.0, slope=1.0),))
+    base = replace(alone, rows=())
+    every = all_allowed(alone)
+    assume(every)
+    shift = 1e3  # so that no sum is below the limit, where a slope costs nothing
+    free = replace(free, rows=(replace(free.rows[0], limit=-shift),))
+    sums = [free.evaluate(choices) - base.evaluate(choices) - shift for choices in every]
+    known = least_excess(alone, Budget())
+    excess = min(sums) - alone.rows[0].limit
+    assert known.bound <= excess + 1e-6
+    assert known.found >= excess - 1e-6
+    if excess > 0:
+        assert known.found == pytest.approx(excess, abs=1e-4) and known.bound == pytest.approx(excess, abs=1e-4)
+
+
+@pytest.mark.parametrize("transfers", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_grid_that_no_bound_is_tight_on(transfers: bool, seed: int) -> None:
+    problem = replace(grid(3, 3, 3, seed, memory=True, transfers=transfers), usage_limit=1.0)
+    peak = min(map(problem.peak, all_allowed(problem)))
+    with pytest.raises(InfeasibleError) as error:
+        solve(problem)
+    assert error.value.least_usage == error.value.usage_bound == peak
+
+
+@pytest.mark.parametrize("work", [0.0, 1e4, 1e5, 1e6])
+def test_what_is_cut_is_right_and_is_gone_on_from(work: float) -> None:
+    problem = replace(grid(3, 3, 3, 1, memory=True, transfers=True), usage_limit=1.0)
+    excess = min(map(problem.peak, all_allowed(problem))) - 1.0
+    cut = least_excess(problem, Budget(work_limit=work))
+    assert cut.bound <= excess + 1e-6 and cut.found >= excess - 1e-6
+    assert cut.cut == (cut.found - cut.bound > 1e-6)
+    more = least_excess(problem, Budget(), cut)
+    assert more.found == pytest.approx(excess, abs=1e-6) and more.bound == pytest.approx(excess, abs=1e-6)
+
+
+def test_the_search_is_the_same_each_time() -> None:
+    problem = replace(grid(5, 5, 4, 0, memory=True, transfers=True), usage_limit=1.0)
+
+    def once() -> Least:
+        return least_excess(problem, Budget(work_limit=2e7))
+
+    one, two = once(), once()
+    assert (one.found, one.bound) == (two.found, two.bound)
+    assert one.choices is not None and two.choices is not None and (one.choices == two.choices).all()
+
+
+def test_more_work_finds_no_more_than_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(grid(6, 6, 4, 0, memory=True, transfers=True), usage_limit=1.0)
+    found = []
+    for work in (1e6, 1e7, 5e7):
+        monkeypatch.setattr(least, "WORK", work)
+        found.append(least_excess(problem, Budget()).found)
+    assert found == sorted(found, reverse=True)
