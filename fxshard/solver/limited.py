@@ -35,7 +35,7 @@ ROUND_WORK = 2e9
 AGAIN_WORK = 1e9
 """The same for an answer."""
 
-LEAST_WORK = 5e8
+LEAST_WORK = 1e9
 """The same for the least memory that a plan takes, by each count."""
 
 MATTERS = 0.97
@@ -86,9 +86,9 @@ class LimitedSession:
         try:
             self.floor = Session(counts.floor, None if time_limit is None else time_limit / 2, work_limit, start)
         except InfeasibleError as error:
-            raise self._missed(error) from error
+            raise self._missed(error, True) from error
         except NoPlanError as error:
-            raise NoPlanError(str(error), tuple(map(self._missed, error.misses))) from error
+            raise NoPlanError(str(error), tuple(self._missed(miss, True) for miss in error.misses)) from error
         self._last, self._extra, found = self.floor, None, self.floor.solution
         for _ in range(ROUNDS):
             if counts.fits(found.choices):
@@ -125,7 +125,7 @@ class LimitedSession:
         try:
             return Session(self.counts.problem, self._share(1.0), work_limit, start)
         except InfeasibleError as error:
-            miss = self._missed(error)
+            miss = self._missed(error, False)
             raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {miss}", (miss,)) from error
 
     def _or_surely(self, found: Solution, work_limit: float | None) -> Solution:
@@ -136,15 +136,17 @@ class LimitedSession:
             return found
         return min(found, surely, key=lambda one: one.objective)
 
-    def _missed(self, error: InfeasibleError) -> InfeasibleError:
-        """Where memory is short: the least that any choices known for little memory take, and the bound of the floor."""
+    def _missed(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
+        """Where memory is short: the least that choices found by either count take, and the bound of the floor.
+
+        proven: whether the error is the floor's."""
         if error.least_usage is None or error.row is not None:
             return error
-        problems = replace(self.counts.problem, rows=()), replace(self.counts.floor, rows=())
-        found = [Limits(replace(one, usage_limit=0.0)).least_usage(Budget(self._share(1.0), LEAST_WORK)) for one in problems]
-        plans = [one.least_choices for one in (error, *found) if one.least_choices is not None]
+        other = self.counts.problem if proven else self.counts.floor
+        more = Limits(replace(other, rows=(), usage_limit=0.0)).least_usage(Budget(self._share(1.0), LEAST_WORK))
+        plans = [one.least_choices for one in (error, more) if one.least_choices is not None]
         least, choices = min((float(self.counts.counted(plan).max()), plan) for plan in plans)
-        bound = found[1].usage_bound
+        bound = error.usage_bound if proven else more.usage_bound
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
 
     def _share(self, part: float) -> float | None:
