@@ -35,7 +35,7 @@ ROUND_WORK = 2e9
 AGAIN_WORK = 1e9
 """The same for an answer."""
 
-LEAST_WORK = 1e9
+LEAST_WORK = 2e9
 """The same for the least memory that a plan takes, by each count."""
 
 MATTERS = 0.97
