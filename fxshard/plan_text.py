@@ -65,7 +65,7 @@ def proof(plan: ShardingPlan) -> str:
         return "none: a partial plan is a set of pins"
     c = plan.certificate
     if not c.gap and not c.cut:
-        counted = "" if plan.memory_limit is None else ", within the limit as planning counts it"
+        counted = "" if plan.memory_limit is None else ", of all plans within the limit"
         return f"{amount(c.objective, c.unit)}, proven optimal (gap 0){counted}"
     cut = ", cut short by its time or work limit" if c.cut else ""
     return f"{amount(c.objective, c.unit)}, lower bound {amount(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"

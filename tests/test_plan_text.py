@@ -21,7 +21,7 @@ def test_a_small_plan() -> None:
         str(plan),
         """\
 plan for dp=2,tp=2 (h100), forward, 4 nodes
-objective  10.75 us, proven optimal (gap 0), within the limit as planning counts it
+objective  10.75 us, proven optimal (gap 0), of all plans within the limit
 memory     1.61 GB of 2.00 GB a device at its peak: optimizer 1.07 GB, parameter 537 MB
 
 node        operator         reads            gives

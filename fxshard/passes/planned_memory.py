@@ -93,7 +93,7 @@ class Shortage:
         return self._error(what, f"{more}, or ")
 
     def _error(self, what: str, before: str) -> ConstraintError:
-        known = f"no plan takes less than {exact_size(math.floor(self.bound))}, as memory is counted here"
+        known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         others = "Else use a larger mesh, a smaller batch, an optimizer that keeps less, or free pins and input_layouts"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")

@@ -18,7 +18,7 @@ def test_summary_of_a_plan() -> None:
         """\
 mesh       dp=2,tp=2, 4 devices (h100)
 graph      forward, 4 nodes, hash abababababab
-objective  10.75 us, proven optimal (gap 0), within the limit as planning counts it
+objective  10.75 us, proven optimal (gap 0), of all plans within the limit
 memory     64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 
 collective    axis      count     bytes
@@ -41,7 +41,7 @@ def test_summary_of_a_program() -> None:
         """\
 mesh          dp=2,tp=2, 4 devices (h100)
 graph         forward, 4 nodes, hash abababababab
-objective     10.75 us, proven optimal (gap 0), within the limit as planning counts it
+objective     10.75 us, proven optimal (gap 0), of all plans within the limit
 memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 local graphs  2, one a size class
 
