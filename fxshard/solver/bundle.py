@@ -136,9 +136,9 @@ class Bundle:
 
 
 def greatest(
-    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, dearest: FloatArray, most: float = np.inf
+    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, dearest: FloatArray
 ) -> tuple[FloatArray, float] | None:
-    """Multipliers >= 0, at most `dearest`, `most` in all and in all at most `reach` from the centre, where the least of planes
+    """Multipliers >= 0, at most `dearest` and in all at most `reach` from the centre, where the least of planes
     (base, slopes) is greatest, and that value; None where no plane rises anywhere."""
     slopes = np.stack([slope for _, slope in planes])
     rows = np.flatnonzero((slopes > 0).any(axis=0) | (centre > 0))
@@ -150,18 +150,17 @@ def greatest(
     size = max(1.0, float(np.abs(at_start).max()))
     unit = size / steep  # the variables: the value, and by how many units each multiplier rises and falls
     count = len(rows)
-    matrix = np.zeros((len(planes) + 2, 1 + 2 * count))
-    matrix[:-2, 0] = 1.0
-    matrix[:-2, 1 : 1 + count], matrix[:-2, 1 + count :] = -slopes / steep, slopes / steep
-    matrix[-2, 1:] = 1.0
-    matrix[-1, 1 : 1 + count], matrix[-1, 1 + count :] = 1.0, -1.0
+    matrix = np.zeros((len(planes) + 1, 1 + 2 * count))
+    matrix[:-1, 0] = 1.0
+    matrix[:-1, 1 : 1 + count], matrix[:-1, 1 + count :] = -slopes / steep, slopes / steep
+    matrix[-1, 1:] = 1.0
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = matrix.shape[1], matrix.shape[0]
     lp.col_cost_ = np.append(-1.0, np.zeros(2 * count))
     lp.col_lower_ = np.append(-highspy.kHighsInf, np.zeros(2 * count))
     lp.col_upper_ = np.concatenate([[highspy.kHighsInf], np.maximum(dearest[rows] - start, 0.0) / unit, start / unit])
     lp.row_lower_ = np.full(len(matrix), -highspy.kHighsInf)
-    lp.row_upper_ = np.append(at_start / size, [reach / unit, min((most - float(start.sum())) / unit, highspy.kHighsInf)])
+    lp.row_upper_ = np.append(at_start / size, reach / unit)
     column, row = np.nonzero(matrix.T)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = np.searchsorted(column, np.arange(matrix.shape[1] + 1)).astype(np.int32)

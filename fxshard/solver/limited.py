@@ -75,66 +75,82 @@ class Counts:
         return replace(self.floor, lives=(*self.floor.lives, *lives))
 
 
+Again = Callable[[PlacementProblem, Sequence[int] | None], Solution]
+"""Solves one of the problems, from choices that fit if any are known."""
+
+
 class LimitedSession:
     """As `Session`: `solution` of the problem, `again` of it with states forbidden; bounds are those of the floor."""
 
     def __init__(
         self, counts: Counts, time_limit: float | None = None, work_limit: float | None = None, start: Sequence[int] | None = None
     ) -> None:
-        """Errors as `solve`. An `InfeasibleError` is a proof by the floor, whose count its least choices are measured by."""
+        """Errors as `solve`: `InfeasibleError` where the floor proves it; the least memory in errors is that of choices as `counted`."""
         self.counts, self._end = counts, None if time_limit is None else perf_counter() + time_limit
+        self._extra: FloatArray | None = None
         try:
-            self.floor = Session(counts.floor, None if time_limit is None else time_limit / 2, work_limit, start)
+            self._floor = Session(counts.floor, None if time_limit is None else time_limit / 2, work_limit, start)
         except InfeasibleError as error:
             raise self._missed(error, True) from error
         except NoPlanError as error:
             raise NoPlanError(str(error), tuple(self._missed(miss, True) for miss in error.misses)) from error
-        self._last, self._extra, found = self.floor, None, self.floor.solution
-        for _ in range(ROUNDS):
-            if counts.fits(found.choices):
-                break
-            self._extra = counts.corrected(found.choices, self._extra)
-            try:
-                self._last = Session(counts.with_more(self._extra), self._share(ROUND_TIME), self._work(work_limit, ROUND_WORK), start)
-            except (InfeasibleError, NoPlanError):
-                break
-            found = self._last.solution
-        if not counts.fits(found.choices):
-            self._last = self._surely(work_limit, start)
-            found = self._last.solution
-        elif self._last is not self.floor or found.gap > NEAR:
-            found = self._or_surely(found, self._work(work_limit, ROUND_WORK))
-        self.solution = self._certified(found, self.floor.solution.lower_bound, self.floor.solution.cut)
+        self._last = self._floor
+
+        def solved(problem: PlacementProblem, known: Sequence[int] | None) -> Solution:
+            part = ROUND_TIME if problem is not counts.problem else 1.0
+            work = work_limit if known is None and part == 1.0 else ROUND_WORK
+            session = Session(problem, self._share(part), None if work_limit is None else work, start if known is None else known)
+            self._last = self._last if problem is counts.problem else session
+            return session.solution
+
+        found = self._floor.solution
+        self.solution = self._certified(self._fitting(found, solved), found.lower_bound, found.cut)
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True) -> Solution:
         """As `Session.again`; a bound is the floor's for what is allowed where its plan fits, else that without what is forbidden."""
-        found = self._last.again(allowed, gap, deep=deep)
-        bound = found.lower_bound if self._last is self.floor else self.floor.solution.lower_bound
-        extra = self._extra
+        extra, last = self._extra, self._last
+        try:
+            found = last.again(allowed, gap, deep=deep)
+        except InfeasibleError:
+            if last is self._floor:
+                raise
+            found, last = self._floor.again(allowed, gap, deep=deep), self._floor
+        bound = found.lower_bound if last is self._floor else self._floor.solution.lower_bound
+
+        def solved(problem: PlacementProblem, known: Sequence[int] | None) -> Solution:
+            return solve(narrowed(problem, allowed), None, AGAIN_WORK, known)
+
+        fitting = found if self.counts.fits(found.choices) else self._fitting(found, solved)
+        self._extra = extra
+        return self._certified(fitting, bound, found.cut)
+
+    def _fitting(self, found: Solution, solved: Again) -> Solution:
+        """The best plan that fits, from the floor's; raises `NoPlanError` where none is found."""
         for _ in range(ROUNDS):
             if self.counts.fits(found.choices):
-                return self._certified(found, bound, found.cut)
-            extra = self.counts.corrected(found.choices, extra)
-            found = solve(narrowed(self.counts.with_more(extra), allowed), None, AGAIN_WORK)
-        if not self.counts.fits(found.choices):
-            found = solve(narrowed(self.counts.problem, allowed), None, AGAIN_WORK)
-        return self._certified(found, bound, found.cut)
-
-    def _surely(self, work_limit: float | None, start: Sequence[int] | None) -> Session:
-        """The problem itself solved; that nothing fits by its count is no proof that nothing does."""
-        try:
-            return Session(self.counts.problem, self._share(1.0), work_limit, start)
-        except InfeasibleError as error:
-            miss = self._missed(error, False)
-            raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {miss}", (miss,)) from error
-
-    def _or_surely(self, found: Solution, work_limit: float | None) -> Solution:
-        """What fits, or what costs less and fits by the problem's own count."""
-        try:
-            surely = solve(self.counts.problem, self._share(1.0), work_limit, found.choices)
-        except (InfeasibleError, NoPlanError):
+                break
+            self._extra = self.counts.corrected(found.choices, self._extra)
+            try:
+                found = solved(self.counts.with_more(self._extra), None)
+            except (InfeasibleError, NoPlanError):
+                break
+        fits = self.counts.fits(found.choices)
+        if fits and self._extra is None and found.gap <= NEAR:
             return found
-        return min(found, surely, key=lambda one: one.objective)
+        try:
+            surely = solved(self.counts.problem, found.choices if fits else None)
+        except (InfeasibleError, NoPlanError) as error:
+            return found if fits else self._least(error)
+        return min(found, surely, key=lambda one: one.objective) if fits else surely
+
+    def _least(self, error: InfeasibleError | NoPlanError) -> Solution:
+        """The choices that take least where nothing was found that fits by the larger count: they may fit as they are counted."""
+        misses = (error,) if isinstance(error, InfeasibleError) else error.misses
+        exact = [self._missed(miss, False) for miss in misses]
+        for miss in exact:
+            if miss.row is None and miss.least_choices is not None and self.counts.fits(miss.least_choices):
+                return certify(miss.least_choices, self.counts.problem.evaluate(miss.least_choices), -np.inf, True, ())
+        raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
 
     def _missed(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
         """Where memory is short: the least that choices found by either count take, and the bound of the floor.
@@ -152,10 +168,6 @@ class LimitedSession:
     def _share(self, part: float) -> float | None:
         """Seconds: a part of those that are left."""
         return None if self._end is None else max(0.1, part * (self._end - perf_counter()))
-
-    @staticmethod
-    def _work(asked: float | None, most: float) -> float | None:
-        return None if asked is None else min(asked, most)
 
     @staticmethod
     def _certified(found: Solution, bound: float, cut: bool) -> Solution:

@@ -1,0 +1,91 @@
+"""Problems whose memory is known of whole choices only, between two counts: against all choices tried."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem
+from fxshard.solver.limited import ROUND_WORK
+
+TIMES, STATES = 4, 3
+
+
+def counts(seed: int, spread: float, limit: float) -> Counts:
+    """Five nodes in a ring; what choices take at each time is drawn for each of them, anywhere between the two counts.
+
+    spread: the part of the larger count by which the smaller one is less.
+    """
+    rng = np.random.default_rng(seed)
+    costs = tuple(rng.uniform(0, 10, STATES) for _ in range(5))
+    edges = tuple((i, (i + 1) % 5) for i in range(5))
+    tables = tuple(rng.uniform(0, 5, (STATES, STATES)) for _ in edges)
+    spans = [sorted(rng.choice(TIMES + 1, 2, replace=False)) for _ in range(8)]
+    amounts = [rng.uniform(0, 10, STATES) for _ in spans]
+    nodes = rng.integers(0, 5, len(spans))
+    lives = [Live(int(lo), int(hi), amount, int(node)) for (lo, hi), amount, node in zip(spans, amounts, nodes, strict=True)]
+    problem = PlacementProblem(costs, edges, tables, usage_limit=limit, lives=tuple(lives))
+    floor = replace(problem, lives=tuple(replace(one, amount=one.amount * rng.uniform(1 - spread, 1, STATES)) for one in lives))
+    parts = rng.uniform(0, 1, (STATES,) * 5 + (TIMES,))
+
+    def counted(choices: Sequence[int]) -> np.ndarray:
+        low, high = (_at(one, choices) for one in (floor, problem))
+        return low + (high - low) * parts[tuple(choices)]
+
+    return Counts(problem, floor, counted)
+
+
+def _at(problem: PlacementProblem, choices: Sequence[int]) -> np.ndarray:
+    return np.array([sum(one.total((), choices) for one in problem.lives if one.lo <= t < one.hi) for t in range(TIMES)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([14.0, 18.0, 22.0]))
+def test_bounds_refusals_and_plans(seed: int, spread: float, limit: float) -> None:
+    given_ = counts(seed, spread, limit)
+    held = {x: float(given_.counted(x).max()) for x in itertools.product(range(STATES), repeat=5)}
+    costs = {x: given_.problem.evaluate(x) for x in held if held[x] <= limit}
+    try:
+        session = LimitedSession(given_, None, 1e9)
+    except InfeasibleError as error:
+        assert not costs and error.usage_bound <= min(held.values()) + 1e-6
+        assert error.least_usage == pytest.approx(held[error.least_choices])
+        return
+    except NoPlanError as error:
+        (miss,) = error.misses
+        assert spread and miss.usage_bound <= min(held.values()) + 1e-6 and miss.least_usage == pytest.approx(held[miss.least_choices])
+        assert limit < miss.least_usage
+        return
+    best = min(costs.values())
+    assert tuple(session.solution.choices) in costs
+    assert session.solution.lower_bound <= best + 1e-9 <= session.solution.objective + 2e-9
+    assert spread or session.solution.proven
+    node = seed % 5
+    allowed = {node: np.arange(STATES) != session.solution.choices[node]}
+    others = [cost for x, cost in costs.items() if x[node] != session.solution.choices[node]]
+    try:
+        again = session.again(allowed)
+    except InfeasibleError as error:
+        assert not others, error
+        return
+    except NoPlanError:
+        assert spread
+        return
+    assert tuple(again.choices) in costs and allowed[node][again.choices[node]]
+    assert again.lower_bound <= min(others) + 1e-9
+
+
+def test_what_the_floor_leaves_out_is_added_where_it_matters() -> None:
+    """The cheapest choices fit by the floor and not in truth; with what they hold more, the next ones are found."""
+    costs = (np.array([1.0, 2.0, 9.0]),)
+    problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
+    floor = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
+    truth = {0: [11.0, 10.0], 1: [9.0, 8.0], 2: [1.0, 1.0]}
+    found = LimitedSession(Counts(problem, floor, lambda x: np.array(truth[int(x[0])])), None, ROUND_WORK).solution
+    assert found.choices == (1,) and found.objective == 2.0 and found.lower_bound == 1.0 and not found.proven
