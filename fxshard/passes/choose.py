@@ -366,7 +366,8 @@ def _holds(annotated: Annotated, objective: str, until: float | None, wishes: Se
     if left is not None and left <= 0:
         return True
     try:
-        solve(formulate(annotated, _rebuilt(wishes), objective).problem.without_costs(), left, WORK_LIMIT)
+        made = formulate(annotated, _rebuilt(wishes), objective)
+        solve((made.floor or made.problem).without_costs(), left, WORK_LIMIT)
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:
