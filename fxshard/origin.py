@@ -214,7 +214,7 @@ def _names(node: fx.Node, output: int) -> list[str]:
 def _no_plan(error: Exception) -> str:
     if isinstance(error, InfeasibleError) and error.least_usage is not None and error.row is None:
         return f"no plan has it within memory_limit: the least found takes {size_text(error.least_usage)}"
-    return f"no plan has it: {error}"
+    return f"no plan has it: {error}" if isinstance(error, InfeasibleError) else str(error)
 
 
 def _impossible(value: _Value, pin: Condition) -> str:
