@@ -108,9 +108,7 @@ def _counted(annotated: Annotated, constraints: Constraints, formulation: Formul
     return counted
 
 
-def _held(
-    annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]
-) -> tuple[list[Held], Lifetimes]:
+def _held(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> tuple[list[Held], Lifetimes]:
     """What the plan of these choices holds, and its times."""
     decision = _chosen(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated, decision)

@@ -20,6 +20,7 @@ from fxshard.planning_graph import PlanningGraph, operands, producer
 
 KEPT, REDONE = range(2)
 Wants = tuple[Layout | None, ...]
+"""A layout by state, None where nothing is read or there."""
 
 
 def in_modes(alike: Alike, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
@@ -73,8 +74,8 @@ class Modes:
         times, source, readers = self.times, producer(value)[0], self.times.readers.get(value, [])
         early, late = (tuple(r for r in readers if times.late(r) is half) for half in (False, True))
         redone = self.redone_readers(value)
-        if not early or not (late or (redone and source not in self.block)):
-            return None
+        if all(r.op == "output" for r in early) or not (late or (redone and source not in self.block)):
+            return None  # what only the backward reads, and is returned, is one value for all of its readers
         own = source.op != "placeholder" and not times.is_view(source)
         made = times.own(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
         return Crossing(value, early, late, redone, made, times.moved(value, early), self.late_span(late, redone, value), own)

@@ -88,6 +88,7 @@ class LimitedSession:
         """Errors as `solve`: `InfeasibleError` where the floor proves it; the least memory in errors is that of choices as `counted`."""
         self.counts, self._end = counts, None if time_limit is None else perf_counter() + time_limit
         self._extra: FloatArray | None = None
+        self._time_limit = time_limit
         try:
             self._floor = Session(counts.floor, None if time_limit is None else time_limit / 2, work_limit, start)
         except InfeasibleError as error:
@@ -104,7 +105,7 @@ class LimitedSession:
             return session.solution
 
         found = self._floor.solution
-        self.solution = self._certified(self._fitting(found, solved), found.lower_bound, found.cut)
+        self.solution = self._certified(self._fitting(found, solved), found.lower_bound)
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True) -> Solution:
         """As `Session.again`; a bound is the floor's for what is allowed where its plan fits, else that without what is forbidden."""
@@ -118,11 +119,11 @@ class LimitedSession:
         bound = found.lower_bound if last is self._floor else self._floor.solution.lower_bound
 
         def solved(problem: PlacementProblem, known: Sequence[int] | None) -> Solution:
-            return solve(narrowed(problem, allowed), None, AGAIN_WORK, known)
+            return solve(narrowed(problem, allowed), self._time_limit, AGAIN_WORK, known)
 
         fitting = found if self.counts.fits(found.choices) else self._fitting(found, solved)
         self._extra = extra
-        return self._certified(fitting, bound, found.cut)
+        return self._certified(fitting, bound)
 
     def _fitting(self, found: Solution, solved: Again) -> Solution:
         """The best plan that fits, from the floor's; raises `NoPlanError` where none is found."""
@@ -134,14 +135,17 @@ class LimitedSession:
                 found = solved(self.counts.with_more(self._extra), None)
             except (InfeasibleError, NoPlanError):
                 break
-        fits = self.counts.fits(found.choices)
-        if fits and self._extra is None and found.gap <= NEAR:
+        fitting = [found] if self.counts.fits(found.choices) else []
+        if fitting and self._extra is None and found.gap <= NEAR:
             return found
         try:
-            surely = solved(self.counts.problem, found.choices if fits else None)
+            surely = solved(self.counts.problem, found.choices if fitting else None)
+            fitting += [surely] if self.counts.fits(surely.choices) else []
         except (InfeasibleError, NoPlanError) as error:
-            return found if fits else self._least(error)
-        return min(found, surely, key=lambda one: one.objective) if fits else surely
+            return fitting[0] if fitting else self._least(error)
+        if not fitting:
+            raise NoPlanError("no plan was found that fits, nor a proof that there is none")
+        return min(fitting, key=lambda one: one.objective)
 
     def _least(self, error: InfeasibleError | NoPlanError) -> Solution:
         """The choices that take least where nothing was found that fits by the larger count: they may fit as they are counted."""
@@ -161,6 +165,8 @@ class LimitedSession:
         other = self.counts.problem if proven else self.counts.floor
         more = Limits(replace(other, rows=(), usage_limit=0.0)).least_usage(Budget(self._share(1.0), LEAST_WORK))
         plans = [one.least_choices for one in (error, more) if one.least_choices is not None]
+        if not plans:
+            return error
         least, choices = min((float(self.counts.counted(plan).max()), plan) for plan in plans)
         bound = error.usage_bound if proven else more.usage_bound
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
@@ -170,8 +176,9 @@ class LimitedSession:
         return None if self._end is None else max(0.1, part * (self._end - perf_counter()))
 
     @staticmethod
-    def _certified(found: Solution, bound: float, cut: bool) -> Solution:
-        return certify(found.choices, found.objective, min(bound, found.objective), cut or found.cut, found.steps)
+    def _certified(found: Solution, bound: float) -> Solution:
+        """Cut where it is not proven: the search ended before the counts met."""
+        return certify(found.choices, found.objective, min(bound, found.objective), True, found.steps)
 
 
 def _usage(problem: PlacementProblem, choices: Sequence[int], times: int) -> FloatArray:

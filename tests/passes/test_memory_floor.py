@@ -117,3 +117,17 @@ def test_what_is_kept_and_returned_may_die_before_the_end() -> None:
             return scores, F.cross_entropy(scores, y)
 
     check(trace(Scored(), (torch.randn(8, 4), torch.randint(0, 6, (8,)))), "a=2", range(12))
+
+
+def test_what_only_the_backward_reads_and_is_returned() -> None:
+    """A sigmoid at the end of a model: nothing in the forward reads it, the backward does before it is returned."""
+
+    class Ended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.Sigmoid(), nn.Linear(16, 8), nn.Softmax(-1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.layers(x), *x.sort(1)[:1]
+
+    check(trace(Ended(), (torch.randn(8, 8),)), "a=2", range(30))
