@@ -16,7 +16,7 @@ from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotate import Annotated
-from fxshard.passes.choose import decide, solved, unlimited
+from fxshard.passes.choose import decide, keeps_limit, solved, unlimited
 from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.names import Names, Place
@@ -104,7 +104,7 @@ class Origin:
         """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
         if self._session is None:
             free = None if self.constraints.memory_limit is None else unlimited(*self._asked, self._time_limit)
-            self._formulation, self._session = self._limited() if free is None else free[1:]
+            self._formulation, self._session = self._limited() if free is None or not keeps_limit(free[0]) else free[1:]
         assert self._formulation is not None
         return self._formulation, self._session
 

@@ -55,9 +55,9 @@ def choose(annotated: Annotated, constraints: Constraints, formulation: Formulat
 def unlimited(
     annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None
 ) -> tuple[ShardingPlan, Formulation, Solved] | None:
-    """The plan without the memory limit, its problem and solve, where it keeps the limit by itself, None elsewhere.
+    """The plan without the memory limit, its problem and solve, None where none is found.
 
-    Then it is the cheapest, whatever is kept how.
+    Where it keeps the limit by itself it is the cheapest, whatever is kept how.
     """
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
@@ -66,23 +66,42 @@ def unlimited(
     except (InfeasibleError, NoPlanError):  # the limited problem says so better
         return None
     plan = decide(annotated, free, formulation, session.solution)
-    plan = dataclasses.replace(plan, memory_limit=limit)
-    return (plan, formulation, session) if limit is not None and sum(plan.memory.values()) <= limit else None
+    return dataclasses.replace(plan, memory_limit=limit), formulation, session
+
+
+def keeps_limit(plan: ShardingPlan) -> bool:
+    """Whether a plan holds no more than its memory limit."""
+    return plan.memory_limit is None or sum(plan.memory.values()) <= plan.memory_limit
+
+
+def bound_within_limit(free: ShardingPlan) -> float:
+    """What no plan within a memory limit costs less than, by the one without it, in the unit of its objective.
+
+    Not where communication hides: what is gathered again for the backward may hide where what is gathered once does not.
+    """
+    hides = free.certificate.unit == "microseconds" and free.mesh.hardware.overlap > 0
+    return -math.inf if hides else free.lower_bound
 
 
 def solved(
-    annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None, asked: float | None = None
+    annotated: Annotated,
+    constraints: Constraints,
+    formulation: Formulation,
+    time_limit: float | None = None,
+    asked: float | None = None,
+    bound: float = -math.inf,
 ) -> Solved:
     """The problem solved, for questions too; raises ConstraintError when no plan was found.
 
-    ``asked``: the seconds that the user gave, of which ``time_limit`` is what is left.
+    ``asked``: the seconds that the user gave, of which ``time_limit`` is what is left. ``bound``: what no plan within a memory limit
+    costs less than, in the unit of the objective.
     """
     asked, work = time_limit if asked is None else asked, None if time_limit is not None else WORK_LIMIT
     try:
         if formulation.floor is None:
             return Session(formulation.problem, time_limit, work, formulation.start)
         counts = Counts(formulation.problem, formulation.floor, partial(_counted, annotated, constraints, formulation))
-        return LimitedSession(counts, time_limit, work, formulation.start)
+        return LimitedSession(counts, time_limit, work, formulation.start, bound)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints, formulation, time_limit) from error
     except NoPlanError as error:

@@ -6,6 +6,7 @@ Every pass takes a ``Compilation`` and returns it with one more field filled; no
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -117,10 +118,11 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
         start = time.perf_counter()
         found = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
         limit = None if limit is None else max(limit - (time.perf_counter() - start), limit / 2)
-    if found is not None:
+    if found is not None and choose.keeps_limit(found[0]):
         plan, formulation, session = found
     else:
-        session = choose.solved(c.annotated, c.constraints, formulation, limit, c.request.time_limit)
+        bound = -math.inf if found is None else choose.bound_within_limit(found[0])
+        session = choose.solved(c.annotated, c.constraints, formulation, limit, c.request.time_limit, bound)
         plan = choose.decide(c.annotated, c.constraints, formulation, session.solution)
     said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
     return replace(c, plan=plan, formulation=formulation, session=session), said

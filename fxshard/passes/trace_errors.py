@@ -19,7 +19,10 @@ from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
 from fxshard.errors import FxshardError, TraceError
 from fxshard.planning_graph import of_user, source_line
 
-GRAPH_BREAKS = "remove graph breaks (data-dependent branches, .item(), printing) there, or shard a submodule that traces"
+GRAPH_BREAKS = (
+    "remove graph breaks (data-dependent branches, .item(), printing) there, return tensors in plain containers "
+    "(transformers: model.config.use_cache = False), or shard a submodule that traces"
+)
 CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
 OURS = os.path.join(Path(__file__).parents[1], "")
 DATA_DEPENDENT = {

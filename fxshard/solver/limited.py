@@ -83,9 +83,16 @@ class LimitedSession:
     """As `Session`: `solution` of the problem, `again` of it with states forbidden; bounds are those of the floor."""
 
     def __init__(
-        self, counts: Counts, time_limit: float | None = None, work_limit: float | None = None, start: Sequence[int] | None = None
+        self,
+        counts: Counts,
+        time_limit: float | None = None,
+        work_limit: float | None = None,
+        start: Sequence[int] | None = None,
+        bound: float = -np.inf,
     ) -> None:
-        """Errors as `solve`: `InfeasibleError` where the floor proves it; the least memory in errors is that of choices as `counted`."""
+        """Errors as `solve`: `InfeasibleError` where the floor proves it; the least memory in errors is that of choices as `counted`.
+
+        bound: known before, of all choices that fit."""
         self.counts, self._end = counts, None if time_limit is None else perf_counter() + time_limit
         self._extra: FloatArray | None = None
         self._time_limit = time_limit
@@ -105,7 +112,7 @@ class LimitedSession:
             return session.solution
 
         found = self._floor.solution
-        self.solution = self._certified(self._fitting(found, solved), found.lower_bound)
+        self.solution = self._certified(self._fitting(found, solved), max(bound, found.lower_bound))
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True) -> Solution:
         """As `Session.again`; a bound is the floor's for what is allowed where its plan fits, else that without what is forbidden."""
@@ -116,7 +123,7 @@ class LimitedSession:
             if last is self._floor:
                 raise
             found, last = self._floor.again(allowed, gap, deep=deep), self._floor
-        bound = found.lower_bound if last is self._floor else self._floor.solution.lower_bound
+        bound = max(self.solution.lower_bound, found.lower_bound if last is self._floor else -np.inf)
 
         def solved(problem: PlacementProblem, known: Sequence[int] | None) -> Solution:
             return solve(narrowed(problem, allowed), self._time_limit, AGAIN_WORK, known)
