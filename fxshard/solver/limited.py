@@ -19,7 +19,7 @@ from .conflicts import Limits
 from .infeasible import InfeasibleError, NoPlanError
 from .problem import PlacementProblem, usage_ceiling
 from .rows import Live
-from .session import CLOSED, Allowed, Session, narrowed
+from .session import AGAIN_WORK, CLOSED, Allowed, Session, narrowed
 from .solution import Solution, certify
 from .solve import solve
 
@@ -31,9 +31,6 @@ ROUNDS = 2
 
 ROUND_WORK = 2e9
 """Table entries that such a solve may touch, where work is limited."""
-
-AGAIN_WORK = 1e9
-"""The same for an answer."""
 
 LEAST_WORK = 2e9
 """The same for the least memory that a plan takes, by each count."""
@@ -50,7 +47,7 @@ ROUND_TIME = 0.25
 
 @dataclass(frozen=True)
 class Counts:
-    """The problem, its floor (of the same nodes, costs and limit), and what a plan takes; arguments of `solve`."""
+    """The problem, its floor (of the same nodes, costs and limit, with further transfers of nothing), and what choices take."""
 
     problem: PlacementProblem
     floor: PlacementProblem

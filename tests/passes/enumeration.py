@@ -114,6 +114,7 @@ class Enumeration:
     keep: Callable[[str, OpSpec], bool] = lambda name, spec: True
     keep_result: Callable[[int, Layout], bool] = lambda index, layout: True
     memory_limit: int | None = None
+    count: Callable[..., int] = most_held
     alike: Sequence[Collection[str]] = ()
     """Nodes, and results (``outputs[0]``), of one layout."""
     at_most: Mapping[str, float] = field(default_factory=dict)
@@ -187,7 +188,7 @@ class Enumeration:
 
     def held(self) -> int:
         """Bytes of what is chosen."""
-        return most_held(self.annotated.graph, self.specs, self.lying, self.annotated.mesh, self.price)
+        return self.count(self.annotated.graph, self.specs, self.lying, self.annotated.mesh, self.price)
 
     def _alike(self, name: str, layout: Layout) -> bool:
         """Whether what is chosen so far lies as this does, where it has to; this is noted."""

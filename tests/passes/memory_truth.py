@@ -78,6 +78,53 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
     return max(itertools.accumulate(steps))
 
 
+def surely_enough(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
+    """Bytes: each value as made until its last reader (or a view's) is done, and each other layout that is read from the first
+    reader on; inputs (tangents from their first reader) and results to the end; what is only returned exists as made only while it
+    is made. What a redistribution takes meanwhile counts wherever the value is read, for each of the layouts that it is brought into."""
+    nodes = planned_nodes(graph)
+    end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
+    reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
+    reads += [(o, nodes[-1], results[k]) for k, o in enumerate(operands(nodes[-1]))]
+
+    def until(value: fx.Node) -> int:
+        return max([when[producer(value)[0]] + 1, *(_done(n) for o, n, _ in reads if o is value)])
+
+    def _done(reader: fx.Node) -> int:
+        if reader.op == "output":
+            return end
+        return until(reader) if str(reader.target) in VIEWS else when[reader] + 1
+
+    def size(value: fx.Node, layout: Layout) -> int:
+        return _bytes(tuple(value.meta["val"].shape), layout, mesh, value.meta["val"].dtype.itemsize)
+
+    tangents = {end.node for end in graph.inputs_of("tangent")}
+    most = 0
+    for now in range(end):
+        held = 0
+        for value in (n for n in graph.nodes if n.op != "output" and is_tensor(n)):
+            source, index = producer(value)
+            assert str(source.target) not in VIEWS, "the graphs of these tests have none whose results are returned"
+            mine = [(n, layout) for o, n, layout in reads if o is value]
+            have, born = specs[source.name].outputs[index], when[source]
+            if source.op == "placeholder":
+                given = min((when[n] for n, _ in mine), default=0) if source.name in tangents else 0
+                held += size(value, have) if now >= given else 0
+                others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
+            elif mine and all(n.op == "output" for n, _ in mine):
+                others, first = {layout for _, layout in mine} - ({have} if now == born else set()), born
+                held += size(value, have) if now == born else 0
+            else:
+                held += size(value, have) if born <= now < until(value) else 0
+                others, first = {layout for _, layout in mine} - {have}, min((when[n] for n, _ in mine), default=end)
+            held += sum(size(value, layout) for layout in others if first <= now < until(value))
+            only = mine and source.op != "placeholder" and all(n.op == "output" for n, _ in mine)
+            if now in ({born} if only else {when[n] for n, _ in mine}):
+                held += sum(_meanwhile(value.meta["val"], have, layout, mesh, price) for layout in {layout for _, layout in mine} - {have})
+        most = max(most, held)
+    return most
+
+
 def _meanwhile(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh, price: Price) -> int:
     """Bytes beside a tensor in two layouts while it is brought from one into the other: the buffers of the collectives by hand."""
     shape, itemsize = tuple(value.shape), value.dtype.itemsize

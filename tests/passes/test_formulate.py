@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from passes.enumeration import MESHES, SQUARE, TOY, Const, Enumeration, aten, build, graphs, ops
-from passes.memory_truth import most_held
+from passes.memory_truth import most_held, surely_enough
 from zoo import llama
 
 from fxshard.errors import ConstraintError
@@ -79,7 +79,8 @@ def test_least_of_all_choices_on_two_axes(graph: PlanningGraph, objective: str, 
 @brute(25)
 @given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
 def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
-    """A part of what the plan without a limit holds: bounds and refusals are those of all choices, whatever was found keeps the limit."""
+    """A part of what the plan without a limit holds: bounds and refusals are those of all choices, plans keep the limit, and none is
+    dearer than the cheapest that fits by the count that is never too small."""
     truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
     request = Request(input_layouts="R", output_layouts="R")
     free = plan_graph(graph, mesh, request)
@@ -87,15 +88,16 @@ def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: fl
     assert sum(free.memory.values()) == held
     truth.memory_limit = limit = int(share * held)
     least = truth.least(float("inf"))
+    surely = replace(truth, count=surely_enough).least(float("inf"))
     try:
         plan = plan_graph(graph, mesh, replace(request, memory_limit=limit))
     except ConstraintError as error:
-        assert "nothing fits" not in error.what or least == float("inf")
+        assert surely == float("inf") and ("nothing fits" not in error.what or least == float("inf"))
         return
     assert sum(plan.memory.values()) == most_held(graph, plan.specs, plan.specs["output"].inputs, mesh, truth.price) <= limit
     slack = 1e-5 + 1e-9 * plan.objective
     assert truth.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
-    assert plan.lower_bound - slack <= least <= plan.objective + slack
+    assert plan.lower_bound - slack <= least <= plan.objective + slack and plan.objective <= surely + slack
 
 
 @st.composite
