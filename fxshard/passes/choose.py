@@ -100,7 +100,7 @@ def solved(
     try:
         if formulation.floor is None:
             return Session(formulation.problem, time_limit, work, formulation.start)
-        counts = Counts(formulation.problem, formulation.floor, partial(_counted, annotated, constraints, formulation))
+        counts = Counts(formulation.problem, formulation.floor, partial(memory_over_time, annotated, constraints, formulation))
         return LimitedSession(counts, time_limit, work, formulation.start, bound)
     except InfeasibleError as error:
         raise infeasible(error, annotated, constraints, formulation, time_limit) from error
@@ -113,7 +113,7 @@ def solved(
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
 
 
-def _counted(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
+def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
     """Bytes that the plan of these choices holds, at the times of the problem's lives."""
     found, times = _held(annotated, constraints, formulation, choices)
     steps = np.zeros(times.end + 1)

@@ -72,7 +72,7 @@ class Counts:
         return replace(self.floor, lives=(*self.floor.lives, *lives))
 
 
-Again = Callable[[PlacementProblem, Sequence[int] | None], Solution]
+Solving = Callable[[PlacementProblem, Sequence[int] | None], Solution]
 """Solves one of the problems, from choices that fit if any are known."""
 
 
@@ -129,7 +129,7 @@ class LimitedSession:
         self._extra = extra
         return self._certified(fitting, bound)
 
-    def _fitting(self, found: Solution, solved: Again) -> Solution:
+    def _fitting(self, found: Solution, solved: Solving) -> Solution:
         """The best plan that fits, from the floor's; raises `NoPlanError` where none is found."""
         for _ in range(ROUNDS):
             if self.counts.fits(found.choices):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import _counted
+from fxshard.passes.choose import memory_over_time
 from fxshard.passes.constrain import constraints_of
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.trace import trace
@@ -71,7 +71,7 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> None:
     for seed in seeds:
         choices = any_choices(formulation, seed)
         redone += any(choices[var] for var in formulation.blocks)
-        held = _counted(annotated, constraints, formulation, choices)
+        held = memory_over_time(annotated, constraints, formulation, choices)
         low, high = (usage(problem, choices, len(held)) for problem in (formulation.floor, formulation.problem))
         ran = held[runs] > 0  # second runs that are not made hold nothing
         assert (low[runs] <= held[runs] + 1e-6)[ran].all(), f"seed {seed}"
@@ -86,7 +86,7 @@ def test_every_plan_is_between_the_counts(mesh: str, train: bool) -> None:
     check(graph, mesh, range(6))
 
 
-def test_a_chain_is_counted_as_it_is() -> None:
+def test_a_chain_ismemory_over_time_as_it_is() -> None:
     """Where each value has one reader, views between them or not, the floor is what a plan holds."""
 
     class Chain(nn.Module):
@@ -100,7 +100,7 @@ def test_a_chain_is_counted_as_it_is() -> None:
     assert formulation.floor is not None
     for seed in range(8):
         choices = any_choices(formulation, seed)
-        held = _counted(annotated, constraints, formulation, choices)
+        held = memory_over_time(annotated, constraints, formulation, choices)
         assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
 
 
