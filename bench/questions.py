@@ -18,7 +18,7 @@ import fxshard
 from fxshard.factory import load_model
 from fxshard.mesh import parse_mesh
 from fxshard.origin import Origin
-from fxshard.passes.choose import solved
+from fxshard.passes.choose import allowance, solved
 from fxshard.passes.formulate import formulate
 
 
@@ -63,7 +63,7 @@ def _first_solve(plan: fxshard.ShardingPlan) -> float:
     annotated, constraints = origin.annotated, origin.constraints
     formulation = formulate(annotated, constraints)
     begin = time.process_time()
-    solved(annotated, constraints, formulation)
+    solved(annotated, constraints, formulation, allowance(None))
     return time.process_time() - begin
 
 

@@ -16,7 +16,7 @@ from fxshard.explanation import Choice, Explanation, Reading
 from fxshard.layout import Layout, placement_str
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotate import Annotated
-from fxshard.passes.choose import decide, keeps_limit, solved, unlimited
+from fxshard.passes.choose import allowance, decide, keeps_limit, solved, unlimited
 from fxshard.passes.constrain import Condition, Constraints, pattern
 from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.names import Names, Place
@@ -103,7 +103,7 @@ class Origin:
     def _problem(self) -> tuple[Formulation, Solved]:
         """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
         if self._session is None:
-            free = None if self.constraints.memory_limit is None else unlimited(*self._asked, self._time_limit)
+            free = None if self.constraints.memory_limit is None else unlimited(*self._asked, allowance(self._time_limit))
             self._formulation, self._session = self._limited() if free is None or not keeps_limit(free[0]) else free[1:]
         assert self._formulation is not None
         return self._formulation, self._session
@@ -112,7 +112,7 @@ class Origin:
         """The problem with all constraints, solved when first an answer without the memory limit exceeds it."""
         if self._within is None:
             formulation = formulate(*self._asked)
-            self._within = formulation, solved(self.annotated, self.constraints, formulation, self._time_limit)
+            self._within = formulation, solved(self.annotated, self.constraints, formulation, allowance(self._time_limit))
         return self._within
 
     def value(self, name: str) -> _Value:

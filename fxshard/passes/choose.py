@@ -23,7 +23,7 @@ from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
 from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
-from fxshard.passes.held import Held, held, peak
+from fxshard.passes.held import Held, held, over_time
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.moves import Specs, hiding, redistributions
 from fxshard.passes.planned_memory import Shortage, planned_profile
@@ -32,7 +32,7 @@ from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_
 from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
-from fxshard.solver import Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve
 
 WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
@@ -47,13 +47,13 @@ EQUAL = 1e-9
 NO_STATE = Optimizer()
 
 
-def choose(annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None) -> ShardingPlan:
-    """The cheapest plan under ``constraints``, with its certificate; raises ConstraintError when there is none."""
-    return decide(annotated, constraints, formulation, solved(annotated, constraints, formulation, time_limit).solution)
+def allowance(time_limit: float | None) -> Budget:
+    """What solving may take: the seconds that the user gave, or a fixed amount of work."""
+    return Budget(time_limit, WORK_LIMIT if time_limit is None else None)
 
 
 def unlimited(
-    annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None = None
+    annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> tuple[ShardingPlan, Formulation, Solved] | None:
     """The plan without the memory limit, its problem and solve, None where none is found.
 
@@ -62,7 +62,7 @@ def unlimited(
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
     try:
-        session = Session(formulation.problem, time_limit, None if time_limit is not None else WORK_LIMIT, formulation.start)
+        session = Session(formulation.problem, budget, formulation.start)
     except (InfeasibleError, NoPlanError):  # the limited problem says so better
         return None
     plan = decide(annotated, free, formulation, session.solution)
@@ -87,28 +87,25 @@ def solved(
     annotated: Annotated,
     constraints: Constraints,
     formulation: Formulation,
-    time_limit: float | None = None,
-    asked: float | None = None,
+    budget: Budget,
     bound: float = -math.inf,
 ) -> Solved:
     """The problem solved, for questions too; raises ConstraintError when no plan was found.
 
-    ``asked``: the seconds that the user gave, of which ``time_limit`` is what is left. ``bound``: what no plan within a memory limit
-    costs less than, in the unit of the objective.
+    ``bound``: what no plan within a memory limit costs less than, in the unit of the objective.
     """
-    asked, work = time_limit if asked is None else asked, None if time_limit is not None else WORK_LIMIT
     try:
         if formulation.floor is None:
-            return Session(formulation.problem, time_limit, work, formulation.start)
+            return Session(formulation.problem, budget, formulation.start)
         counts = Counts(formulation.problem, formulation.floor, partial(memory_over_time, annotated, constraints, formulation))
-        return LimitedSession(counts, time_limit, work, formulation.start, bound)
+        return LimitedSession(counts, budget, formulation.start, bound)
     except InfeasibleError as error:
-        raise infeasible(error, annotated, constraints, formulation, time_limit) from error
+        raise infeasible(error, annotated, constraints, formulation, budget) from error
     except NoPlanError as error:
         for miss in error.misses:
             if miss.least_usage is not None and miss.row is None:
-                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(asked) from error
-        where = "the solver's own work limit" if time_limit is None else f"time_limit={asked:g}"
+                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(budget.time_limit) from error
+        where = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
 
@@ -116,14 +113,9 @@ def solved(
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
     """Bytes that the plan of these choices holds, at the times of the problem's lives."""
     found, times = _held(annotated, constraints, formulation, choices)
-    steps = np.zeros(times.end + 1)
-    for one in found:
-        steps[one.span[0]] += one.bytes
-        steps[one.span[1]] -= one.bytes
-    held_ = np.cumsum(steps)
     counted = np.zeros(max(formulation.times.values()) + 1)
-    for node, time_ in times.time.items():
-        counted[formulation.times[node.name]] = held_[time_]
+    for (node, _), bytes_ in zip(times.time.items(), over_time(found).at(list(times.time.values())), strict=True):
+        counted[formulation.times[node.name]] = bytes_
     return counted
 
 
@@ -240,7 +232,7 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
 def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
     """Bytes per device by kind when the most is in use."""
     found = held(times, specs, moves, mesh, optimizer)
-    time, _ = peak(found)
+    time, _ = over_time(found).peak()
     kinds: dict[str, int] = {}
     for one in found:
         if one.span[0] <= time < one.span[1] and one.bytes:
@@ -249,15 +241,15 @@ def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistributio
 
 
 def infeasible(
-    error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation, time_limit: float | None = None
+    error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation, budget: Budget
 ) -> ConstraintError:
     """Names the user's constraints that cannot hold together, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
         return _too_little_memory(error, annotated, constraints, formulation).impossible()
     objective = OBJECTIVES[formulation.unit == "bytes"]
     if error.least_usage is not None:
-        return _too_much_sent(error, annotated, constraints, objective, time_limit)
-    wishes = contradiction(annotated, constraints, objective, not error.nodes, time_limit)
+        return _too_much_sent(error, annotated, constraints, objective, budget)
+    wishes = contradiction(annotated, constraints, objective, not error.nodes, budget.last().seconds_left)
     if not wishes:
         where = f"mesh {annotated.mesh}"
         return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
@@ -271,14 +263,14 @@ def _at_odds(wishes: Sequence[Wish], annotated: Annotated) -> ConstraintError:
 
 
 def _too_much_sent(
-    error: InfeasibleError, annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None
+    error: InfeasibleError, annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> ConstraintError:
     """A limit on communication that is too low, with what makes it so where something does."""
     assert error.least_usage is not None
     least = f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit"
     limits = tuple(limit for limit in constraints.communication if str(limit) == error.row)
     alone = dataclasses.replace(constraints, communication=limits, memory_limit=None)
-    wishes = contradiction(annotated, alone, objective, True, time_limit)
+    wishes = contradiction(annotated, alone, objective, True, budget.last().seconds_left)
     if len(wishes) < 2:
         remedy = f"{least}, or loosen the other constraints"
         return ConstraintError(f"nothing fits in {error.row}", where=f"mesh {annotated.mesh}", remedy=remedy)

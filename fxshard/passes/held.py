@@ -15,6 +15,7 @@ from fxshard.passes import workspace
 from fxshard.passes.lifetimes import Lifetimes, Span, parameter_state, shard_bytes, values_of
 from fxshard.planning_graph import plain_shape, producer
 from fxshard.sharding_plan import OpSpec, Redistribution
+from fxshard.solver import Timeline
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,9 @@ def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Ent
     return _begins(value, entry, times), max(ends, default=0)
 
 
-def peak(held_: Sequence[Held]) -> tuple[int, int]:
-    """(time, bytes) of the most that is held at once, the first time it is."""
-    changes: dict[int, int] = {}
-    for one in held_:
-        changes[one.span[0]] = changes.get(one.span[0], 0) + one.bytes
-        changes[one.span[1]] = changes.get(one.span[1], 0) - one.bytes
-    best, now, total = 0, 0, 0
-    for time in sorted(changes):
-        total += changes[time]
-        if total > now:
-            best, now = time, total
-    return best, now
+def over_time(held_: Sequence[Held]) -> Timeline:
+    """Bytes that are held at once."""
+    return Timeline.of([one.span for one in held_], [one.bytes for one in held_])
 
 
 def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:

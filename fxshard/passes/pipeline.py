@@ -111,18 +111,21 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
 
 
+FREE = 0.25
+"""Part of a time limit that the plan without the memory limit may take; where work is limited it has as much as any."""
+
+
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    limit, formulation, found = c.request.time_limit, c.formulation, None
+    budget, formulation, found = choose.allowance(c.request.time_limit), c.formulation, None
     if c.constraints.memory_limit is not None:
-        start = time.perf_counter()
-        found = choose.unlimited(c.annotated, c.constraints, c.request.objective, None if limit is None else limit / 4)
-        limit = None if limit is None else max(limit - (time.perf_counter() - start), limit / 2)
+        free = budget.share(FREE) if c.request.time_limit is not None else choose.allowance(None)
+        found = choose.unlimited(c.annotated, c.constraints, c.request.objective, free)
     if found is not None and choose.keeps_limit(found[0]):
         plan, formulation, session = found
     else:
         bound = -math.inf if found is None else choose.bound_within_limit(found[0])
-        session = choose.solved(c.annotated, c.constraints, formulation, limit, c.request.time_limit, bound)
+        session = choose.solved(c.annotated, c.constraints, formulation, budget, bound)
         plan = choose.decide(c.annotated, c.constraints, formulation, session.solution)
     said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
     return replace(c, plan=plan, formulation=formulation, session=session), said

@@ -3,6 +3,7 @@
 >>> solution = solve(PlacementProblem.read("example.json"))
 """
 
+from .budget import Budget
 from .expand import expand
 from .infeasible import InfeasibleError, NoPlanError
 from .limited import Counts, LimitedSession
@@ -11,9 +12,11 @@ from .rows import Live, Row
 from .session import Session, Solved
 from .solution import Solution
 from .solve import solve
+from .timeline import Timeline
 from .transfers import Transfer
 
 __all__ = [
+    "Budget",
     "Counts",
     "InfeasibleError",
     "LimitedSession",
@@ -24,6 +27,7 @@ __all__ = [
     "Session",
     "Solution",
     "Solved",
+    "Timeline",
     "Transfer",
     "expand",
     "solve",

@@ -43,6 +43,7 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .rows import Live, Row, totals
+from .timeline import Timeline
 from .transfers import Transfer
 
 FORBIDDEN = 1e15
@@ -105,12 +106,12 @@ class PlacementProblem:
 
     def peak(self, choices: Sequence[int] | IntArray) -> float:
         """The largest memory in use at any time, bytes."""
-        changes: dict[int, float] = {}
-        for live in self.all_lives:
-            amount = live.total(self.transfers, choices)
-            changes[live.lo] = changes.get(live.lo, 0.0) + amount
-            changes[live.hi] = changes.get(live.hi, 0.0) - amount
-        return max(0.0, float(np.cumsum([changes[t] for t in sorted(changes)]).max(initial=0.0)))
+        return self.over_time(choices).peak()[1]
+
+    def over_time(self, choices: Sequence[int] | IntArray) -> Timeline:
+        """The memory in use, bytes."""
+        lives = self.all_lives
+        return Timeline.of([(live.lo, live.hi) for live in lives], [live.total(self.transfers, choices) for live in lives])
 
     @property
     def all_lives(self) -> tuple[Live, ...]:

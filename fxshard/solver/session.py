@@ -33,7 +33,7 @@ from .region import Reparametrised
 from .relax import Relaxation
 from .scaling import Scale
 from .solution import Solution, certify
-from .solve import solve
+from .solve import solve_within
 
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
@@ -75,7 +75,7 @@ class Solved(Protocol):
 
     solution: Solution
 
-    def again(self, allowed: Allowed, gap: float = ..., *, deep: bool = ...) -> Solution: ...
+    def again(self, allowed: Allowed, gap: float = ..., *, deep: bool = ..., budget: Budget | None = ...) -> Solution: ...
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,15 @@ class Session:
     def __init__(
         self,
         problem: PlacementProblem,
-        time_limit: float | None = None,
-        work_limit: float | None = None,
+        budget: Budget | None = None,
         start: Sequence[int] | None = None,
         regions: Sequence[int] = REGIONS,
     ) -> None:
-        """Solves `problem`; arguments and errors as `solve`. regions: the sizes to try, in nodes."""
-        self.problem, self._work_limit, self._regions = problem, work_limit, regions
-        self._time_limit = time_limit
+        """Solves `problem`; errors as `solve`. budget: None: without a limit. regions: the sizes to try, in nodes."""
+        self.problem, self._regions = problem, regions
+        self._budget = Budget() if budget is None else budget
         self._root_of: Callable[[], _Root] | None = None
-        self.solution = solve(problem, time_limit, work_limit, start, self._keep)
+        self.solution = solve_within(problem, self._budget, start, self._keep)
 
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
         """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for.
@@ -137,49 +136,50 @@ class Session:
         root_of, self._root_of = self._root_of, None
         return None if root_of is None else root_of()
 
-    def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True) -> Solution:
+    def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True, budget: Budget | None = None) -> Solution:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
         gap: with a larger one an answer will do that is proven to be that near. deep: where what the first solve knows does not get as
         near, solve from nothing; otherwise that is done, but for a second or two, under limits where the answer is proven much less well
-        than the first, or where there is no plan at all.
+        than the first, or where there is no plan at all. budget: None: as much as the first solve had.
         """
+        budget = self._budget.anew() if budget is None else budget
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
-        best = None if self._root is None else self._known(self._root, allowed, gap)
+        best = None if self._root is None else self._known(self._root, allowed, gap, budget)
         tied = self._root is not None and len(self._root.relaxation.model.limits) > 0
         enough = gap if deep else (ALIKE * self.solution.gap if tied else np.inf)
         if best is not None and best.gap <= max(gap, enough):
             return best
-        work = self._work_limit if deep or best is None else AGAIN_WORK
-        found = solve(narrowed(self.problem, allowed), self._time_limit, work, None if best is None else best.choices)
+        left = budget if deep or best is None else budget.part(AGAIN_WORK)
+        found = solve_within(narrowed(self.problem, allowed), left, None if best is None else best.choices)
         if best is None or deep:
             return found
         cheaper, bound = min(best, found, key=lambda one: one.objective), max(found.lower_bound, best.lower_bound)
         return certify(cheaper.choices, cheaper.objective, min(bound, cheaper.objective), best.cut and found.cut, cheaper.steps)
 
-    def _known(self, root: _Root, allowed: Allowed, gap: float) -> Solution | None:
+    def _known(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
         """What follows from the first solve, None where that is no plan."""
         if len(root.relaxation.model.limits):
-            return self._within(root, allowed, gap)
+            return self._within(root, allowed, gap, budget.part(WITHIN_WORK))
         best = None
         for size in self._regions:
             if 2 * size > len(self.problem):  # solving all of it is as fast
                 break
-            found = self._around(root, allowed, root.proven.near(allowed, size))
+            found = self._around(root, allowed, root.proven.near(allowed, size), budget.part(REGION_WORK))
             best = found if best is None or (found is not None and found.gap < best.gap) else best
             if best is not None and (best.gap <= gap or best.gap > FAR):
                 break
         if best is None or best.gap <= gap:
             return best
-        found = self._further(root, allowed, best, ASKED * gap)
+        found = self._further(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
         return found if found.gap < best.gap else best
 
-    def _around(self, root: _Root, allowed: Allowed, nodes: IntArray) -> Solution | None:
+    def _around(self, root: _Root, allowed: Allowed, nodes: IntArray, budget: Budget) -> Solution | None:
         """What a region around the nodes in question says, None where it knows no plan."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
-        plan, budget = root.inner(self.solution.choices), Budget(None, REGION_WORK)
+        plan = root.inner(self.solution.choices)
         if plan is None or not all(mask.any() for mask in kept.values()):
             return None
         region = root.proven.region(nodes)
@@ -200,10 +200,9 @@ class Session:
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
 
-    def _further(self, root: _Root, allowed: Allowed, known: Solution, gap: float) -> Solution:
+    def _further(self, root: _Root, allowed: Allowed, known: Solution, gap: float, budget: Budget) -> Solution:
         """The whole problem, from a plan and the messages of the first solve on, until the gap is as small or the work is done."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
-        budget = Budget(self._time_limit, FURTHER_WORK)
         choices = np.asarray(known.choices, dtype=np.int64)
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
         relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
@@ -222,12 +221,11 @@ class Session:
         bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
         return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
 
-    def _within(self, root: _Root, allowed: Allowed, gap: float) -> Solution | None:
+    def _within(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
         """Within limits, which tie all nodes together: from the messages and multipliers of the first solve, and its plan repaired."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         if not all(mask.any() for mask in kept.values()):
             return None
-        budget = Budget(self._time_limit, WITHIN_WORK)
         choices = _changed(root.relaxation.model, np.asarray(self.solution.choices, dtype=np.int64), allowed, budget)
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
         relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)

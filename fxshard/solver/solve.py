@@ -18,9 +18,6 @@ from .relax import Relaxation
 from .scaling import Scale, quantise
 from .solution import Solution, certify
 
-EXPLAIN_SECONDS = 5.0
-"""Seconds for the reasons why nothing fits, or for a plan that does, where a time limit leaves less."""
-
 LAST_WORK = 2e9
 """Table entries for a plan that fits where a work limit ended the search without any."""
 
@@ -30,17 +27,20 @@ def solve(
     time_limit: float | None = None,
     work_limit: float | None = None,
     start: Sequence[int] | None = None,
-    keep: Keep | None = None,
 ) -> Solution:
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
     time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
     entries touched (10^9 take a second or two), which gives the same plan on every machine. start: choices that are
     known to be good; what costs more is not looked at, and they are returned if nothing is better (choices that are not
-    allowed are ignored). keep: is shown the relaxation of a problem with transfers (`session`).
+    allowed are ignored).
     Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search before it found one.
     """
-    budget = Budget(time_limit, work_limit)
+    return solve_within(problem, Budget(time_limit, work_limit), start)
+
+
+def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int] | None = None, keep: Keep | None = None) -> Solution:
+    """As `solve`, within a budget. keep: is shown the relaxation of a problem with transfers (`session`)."""
     raw = from_problem(problem)
     first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
     known = np.inf if first is None else raw.evaluate(first)
@@ -55,11 +55,11 @@ def solve(
         best, bound = _at_once(model, first, budget, steps)
     best = _better(raw, first, best)
     if best is None and bound < np.inf and budget.spent:
-        best, impossible = _near_limits(raw, limits, _last(time_limit))
+        best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
         bound = np.inf if impossible else bound
         steps.append(("the least that limits need", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
-        raise limits.explain(Budget(None if time_limit is None else max(EXPLAIN_SECONDS, budget.seconds_left or 0.0)))
+        raise limits.explain(budget.last())
     if best is None:
         raise NoPlanError(_unfinished(budget) + limits.said(), tuple(miss for _, miss in limits.missed()))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
@@ -72,11 +72,6 @@ Keep = Callable[[Relaxation, Scale, float], None]
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
     """The search of a model without transfers."""
     return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
-
-
-def _last(time_limit: float | None) -> Budget:
-    """What is left for a plan where a limit ended the search before there was any."""
-    return Budget(work_limit=LAST_WORK) if time_limit is None else Budget(EXPLAIN_SECONDS)
 
 
 def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray | None, bool]:

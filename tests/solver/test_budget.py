@@ -30,3 +30,27 @@ def test_a_part_ends_with_the_time_of_its_whole() -> None:
     part = whole.part(1e9)
     time.sleep(0.02)
     assert part.spent and whole.spent and part.seconds_left == 0
+
+
+def test_shares_are_of_what_is_left() -> None:
+    whole = Budget(work_limit=100)
+    first = whole.share(0.5)
+    first.charge(20)
+    second = whole.share(0.25)
+    assert (first.work_left, second.work_left, whole.work_left) == (30, 20, 80)
+
+
+def test_what_is_said_last_takes_no_more_than_the_grace() -> None:
+    whole = Budget(time_limit=0.01, grace=10.0)
+    part = whole.share(0.5)
+    time.sleep(0.02)
+    left, last = part.last().seconds_left, whole.last().seconds_left
+    assert left is not None and last is not None
+    assert left <= 5 < last <= 10
+    assert Budget(work_limit=5).last().work_left is None and Budget(work_limit=5).last(7).work_left == 7
+
+
+def test_a_budget_that_was_ended_is_whole_again_anew() -> None:
+    budget = Budget(work_limit=5)
+    budget.end()
+    assert budget.spent and budget.work_left == 0 and budget.anew().work_left == 5

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem
-from fxshard.solver.limited import ROUND_WORK
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem
 
 TIMES, STATES = 4, 3
 
@@ -52,7 +51,7 @@ def test_bounds_refusals_and_plans(seed: int, spread: float, limit: float) -> No
     held = {x: float(given_.counted(x).max()) for x in itertools.product(range(STATES), repeat=5)}
     costs = {x: given_.problem.evaluate(x) for x in held if held[x] <= limit}
     try:
-        session = LimitedSession(given_, None, 1e9)
+        session = LimitedSession(given_, Budget(work_limit=1e9))
     except InfeasibleError as error:
         assert not costs and error.usage_bound <= min(held.values()) + 1e-6
         assert error.least_usage == pytest.approx(held[error.least_choices])
@@ -87,5 +86,5 @@ def test_what_the_floor_leaves_out_is_added_where_it_matters() -> None:
     problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
     floor = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
     truth = {0: [11.0, 10.0], 1: [9.0, 8.0], 2: [1.0, 1.0]}
-    found = LimitedSession(Counts(problem, floor, lambda x: np.array(truth[int(x[0])])), None, ROUND_WORK).solution
+    found = LimitedSession(Counts(problem, floor, lambda x: np.array(truth[int(x[0])])), Budget(work_limit=1e9)).solution
     assert found.choices == (1,) and found.objective == 2.0 and found.lower_bound == 1.0 and not found.proven
