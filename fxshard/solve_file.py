@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fxshard.errors import ConstraintError, FileError, OptionError
 from fxshard.files import atomic_file, check_writable, read_start, write_json
-from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, Solution, solve
+from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, Solution, solve, warm_up
 
 WORK_LIMIT = 3e10
 """Table entries that a solve without a time limit may touch: under a minute or two."""
@@ -25,6 +25,8 @@ def solve_file(path: str, time_limit: float | None = None, output: str | None = 
     if output:
         check_writable(output)
     problem = read(path)
+    if time_limit is not None:
+        warm_up()
     started = time.perf_counter()
     try:
         solution = solve(problem, time_limit, WORK_LIMIT if time_limit is None else None)

@@ -32,7 +32,7 @@ from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_
 from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
-from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve, warm_up
 
 WORK_LIMIT = 1e10
 """Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
@@ -48,7 +48,9 @@ NO_STATE = Optimizer()
 
 
 def allowance(time_limit: float | None) -> Budget:
-    """What solving may take: the seconds that the user gave, or a fixed amount of work."""
+    """What solving may take: the seconds that the user gave, or a fixed amount of work. Seconds begin once the solver is compiled."""
+    if time_limit is not None:
+        warm_up()
     return Budget(time_limit, WORK_LIMIT if time_limit is None else None)
 
 

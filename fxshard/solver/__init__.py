@@ -14,6 +14,7 @@ from .solution import Solution
 from .solve import solve
 from .timeline import Timeline
 from .transfers import Transfer
+from .warm_up import warm_up
 
 __all__ = [
     "Budget",
@@ -31,4 +32,5 @@ __all__ = [
     "Transfer",
     "expand",
     "solve",
+    "warm_up",
 ]

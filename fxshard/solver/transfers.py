@@ -165,7 +165,8 @@ def add(flat: Flat, active: BoolArray, nodes: IntArray, choices: IntArray, offse
     """As `Transfers.add`, with those transfers that are active, (T,)."""
     for node in nodes:
         low, high = offset[node], offset[node + 1]
-        local[low:high] = base[low:high]
+        for state in range(low, high):  # a slice would be checked for its shape, which takes seconds to compile
+            local[state] = base[state]
         if node + 1 >= len(flat.touched_first):
             continue
         for k in range(flat.touched_first[node], flat.touched_first[node + 1]):

@@ -1,0 +1,44 @@
+"""Have the solver's loops compiled before seconds count: once after installing that takes longer than many a time limit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+
+import numpy as np
+
+from .budget import Budget
+from .infeasible import InfeasibleError, NoPlanError
+from .problem import PlacementProblem
+from .rows import Live
+from .session import Session
+from .transfers import Transfer
+
+NODES, STATES = 9, 3
+
+WORK = 3e6
+"""Table entries that each solve may touch."""
+
+
+@cache
+def warm_up() -> None:
+    """Solve tiny problems that need every loop, with and without a limit; once in a process. Half a second where they are kept on disk."""
+    rng = np.random.default_rng(0)
+    costs = tuple(rng.uniform(0, 4, STATES) for _ in range(NODES))
+    layouts = np.arange(STATES)
+    transfers = tuple(
+        Transfer(node, layouts, tuple(((node + step) % NODES, rng.permutation(STATES)) for step in (1, 2, 4)), _prices(rng))
+        for node in range(NODES)
+    )
+    lives = tuple(Live(t, t + 3, rng.uniform(0, 9, STATES), t) for t in range(NODES - 3))
+    lives += tuple(Live(t, t + 2, _prices(rng), transfer=t) for t in range(NODES - 3))
+    free = PlacementProblem(costs, transfers=transfers, lives=lives)
+    peak = free.peak(Session(free, Budget(work_limit=WORK)).solution.choices)
+    for part in (0.9, 0.6):
+        limited = PlacementProblem(costs, transfers=transfers, lives=lives, usage_limit=part * peak)
+        with suppress(InfeasibleError, NoPlanError):
+            Session(limited, Budget(work_limit=WORK)).again({0: layouts > 0})
+
+
+def _prices(rng: np.random.Generator) -> np.ndarray:
+    return np.where(np.eye(STATES, dtype=bool), 0.0, rng.uniform(1, 3, (STATES, STATES)))
