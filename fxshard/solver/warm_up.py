@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
 
 import numpy as np
 
 from .budget import Budget
-from .infeasible import InfeasibleError, NoPlanError
 from .problem import PlacementProblem
 from .rows import Live
 from .session import Session
@@ -34,10 +32,8 @@ def warm_up() -> None:
     lives += tuple(Live(t, t + 2, _prices(rng), transfer=t) for t in range(NODES - 3))
     free = PlacementProblem(costs, transfers=transfers, lives=lives)
     peak = free.peak(Session(free, Budget(work_limit=WORK)).solution.choices)
-    for part in (0.9, 0.6):
-        limited = PlacementProblem(costs, transfers=transfers, lives=lives, usage_limit=part * peak)
-        with suppress(InfeasibleError, NoPlanError):
-            Session(limited, Budget(work_limit=WORK)).again({0: layouts > 0})
+    limited = PlacementProblem(costs, transfers=transfers, lives=lives, usage_limit=0.9 * peak)
+    Session(limited, Budget(work_limit=WORK)).again({0: layouts > 0})
 
 
 def _prices(rng: np.random.Generator) -> np.ndarray:
