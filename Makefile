@@ -63,5 +63,6 @@ $(STAMP): pyproject.toml | prerequisites
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@$(BIN)/python -c 'import fxshard.solver; fxshard.solver.warm_up()'  # compiles its loops
 	@$(BIN)/python -c 'import torch, fxshard; print(f".venv is ready: torch {torch.__version__}")'
 	@touch $@
