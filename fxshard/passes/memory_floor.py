@@ -195,7 +195,7 @@ class Floor:
         until = time + 1
         if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # it stays in any case
             views = [v for v in values_of(first.node) if v in self.times.readers]
-            until = max(until, min((min(self.times.time[r] for r in self.times.readers[v]) + 1 for v in views), default=until))
+            until = max(until, min((self._needed(v) + 1 for v in views), default=until))
         yield from self._pair(value, half, first.var, first.layouts, _further, time, until)
         yield from self._moving(value, half, first, time)
         late = [r for r in half.readings if not r.again]
@@ -262,6 +262,11 @@ class Floor:
         """When it is first read; what is only returned is brought into the layout asked for as soon as it is made."""
         only = self.times.only_returned(value) and producer(value)[0].op != "placeholder"
         return self.times.born(value) if only else half.first.time
+
+    def _needed(self, view: fx.Node) -> int:
+        """When what a view gives is first read; what is only returned is brought elsewhere as soon as it is made."""
+        readers = (self.times.time[r] for r in self.times.readers[view])
+        return self.times.born(view) if self.times.only_returned(view) else min(readers)
 
     def _pair(
         self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None

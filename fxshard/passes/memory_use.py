@@ -91,17 +91,23 @@ class Usage:
             state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
             given = self.alike(("given", index), (specs,), partial(given_layouts, specs, index))
             amounts = state * self.bytes_of(value, (given,))
-            crossing = self.modes.crossing(value)
-            lo, hi = times.own(value) if crossing is None else crossing.made
+            lo, hi = self._made(value)
             if times.only_returned(value) and source.op != "placeholder" and value not in moved:
                 hi = times.end
             if source not in self.modes.block:
                 yield Live(lo, hi, amounts, var)
                 continue
-            again, early = self._when_redone(var, amounts), min(hi, self.modes.early_end(value))
+            early = min(hi, max(self.modes.early_end(value), self.modes.shown_until(value)))
+            again = self._when_redone(var, amounts)
             yield Live(lo, early, amounts, var)
             yield Live(early, hi, amounts - again, var)
             yield Live(*self.modes.redone_span(value), again, var)
+
+    def _made(self, value: fx.Node) -> Span:
+        """When it is there as it was made."""
+        crossing = self.modes.crossing(value)
+        lo, hi = self.modes.times.own(value) if crossing is None else crossing.made
+        return lo, max(hi, self.modes.shown_until(value))
 
     def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
         """What nodes, and redistributions where they may be made, take for a moment (``workspace``)."""
@@ -128,7 +134,7 @@ class Usage:
         times = self.modes.times
         for one in transfers:
             there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self.moved_bytes, one.value, one.ends))
-            lo, hi = one.span
+            lo, hi = one.span[0], max(one.span[1], self.modes.shown_until(one.value))
             source = producer(one.value)[0]
             if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
                 yield Live(lo, lo + 1, other, transfer=one.transfer)
@@ -161,7 +167,7 @@ class Usage:
         for one in kept:
             value = one.crossing.value
             if one.crossing.own:
-                yield Live(one.crossing.made[1], one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
+                yield Live(self._made(value)[1], one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
             else:
                 _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self.moved_bytes, value, one.ends))
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)

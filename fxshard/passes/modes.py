@@ -95,6 +95,14 @@ class Modes:
                 ends += [self.early_end(v) for v in views] or [self.times.read_until(value, reader)]
         return max(ends)
 
+    def shown_until(self, value: fx.Node) -> int:
+        """When second runs need the memory of a value no more because they read views of it that are not made again; 0: they do not."""
+        ends = [0]
+        for reader in self.times.readers.get(value, ()):
+            for view in values_of(reader) if self.times.is_view(reader) and reader not in self.block else ():
+                ends += [self.shown_until(view), *map(self._done_again, self.redone_readers(view))]
+        return max(ends)
+
     def redone_span(self, value: fx.Node) -> Span:
         """When a value is there that was computed again."""
         made = self.times.again[producer(value)[0]]

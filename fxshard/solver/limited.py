@@ -147,22 +147,25 @@ class LimitedSession:
         exact = [self._missed(miss, False, budget) for miss in misses]
         for miss in exact:
             if miss.row is None and miss.least_choices is not None and self.counts.fits(miss.least_choices):
-                return certify(miss.least_choices, self.counts.problem.evaluate(miss.least_choices), -np.inf, True, ())
+                objective = self.counts.problem.evaluate(miss.least_choices)
+                if np.isfinite(objective):
+                    return certify(miss.least_choices, objective, -np.inf, True, ())
         raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
 
     def _missed(self, error: InfeasibleError, proven: bool, budget: Budget) -> InfeasibleError:
-        """Where memory is short: the least that choices found by either count take, and the bound of the floor.
+        """Where memory is short: the least that choices found by either count take, whatever the limit, and the bound of the floor.
 
         proven: whether the error is the floor's."""
         if error.least_usage is None or error.row is not None:
             return error
-        other = self.counts.problem if proven else self.counts.floor
-        more = Limits(replace(other, rows=(), usage_limit=0.0)).least_usage(budget.last(LEAST_WORK))
-        plans = [one.least_choices for one in (error, more) if one.least_choices is not None]
+        last = budget.last(2 * LEAST_WORK)
+        counts = (self.counts.problem, last.share(0.5)), (self.counts.floor, last)
+        larger, floor = (Limits(replace(one, rows=(), usage_limit=0.0)).least_usage(part) for one, part in counts)
+        plans = [one.least_choices for one in (error, larger, floor) if one.least_choices is not None]
         if not plans:
             return error
         least, choices = min((float(self.counts.counted(plan).max()), plan) for plan in plans)
-        bound = error.usage_bound if proven else more.usage_bound
+        bound = max(floor.usage_bound or 0.0, (error.usage_bound or 0.0) if proven else 0.0)
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
 
     @staticmethod
