@@ -176,6 +176,10 @@ class Ascent:
         if plan is not None:
             self._try(plan)
 
+    def suggest(self, plan: IntArray) -> None:
+        """Hand in choices from elsewhere, repaired and polished."""
+        self._try(plan)
+
     def _sweep(self, direction: int) -> float:
         bound = self.sweeper.sweep(direction) - self._allowance
         self.budget.charge(self.sweeper.entries)

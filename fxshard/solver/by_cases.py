@@ -10,13 +10,14 @@ from .arrays import IntArray
 from .branching import Branching
 from .budget import Budget
 from .combining import combine
-from .core import PAIRS_BEFORE, is_large, search_core
+from .core import is_large, search_cores
 from .infeasible import Exhausted
 from .local_search import Polish
 from .model import Model, components, restrict
 from .reductions import reduce
 from .relax import Relaxation
 from .search import PartSearch
+from .tied import search_tied
 
 WRITTEN_ENTRIES = 100_000
 """Table entries of a model that is written out whole where no plan that fits was found; written out it has up to sixty times as many."""
@@ -43,10 +44,12 @@ def search_by_cases(
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
-    for pairs in PAIRS_BEFORE if is_large(relaxation) else ():
-        relaxation.begin(pairs)
-        search_core(relaxation, search_by_cases, budget)
-        steps.append(("search a core", f"plan {relaxation.value:.0f}"))
+    if is_large(relaxation):
+        if search_tied(relaxation, search_by_cases, budget):
+            steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
+        else:
+            search_cores(relaxation, search_by_cases, budget)
+            steps.append(("search cores", f"plan {relaxation.value:.0f}"))
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and near is not None and not budget.spent:

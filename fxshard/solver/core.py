@@ -24,14 +24,16 @@ Cases = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]
 """(a model, a plan of it, work) -> (the best plan found, a bound)."""
 
 LARGE = 20_000_000
-"""Numbers in the tables of message passing from which a core is searched."""
+"""Numbers in the tables of message passing from which cores are searched first."""
 
-PAIRS_BEFORE = (5, 15)
-"""Pairs of sweeps before one, and before a second, which later messages make better; there the bound has most of what it gets."""
+PAIRS = (20, 10, 10)
+"""Pairs of sweeps before cores are searched, and before each time that they are again, as long as that finds better plans."""
 
-PART = 0.01
-CORE_WORK = 5e8
-"""Pairs of states over all links of a core, in parts of those numbers, and table entries that its search may touch."""
+PARTS = (0.003, 0.01, 0.03)
+"""Pairs of states over all links of a core, in parts of all: each begins from the best plan of those before it."""
+
+WORK = 5e8
+"""Table entries that the search of one may touch."""
 
 MOST_LEFT = 0.5
 """Part of all states from which some are as dear as the whole."""
@@ -45,18 +47,29 @@ def is_large(relaxation: Relaxation) -> bool:
     return not len(relaxation.model.limits) and relaxation.ascent.sweeper.splits.own[-1] > LARGE
 
 
-def search_core(relaxation: Relaxation, search: Cases, budget: Budget) -> None:
-    """Offer the best plan of a core, if there is one."""
+def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: float = WORK) -> None:
+    """Search cores of growing size, and again with better messages, until they find nothing better. work: for each, in entries."""
+    for pairs in PAIRS:
+        relaxation.ascent.settle(pairs)
+        before = relaxation.value
+        for part in PARTS:
+            search_core(relaxation, search, budget.part(work), part)
+        if relaxation.value >= before:
+            return
+
+
+def search_core(relaxation: Relaxation, search: Cases, budget: Budget, part: float) -> None:
+    """Offer the best plan of a core, if there is one. part: pairs of states over all links that it may have, in parts of all."""
     ascent = relaxation.ascent
     plan = ascent.plan
     if plan is None or ascent.done:
         return
-    states = nearby(ascent, [plan], PART)
+    states = nearby(ascent, [plan], part)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = searched(ascent.model, states, plan, search, budget.part(CORE_WORK))
+    found, _ = searched(ascent.model, states, plan, search, budget)
     if found is not None:
-        relaxation.take(found)
+        ascent.suggest(found)
 
 
 def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:

@@ -39,7 +39,7 @@ def test_no_plan_with_a_state_costs_less_than_its_excess_says(problem: Placement
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is large, and a core of it small."""
     monkeypatch.setattr(core, "LARGE", 0)
-    monkeypatch.setattr(core, "PART", 0.2)
+    monkeypatch.setattr(core, "PARTS", (0.2, 0.4))
 
 
 @pytest.mark.usefixtures("large")
@@ -66,7 +66,7 @@ def test_the_plan_of_a_core_is_that_of_the_whole() -> None:
             seen.append(cost)  # noqa: B023
             return choices, cost
 
-        search_core(relaxation, search, Budget())
+        search_core(relaxation, search, Budget(), 0.2)
         if seen:
             found += 1
             assert relaxation.choices is not None and relaxation.value <= seen[0]

@@ -1,0 +1,132 @@
+"""Models in which nodes that are alike choose alike, against enumeration and a shortest path through a stack of layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxshard.solver import PlacementProblem, Transfer, core, solve, tied
+from fxshard.solver.budget import Budget
+from fxshard.solver.by_cases import search_by_cases
+from fxshard.solver.relax import Relaxation
+from fxshard.solver.tied import classes_of, search_tied, tie
+from tests.solver.problems import brute_force, grid, integer_model, plans
+
+
+def stack(layers: int, width: int, seed: int, *, shared: bool = True) -> PlacementProblem:
+    """Layers of `width` nodes with 2 states, edges within and values read in the next layer and the next but one; one node that all read.
+
+    shared: what layers have is the very same arrays; otherwise equal ones.
+    """
+    rng = np.random.default_rng(seed)
+
+    def numbers(*shape: int, forbidden: float = 0.1) -> np.ndarray:
+        return np.where(rng.random(shape) < forbidden, np.inf, rng.integers(0, 50, shape))
+
+    def again(array: np.ndarray) -> np.ndarray:
+        return array if shared else array.copy()
+
+    costs, table = [numbers(2, forbidden=0.0) for _ in range(width)], numbers(2, 2)
+    prices = np.where(np.eye(2, dtype=bool), 0.0, numbers(2, 2))
+    have, wants = rng.integers(0, 2, 2), [rng.integers(0, 2, 2) for _ in range(3)]
+    every, within = layers * width, range(width - 1)
+    transfers = []
+    for layer in range(layers - 1):
+        first = layer * width
+        last, readers = first + width - 1, [first + width, *([first + 2 * width] if layer + 2 < layers else []), every]
+        transfers.append(
+            Transfer(last, have, tuple((node, again(want)) for node, want in zip(readers, wants, strict=False)), again(prices))
+        )
+    transfers.append(Transfer(every, have, tuple((layer * width, again(wants[0])) for layer in range(layers)), prices))
+    return PlacementProblem(
+        (*(again(cost) for _ in range(layers) for cost in costs), np.zeros(2)),
+        tuple((layer * width + k, layer * width + k + 1) for layer in range(layers) for k in within),
+        tuple(again(table) for _ in range(layers) for _ in within),
+        transfers=tuple(transfers),
+    )
+
+
+@given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.booleans(), st.integers(3, 11))
+@settings(max_examples=80, deadline=None)
+def test_plans_of_a_tied_model_are_those_in_which_classes_choose_alike(layers: int, width: int, seed: int, shared: bool, most: int) -> None:
+    model = integer_model(stack(layers, width, seed, shared=shared))
+    classes = classes_of(model, most)
+    assert classes is None or classes.max() < most
+    if classes is None:
+        return
+    made = tie(model, classes)
+    found = {tuple(made.expand(plan)): made.model.evaluate(plan) for plan in plans(made.model)}
+    first = [int(np.flatnonzero(classes == k)[0]) for k in range(classes.max() + 1)]
+    assert found == {tuple(plan): model.evaluate(plan) for plan in plans(model) if all(plan == plan[first][classes])}
+
+
+def test_layers_are_one_class_but_at_the_ends_whether_their_arrays_are_the_same_or_equal() -> None:
+    """The last layers are read by fewer, which those before them see one link later, and so on."""
+    for shared in (True, False):
+        model = integer_model(stack(20, 2, 1, shared=shared))
+        classes = classes_of(model, 12)
+        assert classes is not None
+        layers = classes[:-1].reshape(20, 2)
+        middle = layers[5:-5]
+        assert (middle == middle[0]).all() and middle[0, 0] != middle[0, 1]
+        assert (layers[-1] != middle[0]).any() and (layers[0] != middle[0]).any()
+
+
+def chain(layers: int, states: int, seed: int) -> PlacementProblem:
+    """A value handed from layer to layer, which costs least where it stays what it is, and two ends that want it to be two other things."""
+    rng = np.random.default_rng(seed)
+    own, change = rng.integers(0, 5, states).astype(float), rng.integers(20, 40, (states, states)) * (1.0 - np.eye(states))
+    start, end = (np.where(np.arange(states) == k, 0.0, 1000.0) for k in rng.permutation(states)[:2])
+    names = np.arange(states)
+    transfers = tuple(Transfer(k, names, ((k + 1, names),), change) for k in range(layers + 1))
+    return PlacementProblem((start, *(own for _ in range(layers)), end), transfers=transfers)
+
+
+def shortest(problem: PlacementProblem) -> float:
+    """The least cost of a chain, layer by layer."""
+    far = problem.node_costs[0]
+    for transfer, cost in zip(problem.transfers, problem.node_costs[1:], strict=True):
+        far = (far[:, None] + transfer.prices).min(axis=0) + cost
+    return float(far.min())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
+    """Where a change costs more than what states differ by, all but the ends stay in one state; the ends are free."""
+    problem = chain(60, 4, seed)
+    relaxation = Relaxation(integer_model(problem), None, Budget())
+    assert search_tied(relaxation, search_by_cases, Budget())
+    assert relaxation.choices is not None and problem.evaluate(relaxation.choices) == shortest(problem)
+    assert relaxation.choices[0] != relaxation.choices[-1]
+
+
+def test_what_is_not_alike_is_not_tied() -> None:
+    relaxation = Relaxation(integer_model(grid(5, 8, 3, 0, transfers=True, integers=True)), None, Budget())
+    assert not search_tied(relaxation, search_by_cases, Budget()) and relaxation.choices is None
+
+
+def test_where_alike_nodes_cannot_choose_alike_there_is_no_such_plan() -> None:
+    """Neighbours in a chain must differ: those of one class cannot."""
+    problem, names = chain(60, 3, 0), np.arange(3)
+    differ = np.where(np.eye(3, dtype=bool), np.inf, 1.0)
+    problem = replace(problem, transfers=tuple(Transfer(k, names, ((k + 1, names),), differ) for k in range(61)))
+    relaxation = Relaxation(integer_model(problem), None, Budget())
+    assert not search_tied(relaxation, search_by_cases, Budget()) and relaxation.choices is None
+    assert solve(problem).proven
+
+
+@given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int) -> None:
+    problem = stack(layers, width, seed)
+    optimum = brute_force(problem)
+    if np.isfinite(optimum):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "LARGE", 0)
+            patch.setattr(tied, "FEWER", 1)
+            solution = solve(problem)
+        assert solution.objective == pytest.approx(optimum, rel=1e-9) and solution.proven
