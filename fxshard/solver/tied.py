@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import IntArray
+from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .core import Cases, search_cores
 from .infeasible import Exhausted
 from .local_search import greedy
 from .model import Model, Pair, add_edge
 from .relax import Relaxation
-from .scaling import quantise
+from .spreading import spread
 from .transfers import Transfer, Transfers
 
 FEWER = 16
@@ -36,15 +36,24 @@ CORE_WORK = 1e8
 """Table entries that the search of each of its cores may touch."""
 
 
+Reader = tuple[int, int]
+"""(class, number of the layouts that it wants)."""
+
+Key = tuple[int, int, int, tuple[Reader, ...]]
+"""What is the same of transfers that are alike: numbers of prices, source, layouts given, and the readers."""
+
+
 @dataclass(frozen=True)
 class Tied:
     """model: a node for each class, at its number, and after them such as repeat one; a plan costs what `expand` of it costs in the whole.
 
-    of: (nodes of the whole,) the class of each.
+    of: (nodes of the whole,) the class of each. links: (links of the whole,) the link that each is part of, as `links.Splits` counts
+    them: edges, then readers transfer by transfer; -1 where it has none.
     """
 
     model: Model
     of: IntArray
+    links: IntArray
 
     def expand(self, choices: IntArray) -> IntArray:
         """The plan of the whole in which all members of each class choose as it does."""
@@ -58,22 +67,21 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
     """
     ascent = relaxation.ascent
     classes = classes_of(ascent.model, len(ascent.model) // FEWER)
-    plan = None if classes is None else _best(tie(ascent.model, classes), ascent.model.grain, search, _part(budget))
-    if plan is not None:
-        ascent.suggest(plan)
-    return plan is not None
-
-
-def _best(tied: Tied, grain: float, search: Cases, budget: Budget) -> IntArray | None:
-    """The best plan found of a tied model, as one of the whole. grain: the least improvement of it that is worth anything."""
-    start = greedy(tied.model)
-    model, scale = quantise(tied.model, np.inf if start is None else tied.model.evaluate(start))
+    if classes is None:
+        return False
+    tied = tie(ascent.model, classes)
     try:
-        relaxation = Relaxation(replace(model, grain=max(1.0, float(np.floor(grain * scale.factor)))), start, budget)
+        smaller = Relaxation(tied.model, greedy(tied.model), _part(budget))
     except Exhausted:
-        return None
-    search_cores(relaxation, search, budget, CORE_WORK)
-    return None if relaxation.choices is None else tied.expand(relaxation.choices)
+        return False
+    search_cores(smaller, search, smaller.ascent.budget, CORE_WORK)
+    if smaller.choices is None:
+        return False
+    if [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
+        spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
+        budget.charge(ascent.sweeper.entries)
+    ascent.suggest(tied.expand(smaller.choices))
+    return True
 
 
 def _part(budget: Budget) -> Budget:
@@ -95,22 +103,27 @@ def classes_of(model: Model, most: int) -> IntArray | None:
 def tie(model: Model, of: IntArray) -> Tied:
     """The model without its rows, with one node for each class. of: (nodes,) their classes, each of nodes with the same costs."""
     names, writer = _Names(), _Writer(model, of)
-    edges = Counter((int(of[i]), int(of[j]), names.of(table)) for (i, j), table in model.edges.items())
-    for (i, j, table), count in edges.items():
+    edges = [(int(of[i]), int(of[j]), names.of(table)) for (i, j), table in model.edges.items()]
+    for (i, j, table), count in Counter(edges).items():
         writer.edge(i, j, count * names.array(table))
-    alike: dict[tuple[Hashable, ...], Transfer] = {}
-    times: Counter[tuple[Hashable, ...]] = Counter()
+    alike: dict[Key, Transfer] = {}
+    parts: list[tuple[Key, list[Reader]]] = []
     for transfer in model.transfers:
-        source, readers = int(of[transfer.source]), {(int(of[node]), names.of(want)): want for node, want in transfer.readers}
-        key: tuple[Hashable, ...] = (names.of(transfer.prices), source, names.of(transfer.have), *sorted(readers))
-        alike[key] = replace(transfer, source=source, readers=tuple((node, want) for (node, _), want in readers.items()))
-        times[key] += 1
-    multiples: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
+        source, readers = int(of[transfer.source]), [(int(of[node]), names.of(want)) for node, want in transfer.readers]
+        key = names.of(transfer.prices), source, names.of(transfer.have), tuple(sorted(set(readers)))
+        alike[key] = replace(transfer, source=source, readers=tuple((node, names.array(want)) for node, want in key[3]))
+        parts.append((key, readers))
+    times = Counter(key for key, _ in parts)
+    multiples: dict[tuple[int, int], FloatArray] = {}
     for key, transfer in alike.items():
-        number = names.of(transfer.prices), times[key]
-        prices = multiples.setdefault(number, number[1] * transfer.prices)  # the same array where it was, so that tables are kept once
-        writer.transfer(replace(transfer, prices=prices))
-    return Tied(writer.finish(), of)
+        prices = multiples.setdefault(
+            (key[0], times[key]), times[key] * transfer.prices
+        )  # the same array where it was: tables are kept once
+        writer.transfer(key, replace(transfer, prices=prices))
+    places = {pair: place for place, pair in enumerate(writer.edges)}
+    links = [places.get((min(i, j), max(i, j)), -1) for i, j, _ in edges]
+    links += [writer.place_of(key, reader) for key, readers in parts for reader in readers]
+    return Tied(writer.finish(), of, np.asarray(links, dtype=np.int64))
 
 
 class _Writer:
@@ -118,21 +131,22 @@ class _Writer:
 
     def __init__(self, model: Model, of: IntArray) -> None:
         self._model = model
-        classes, first, counts = np.unique(of, return_index=True, return_counts=True)
+        _, first, counts = np.unique(of, return_index=True, return_counts=True)
         self._costs = [count * model.costs[node] for node, count in zip(first, counts, strict=True)]
-        self._edges: dict[Pair, npt.NDArray[np.float64]] = {}
+        self.edges: dict[Pair, FloatArray] = {}
         self._transfers: list[Transfer] = []
         self._twins: dict[int, int] = {}
-        assert len(classes) == 0 or classes[-1] == len(classes) - 1
+        self._links: dict[Key, int] = {}
+        self._readers = 0
 
-    def edge(self, i: int, j: int, table: npt.NDArray[np.float64]) -> None:
+    def edge(self, i: int, j: int, table: FloatArray) -> None:
         """A table between two classes, or between members of one."""
         if i == j:
             self._costs[i] = self._costs[i] + np.diagonal(table)
         else:
-            add_edge(self._edges, i, j, table)
+            add_edge(self.edges, i, j, table)
 
-    def transfer(self, transfer: Transfer) -> None:
+    def transfer(self, key: Key, transfer: Transfer) -> None:
         """A value. A reader of the class of its source is a cost of that class where it is the only one, else a node that repeats it."""
         source, readers = transfer.source, transfer.readers
         if len(readers) == 1 and readers[0][0] == source:
@@ -140,17 +154,17 @@ class _Writer:
             return
         others = tuple((self._twin(node) if node == source else node, want) for node, want in readers)
         self._transfers.append(replace(transfer, readers=others))
+        self._links[key] = self._readers
+        self._readers += len(readers)
 
     def finish(self) -> Model:
         """All of it."""
-        return Model(
-            self._costs,
-            self._edges,
-            [()] * len(self._costs),
-            np.zeros(0),
-            constant=self._model.constant,
-            transfers=Transfers(self._transfers),
-        )
+        count, grain, transfers = len(self._costs), self._model.grain, Transfers(self._transfers)
+        return Model(self._costs, self.edges, [()] * count, np.zeros(0), self._model.constant, grain=grain, transfers=transfers)
+
+    def place_of(self, key: Key, reader: Reader) -> int:
+        """The number of the link of a reader once all edges are there, -1 where it is of the class of its source."""
+        return -1 if reader[0] == key[1] else len(self.edges) + self._links[key] + key[3].index(reader)
 
     def _twin(self, node: int) -> int:
         """A node that chooses as this one."""
@@ -158,7 +172,7 @@ class _Writer:
             states = len(self._costs[node])
             self._twins[node] = len(self._costs)
             self._costs.append(np.zeros(states))
-            self._edges[node, self._twins[node]] = np.where(np.eye(states, dtype=np.bool_), 0.0, np.inf)
+            self.edges[node, self._twins[node]] = np.where(np.eye(states, dtype=np.bool_), 0.0, np.inf)
         return self._twins[node]
 
 
@@ -167,7 +181,7 @@ class _Colours:
 
     def __init__(self, model: Model) -> None:
         names = _Names()
-        self._edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
+        self.edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
         self._transfers = [
             (names.of(t.prices), t.source, names.of(t.have), [(node, names.of(want)) for node, want in t.readers]) for t in model.transfers
         ]
@@ -177,7 +191,7 @@ class _Colours:
         """Tell nodes apart by the colours of those around them; whether there are more colours now."""
         colour, before = self.of.tolist(), self.count
         around: list[list[Hashable]] = [[] for _ in colour]
-        for i, j, table in self._edges:
+        for i, j, table in self.edges:
             around[i].append((0, table, colour[j]))
             around[j].append((1, table, colour[i]))
         for prices, source, have, readers in self._transfers:

@@ -13,14 +13,16 @@ from fxshard.solver import PlacementProblem, Transfer, core, solve, tied
 from fxshard.solver.budget import Budget
 from fxshard.solver.by_cases import search_by_cases
 from fxshard.solver.relax import Relaxation
+from fxshard.solver.spreading import spread
+from fxshard.solver.sweeps import Sweeper
 from fxshard.solver.tied import classes_of, search_tied, tie
-from tests.solver.problems import brute_force, grid, integer_model, plans
+from tests.solver.problems import brute_force, grid, integer_model, optimum, plans
 
 
-def stack(layers: int, width: int, seed: int, *, shared: bool = True) -> PlacementProblem:
+def stack(layers: int, width: int, seed: int, *, shared: bool = True, wants: int = 3) -> PlacementProblem:
     """Layers of `width` nodes with 2 states, edges within and values read in the next layer and the next but one; one node that all read.
 
-    shared: what layers have is the very same arrays; otherwise equal ones.
+    shared: what layers have is the very same arrays; otherwise equal ones. wants: 1 where all readers of a value want the same of it.
     """
     rng = np.random.default_rng(seed)
 
@@ -32,16 +34,16 @@ def stack(layers: int, width: int, seed: int, *, shared: bool = True) -> Placeme
 
     costs, table = [numbers(2, forbidden=0.0) for _ in range(width)], numbers(2, 2)
     prices = np.where(np.eye(2, dtype=bool), 0.0, numbers(2, 2))
-    have, wants = rng.integers(0, 2, 2), [rng.integers(0, 2, 2) for _ in range(3)]
+    have, wanted = rng.integers(0, 2, 2), [rng.integers(0, 2, 2) for _ in range(wants)] * 3
     every, within = layers * width, range(width - 1)
     transfers = []
     for layer in range(layers - 1):
         first = layer * width
         last, readers = first + width - 1, [first + width, *([first + 2 * width] if layer + 2 < layers else []), every]
         transfers.append(
-            Transfer(last, have, tuple((node, again(want)) for node, want in zip(readers, wants, strict=False)), again(prices))
+            Transfer(last, have, tuple((node, again(want)) for node, want in zip(readers, wanted, strict=False)), again(prices))
         )
-    transfers.append(Transfer(every, have, tuple((layer * width, again(wants[0])) for layer in range(layers)), prices))
+    transfers.append(Transfer(every, have, tuple((layer * width, again(wanted[0])) for layer in range(layers)), prices))
     return PlacementProblem(
         (*(again(cost) for _ in range(layers) for cost in costs), np.zeros(2)),
         tuple((layer * width + k, layer * width + k + 1) for layer in range(layers) for k in within),
@@ -130,3 +132,60 @@ def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int) -> 
             patch.setattr(tied, "FEWER", 1)
             solution = solve(problem)
         assert solution.objective == pytest.approx(optimum, rel=1e-9) and solution.proven
+
+
+@given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.sampled_from([1, 3]), st.integers(2, 11), st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_bounds_hold_from_the_messages_of_a_tied_model(layers: int, width: int, seed: int, wants: int, most: int, pairs: int) -> None:
+    model = integer_model(stack(layers, width, seed, wants=wants))
+    classes = classes_of(model, most)
+    if classes is None:
+        return
+    made, best = tie(model, classes), optimum(model)
+    smaller, whole = Sweeper(made.model), Sweeper(model)
+    for sweep in range(2 * pairs):
+        if np.isinf(smaller.sweep(sweep % 2)):
+            return
+    for link, part in zip(whole.links, made.links, strict=True):
+        assert part < 0 or sorted(classes[list(link.ends)]) == sorted(smaller.links[part].ends)
+    spread(smaller, whole, classes, made.links)
+    assert (_given(whole) == whole.weights).all()
+    for index, transfer in enumerate(model.transfers):
+        total = np.zeros(transfer.prices.shape)
+        for k, link in enumerate(whole.links):
+            if link.transfer == index:
+                table, layouts = whole.splits.table(k), np.unique(transfer.readers[link.reader][1])
+                assert (table >= 0).all()
+                total[np.ix_(np.unique(transfer.have), layouts)] += table if link.i == transfer.source else table.T
+        wanted = np.unique(np.concatenate([want for _, want in transfer.readers]))
+        assert (total[np.unique(transfer.have)][:, wanted] == transfer.prices[np.unique(transfer.have)][:, wanted]).all()
+    for sweep in range(6):
+        assert whole.sweep(sweep % 2) <= best
+
+
+def _given(sweeper: Sweeper) -> np.ndarray:
+    """Node costs and all messages that arrive, (states,)."""
+    total = sweeper.theta.copy()
+    for k, link in enumerate(sweeper.links):
+        for end, node in enumerate(link.ends):
+            begins = sweeper.wiring.message[1 - end]
+            total[sweeper.offset[node] : sweeper.offset[node + 1]] += sweeper.messages[1 - end][begins[k] : begins[k + 1]][
+                link.classes(end)
+            ]
+    return total
+
+
+def test_the_whole_settles_sooner_from_the_messages_of_a_tied_model() -> None:
+    """The better of 20 sweeps in each case."""
+    problem = stack(40, 2, 3)
+    problem = replace(problem, node_costs=tuple(cost + np.arange(2) for cost in problem.node_costs))
+    model = integer_model(problem)
+    classes = classes_of(model, 20)
+    assert classes is not None and len(classes) == 81
+    made = tie(model, classes)
+    smaller, whole, cold = Sweeper(made.model), Sweeper(model), Sweeper(model)
+    for sweep in range(100):
+        smaller.sweep(sweep % 2)
+    spread(smaller, whole, classes, made.links)
+    bounds = [max(sweeper.sweep(sweep % 2) for sweep in range(20)) for sweeper in (whole, cold)]
+    assert bounds[0] > bounds[1]
