@@ -1,7 +1,7 @@
 """Messages of a tied model as those of the whole, to begin with.
 
 A link of a tied model stands for many of the whole: each gets its part of the messages, and of the prices that readers share. Bounds hold
-for any messages and splits, and from these few sweeps lead to where it would take many to come.
+for any messages and splits; these come from where many sweeps have been, each a small part of one of the whole.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A deep model is one layer again and again. Nodes are alike where costs, tables and transfers around them are the same, some links far
 (colour refinement: Weisfeiler and Leman, 1968): the middles of a stack of layers fall together, and its ends do not. What is best of the
-plans in which they choose alike is found in a fraction of the time, and is most often nearly best of all. It is a plan to begin with,
-and no bound; all choices stay free.
+plans in which they choose alike is found in a fraction of the time, and is most often nearly best of all. The whole begins with that plan
+and with the messages that led to it (`spreading`); all its choices stay free.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ WORK, PART = 1e9, 0.1
 CORE_WORK = 1e8
 """Table entries that the search of each of its cores may touch."""
 
-
 Reader = tuple[int, int]
 """(class, number of the layouts that it wants)."""
 
@@ -61,9 +60,9 @@ class Tied:
 
 
 def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
-    """Offer the best plan found of those in which nodes that are alike choose alike; whether there is one, of a model without rows.
+    """Begin with the best plan found of those in which nodes that are alike choose alike, and with its messages; of a model without rows.
 
-    None where too few nodes are alike.
+    Whether there is one: not where too few nodes are alike.
     """
     ascent = relaxation.ascent
     classes = classes_of(ascent.model, len(ascent.model) // FEWER)
@@ -85,7 +84,7 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
 
 
 def _part(budget: Budget) -> Budget:
-    """What the search of one tied model may take of what is left."""
+    """What the search of a tied model may take of what is left."""
     seconds, work = budget.seconds_left, budget.work_left
     return Budget(None if seconds is None else PART * seconds, WORK if work is None else min(WORK, PART * work), budget)
 

@@ -150,17 +150,47 @@ def test_bounds_hold_from_the_messages_of_a_tied_model(layers: int, width: int, 
         assert part < 0 or sorted(classes[list(link.ends)]) == sorted(smaller.links[part].ends)
     spread(smaller, whole, classes, made.links)
     assert (_given(whole) == whole.weights).all()
-    for index, transfer in enumerate(model.transfers):
-        total = np.zeros(transfer.prices.shape)
-        for k, link in enumerate(whole.links):
-            if link.transfer == index:
-                table, layouts = whole.splits.table(k), np.unique(transfer.readers[link.reader][1])
-                assert (table >= 0).all()
-                total[np.ix_(np.unique(transfer.have), layouts)] += table if link.i == transfer.source else table.T
-        wanted = np.unique(np.concatenate([want for _, want in transfer.readers]))
-        assert (total[np.unique(transfer.have)][:, wanted] == transfer.prices[np.unique(transfer.have)][:, wanted]).all()
+    _check_splits(whole)
     for sweep in range(6):
         assert whole.sweep(sweep % 2) <= best
+
+
+def _check_splits(sweeper: Sweeper) -> None:
+    """What the readers of a value have of its prices is never negative, and is the prices in all."""
+    for index, transfer in enumerate(sweeper.model.transfers):
+        total = np.zeros(transfer.prices.shape)
+        for k, link in enumerate(sweeper.links):
+            if link.transfer == index:
+                table, layouts = sweeper.splits.table(k), np.unique(transfer.readers[link.reader][1])
+                assert (table >= 0).all()
+                total[np.ix_(np.unique(transfer.have), layouts)] += table if link.i == transfer.source else table.T
+        cells = np.ix_(np.unique(transfer.have), np.unique(np.concatenate([want for _, want in transfer.readers])))
+        assert (total[cells] == transfer.prices[cells]).all()
+
+
+def test_no_reader_gets_more_than_the_price() -> None:
+    """A value with five readers and four with two are alike to few colours: a reader's part is too much for the five."""
+    names, prices = np.arange(2), np.array([[0.0, 1000.0], [1000.0, 0.0]])
+    sources, readers, last = range(5), range(5, 13), 13
+    read = [[*readers[:4]], *([node] for node in readers[4:])]
+    problem = PlacementProblem(
+        (*(np.zeros(2) for _ in sources), *(np.ones(2) for _ in readers), np.array([2.0, 3.0])),
+        transfers=tuple(Transfer(k, names, tuple((node, names) for node in (*read[k], last)), prices) for k in sources),
+    )
+    model = integer_model(problem)
+    classes = classes_of(model, 3)
+    assert classes is not None and classes.max() == 2
+    made = tie(model, classes)
+    smaller, whole = Sweeper(made.model), Sweeper(model)
+    for k, link in enumerate(smaller.links):
+        if link.transfer >= 0 and len(made.model.transfers[link.transfer].readers) > 1:
+            table, transfer = smaller.splits.table(k), made.model.transfers[link.transfer]
+            cells = np.ix_(np.unique(transfer.have), np.unique(transfer.readers[link.reader][1]))
+            prices = np.where(np.isinf(transfer.prices[cells]), np.inf, np.where(link.reader == 0, transfer.prices[cells], 0.0))
+            table[:] = prices if link.i == transfer.source else prices.T
+    _check_splits(smaller)
+    spread(smaller, whole, classes, made.links)
+    _check_splits(whole)
 
 
 def _given(sweeper: Sweeper) -> np.ndarray:
