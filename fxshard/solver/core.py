@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .arrays import IntArray
+from .arrays import FloatArray, IntArray
 from .bounds import Ascent
 from .budget import Budget
 from .model import Model, keep_states
@@ -22,6 +22,9 @@ from .relax import Relaxation
 
 Cases = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]]
 """(a model, a plan of it, work) -> (the best plan found, a bound)."""
+
+Measured = tuple[FloatArray, float]
+"""(states,) the excess of each, and the bound that it is above."""
 
 LARGE = 20_000_000
 """Numbers in the tables of message passing from which cores are searched first."""
@@ -52,19 +55,22 @@ def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: fl
     for pairs in PAIRS:
         relaxation.ascent.settle(pairs)
         before = relaxation.value
+        if relaxation.ascent.plan is None or relaxation.ascent.done:
+            return
+        measured = excess_of(relaxation.ascent)
         for part in PARTS:
-            search_core(relaxation, search, budget.part(work), part)
+            search_core(relaxation, search, budget.part(work), part, measured)
         if relaxation.value >= before:
             return
 
 
-def search_core(relaxation: Relaxation, search: Cases, budget: Budget, part: float) -> None:
-    """Offer the best plan of a core, if there is one. part: pairs of states over all links that it may have, in parts of all."""
+def search_core(relaxation: Relaxation, search: Cases, budget: Budget, part: float, measured: Measured | None = None) -> None:
+    """Offer the best plan of a core, if there is one. part, measured: as `nearby`."""
     ascent = relaxation.ascent
     plan = ascent.plan
     if plan is None or ascent.done:
         return
-    states = nearby(ascent, [plan], part)
+    states = nearby(ascent, [plan], part, measured)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
     found, _ = searched(ascent.model, states, plan, search, budget)
@@ -102,14 +108,15 @@ def searched(model: Model, states: list[IntArray], plan: IntArray | None, search
     return None if found is None else undo(found), bound
 
 
-def nearby(ascent: Ascent, plans: Sequence[IntArray], part: float) -> list[IntArray]:
+def nearby(ascent: Ascent, plans: Sequence[IntArray], part: float, measured: Measured | None = None) -> list[IntArray]:
     """The states of plans, and those of less excess than a limit, the greatest power of two times the gap that leaves few enough.
 
     part: pairs of states over all links that may be left, in parts of all. Without a plan the limits begin at the greatest excess.
+    measured: the excess at any messages, where it is known.
     """
     sweeper = ascent.sweeper
     offset, ends = sweeper.offset, sweeper.wiring.ends
-    excess, bound = excess_of(ascent)
+    excess, bound = excess_of(ascent) if measured is None else measured
     most = ascent.cutoff - bound if np.isfinite(ascent.cutoff) else float(excess[np.isfinite(excess)].max(initial=1.0))
     kept = np.zeros(len(excess), dtype=np.bool_)
     for _ in range(HALVINGS):
