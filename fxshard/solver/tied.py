@@ -26,8 +26,11 @@ from .relax import Relaxation
 from .spreading import spread
 from .transfers import Transfer, Transfers
 
-FEWER = 16
-"""A tied model has at most one node for so many."""
+LINKS = 3
+"""How far around them nodes have to be alike: as far as it takes to tell the places in a layer apart."""
+
+MOST_CLASSES = 0.5
+"""Nodes of a tied model, in parts of those of the whole; where there would be more, it is not worth it."""
 
 WORK, PART = 1e9, 0.1
 """Table entries that its search may touch, and how much of what is left."""
@@ -65,8 +68,8 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
     Whether there is one: not where too few nodes are alike.
     """
     ascent = relaxation.ascent
-    classes = classes_of(ascent.model, len(ascent.model) // FEWER)
-    if classes is None:
+    classes = classes_of(ascent.model, LINKS)
+    if classes.max(initial=-1) >= MOST_CLASSES * len(classes):
         return False
     tied = tie(ascent.model, classes)
     try:
@@ -89,14 +92,12 @@ def _part(budget: Budget) -> Budget:
     return Budget(None if seconds is None else PART * seconds, WORK if work is None else min(WORK, PART * work), budget)
 
 
-def classes_of(model: Model, most: int) -> IntArray | None:
-    """(nodes,) the class of each, refined while there are at most so many; None where there are more from the first."""
-    colours, classes = _Colours(model), None
-    while colours.count <= most:
-        classes = colours.of
-        if not colours.refine():
-            break
-    return classes
+def classes_of(model: Model, links: int) -> IntArray:
+    """(nodes,) the class of each, by its costs and by what is so many links around it."""
+    colours = _Colours(model)
+    for _ in range(links):
+        colours.refine()
+    return colours.of
 
 
 def tie(model: Model, of: IntArray) -> Tied:
@@ -176,7 +177,7 @@ class _Writer:
 
 
 class _Colours:
-    """Colours of nodes. of: (nodes,) numbers from 0, `count` of them."""
+    """Colours of nodes. of: (nodes,) numbers from 0."""
 
     def __init__(self, model: Model) -> None:
         names = _Names()
@@ -186,9 +187,9 @@ class _Colours:
         ]
         self._set([names.of(cost) for cost in model.costs])
 
-    def refine(self) -> bool:
-        """Tell nodes apart by the colours of those around them; whether there are more colours now."""
-        colour, before = self.of.tolist(), self.count
+    def refine(self) -> None:
+        """Tell nodes apart by the colours of those around them."""
+        colour = self.of.tolist()
         around: list[list[Hashable]] = [[] for _ in colour]
         for i, j, table in self.edges:
             around[i].append((0, table, colour[j]))
@@ -199,12 +200,10 @@ class _Colours:
             for node, want in readers:
                 around[node].append((3, want, whole))
         self._set([(own, tuple(sorted(seen))) for own, seen in zip(colour, around, strict=True)])  # type: ignore[type-var]
-        return self.count > before
 
     def _set(self, colours: Sequence[Hashable]) -> None:
         numbers: dict[Hashable, int] = {}
         self.of = np.asarray([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int64)
-        self.count = len(numbers)
 
 
 class _Names:
