@@ -34,8 +34,8 @@ from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Red
 from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve, warm_up
 
-WORK_LIMIT = 1e10
-"""Table entries that a solve may touch when the user sets no time limit, about a minute: counted, not timed, so that
+WORK_LIMIT = 6e9
+"""Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
 the same input gives the same plan; a plan cut by it says so."""
 
 ROUNDING = 1e-8
