@@ -59,7 +59,8 @@ def plan(
             gradients, what the backward needs, values in further layouts, and what operators and redistributions take while they
             run; ``plan.memory`` has it by kind at its peak.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
-        time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``).
+        time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``). Tracing, and compiling the solver's loops
+            once after installing, do not count; where nothing fits, five more may go by to say why.
         dump: folder for one readable file per pass.
         constraints: ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, as many as needed, beside the above.
         optimizer: whose state counts as memory beside the parameters: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adamw"``, ...,

@@ -32,7 +32,7 @@ from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_
 from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
-from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve, warm_up
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
 """Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
@@ -378,7 +378,7 @@ def _holds(annotated: Annotated, objective: str, until: float | None, wishes: Se
         return True
     try:
         made = formulate(annotated, _rebuilt(wishes), objective)
-        solve((made.floor or made.problem).without_costs(), left, WORK_LIMIT)
+        solve_within((made.floor or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:

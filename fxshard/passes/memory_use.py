@@ -167,7 +167,7 @@ class Usage:
         for one in kept:
             value = one.crossing.value
             if one.crossing.own:
-                yield Live(self._made(value)[1], one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
+                yield Live(min(self._made(value)[1], one.crossing.end), one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
             else:
                 _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self.moved_bytes, value, one.ends))
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)

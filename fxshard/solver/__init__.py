@@ -11,7 +11,7 @@ from .problem import PlacementProblem
 from .rows import Live, Row
 from .session import Session, Solved
 from .solution import Solution
-from .solve import solve
+from .solve import solve, solve_within
 from .timeline import Timeline
 from .transfers import Transfer
 from .warm_up import warm_up
@@ -32,5 +32,6 @@ __all__ = [
     "Transfer",
     "expand",
     "solve",
+    "solve_within",
     "warm_up",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 GRACE = 5.0
@@ -17,6 +18,9 @@ class Budget:
         self._start = time.monotonic()
         self.time_limit, self._work_limit = time_limit, work_limit
         self._grace = grace
+        self.latest = math.inf if time_limit is None else self._start + time_limit + grace
+        if whole is not None:
+            self.latest = min(self.latest, whole.latest)
         self._work, self._ended = 0.0, False
         self._whole = whole
 
@@ -40,7 +44,7 @@ class Budget:
 
         work: at least so much where work is limited; None: any.
         """
-        seconds = None if self.time_limit is None else max(0.0, self._start + self.time_limit + self._grace - time.monotonic())
+        seconds = None if self.time_limit is None else max(0.0, self.latest - time.monotonic())
         entries = None if work is None or self.work_left is None else max(work, self.work_left)
         return Budget(seconds, entries, self, 0.0)
 

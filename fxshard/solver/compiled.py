@@ -25,5 +25,5 @@ def compiled(kernel: Kernel) -> Kernel:
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        log.warning("the solver's loops are compiled in every process (some 15 seconds): %s; set NUMBA_CACHE_DIR", error)
+        log.warning("the solver's loops are compiled in every process (10 to 30 seconds): %s; set NUMBA_CACHE_DIR", error)
         return cast(Kernel, numba.njit(**OPTIONS)(kernel))

@@ -35,8 +35,8 @@ PAIRS = (20, 10, 10)
 PARTS = (0.003, 0.01, 0.03)
 """Pairs of states over all links of a core, in parts of all: each begins from the best plan of those before it."""
 
-WORK = 5e8
-"""Table entries that the search of one may touch."""
+WORK, PART_OF_WORK = 5e8, 0.5
+"""Table entries that the search of one may touch; what all may take of what is left."""
 
 MOST_LEFT = 0.5
 """Part of all states from which some are as dear as the whole."""
@@ -52,6 +52,7 @@ def is_large(relaxation: Relaxation) -> bool:
 
 def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: float = WORK) -> None:
     """Search cores of growing size, and again with better messages, until they find nothing better. work: for each, in entries."""
+    budget = budget.share(PART_OF_WORK)
     for pairs in PAIRS:
         relaxation.ascent.settle(pairs)
         before = relaxation.value

@@ -106,11 +106,11 @@ class LimitedSession:
         """As `Session.again`; a bound is the floor's for what is allowed where its plan fits, else that without what is forbidden."""
         budget, last = self._budget.anew() if budget is None else budget, self._last
         try:
-            found = last.again(allowed, gap, deep=deep, budget=budget)
+            found = last.again(allowed, gap, deep=deep, budget=budget.share(FLOOR))
         except InfeasibleError:
             if last is self._floor:
                 raise
-            found, last = self._floor.again(allowed, gap, deep=deep, budget=budget), self._floor
+            found, last = self._floor.again(allowed, gap, deep=deep, budget=budget.share(FLOOR)), self._floor
         bound = max(self.solution.lower_bound, found.lower_bound if last is self._floor else -np.inf)
 
         def solving(problem: PlacementProblem, part: Budget, known: Sequence[int] | None) -> Solution:
@@ -164,7 +164,7 @@ class LimitedSession:
         plans = [one.least_choices for one in (error, larger, floor) if one.least_choices is not None]
         if not plans:
             return error
-        least, choices = min((float(self.counts.counted(plan).max()), plan) for plan in plans)
+        least, choices = min((float(self.counts.counted(plan).max(initial=0.0)), plan) for plan in plans)
         bound = max(floor.usage_bound or 0.0, (error.usage_bound or 0.0) if proven else 0.0)
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
 

@@ -50,7 +50,7 @@ def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, co
     for k in shared:
         link, part = whole.links[k], int(links[k])
         cells = np.ix_(have, np.unique(transfer.readers[link.reader][1]))
-        across = tied.links[part].transfer >= 0 and tied.links[part].i != tied.model.transfers[tied.links[part].transfer].source
+        across = tied.links[part].i != tied.model.transfers[tied.links[part].transfer].source
         table = tied.splits.table(part)
         own = np.where(allowed[cells], np.floor((table.T if across else table) / counts[part]), 0.0)
         rest[cells] -= own

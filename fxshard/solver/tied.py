@@ -73,23 +73,17 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
         return False
     tied = tie(ascent.model, classes)
     try:
-        smaller = Relaxation(tied.model, greedy(tied.model), _part(budget))
+        smaller = Relaxation(tied.model, greedy(tied.model), budget.share(PART).part(WORK))
     except Exhausted:
         return False
     search_cores(smaller, search, smaller.ascent.budget, CORE_WORK)
     if smaller.choices is None:
         return False
-    if [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
+    if not budget.spent and [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
         spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
         budget.charge(ascent.sweeper.entries)
     ascent.suggest(tied.expand(smaller.choices))
     return True
-
-
-def _part(budget: Budget) -> Budget:
-    """What the search of a tied model may take of what is left."""
-    seconds, work = budget.seconds_left, budget.work_left
-    return Budget(None if seconds is None else PART * seconds, WORK if work is None else min(WORK, PART * work), budget)
 
 
 def classes_of(model: Model, links: int) -> IntArray:
@@ -116,9 +110,7 @@ def tie(model: Model, of: IntArray) -> Tied:
     times = Counter(key for key, _ in parts)
     multiples: dict[tuple[int, int], FloatArray] = {}
     for key, transfer in alike.items():
-        prices = multiples.setdefault(
-            (key[0], times[key]), times[key] * transfer.prices
-        )  # the same array where it was: tables are kept once
+        prices = multiples.setdefault((key[0], times[key]), times[key] * transfer.prices)  # alike tables stay one array, kept once
         writer.transfer(key, replace(transfer, prices=prices))
     places = {pair: place for place, pair in enumerate(writer.edges)}
     links = [places.get((min(i, j), max(i, j)), -1) for i, j, _ in edges]
@@ -181,7 +173,7 @@ class _Colours:
 
     def __init__(self, model: Model) -> None:
         names = _Names()
-        self.edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
+        self._edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
         self._transfers = [
             (names.of(t.prices), t.source, names.of(t.have), [(node, names.of(want)) for node, want in t.readers]) for t in model.transfers
         ]
@@ -190,8 +182,8 @@ class _Colours:
     def refine(self) -> None:
         """Tell nodes apart by the colours of those around them."""
         colour = self.of.tolist()
-        around: list[list[Hashable]] = [[] for _ in colour]
-        for i, j, table in self.edges:
+        around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
+        for i, j, table in self._edges:
             around[i].append((0, table, colour[j]))
             around[j].append((1, table, colour[i]))
         for prices, source, have, readers in self._transfers:
@@ -199,7 +191,7 @@ class _Colours:
             around[source].append((2, have, whole))
             for node, want in readers:
                 around[node].append((3, want, whole))
-        self._set([(own, tuple(sorted(seen))) for own, seen in zip(colour, around, strict=True)])  # type: ignore[type-var]
+        self._set([(own, tuple(sorted(seen))) for own, seen in zip(colour, around, strict=True)])
 
     def _set(self, colours: Sequence[Hashable]) -> None:
         numbers: dict[Hashable, int] = {}

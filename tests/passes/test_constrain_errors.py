@@ -23,7 +23,7 @@ from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.sharding_plan import OpSpec, PlannedNode, ShardingPlan
-from fxshard.solver import NoPlanError
+from fxshard.solver import Budget, NoPlanError
 
 
 def wrong(error: type[FxshardError], what: str, remedy: str, mesh: Mesh = MESH, **request: Any) -> FxshardError:
@@ -135,14 +135,18 @@ def test_contradictions_across_nodes() -> None:
 def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try has what is left of the time, and then there are no more: what is named is larger, and contradicts itself."""
     given: list[float] = []
-    real, named, clock = choose.solve, choose.contradiction, itertools.count()
+    real, named, clock = choose.solve_within, choose.contradiction, itertools.count()
 
-    def watched(problem: Any, time_limit: float | None, work_limit: float) -> Any:
-        given.append(time_limit or 0.0)
-        return real(problem, None, work_limit)
+    def watched(problem: Any, budget: Budget) -> Any:
+        given.append(budget.time_limit or 0.0)
+        return real(problem, Budget(work_limit=budget.work_left))
 
-    monkeypatch.setattr(choose, "solve", watched)
-    monkeypatch.setattr(choose, "contradiction", lambda *asked: named(*asked[:-1], 2.5))
+    def in_clock(*asked: Any) -> Any:
+        assert 50 < asked[-1] <= 65
+        return named(*asked[:-1], 2.5)
+
+    monkeypatch.setattr(choose, "solve_within", watched)
+    monkeypatch.setattr(choose, "contradiction", in_clock)
     monkeypatch.setattr(choose, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     tangent = graph().inputs_of("tangent")[0].node
     said = contradiction(pins={tangent: "S(0)R", "up.weight": "S(0)R", "silu": "S(0)R"}, output_layouts=["RR", None], time_limit=60)

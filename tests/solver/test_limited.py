@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, limited
 
 TIMES, STATES = 4, 3
 
@@ -88,3 +88,30 @@ def test_what_the_floor_leaves_out_is_added_where_it_matters() -> None:
     truth = {0: [11.0, 10.0], 1: [9.0, 8.0], 2: [1.0, 1.0]}
     found = LimitedSession(Counts(problem, floor, lambda x: np.array(truth[int(x[0])])), Budget(work_limit=1e9)).solution
     assert found.choices == (1,) and found.objective == 2.0 and found.lower_bound == 1.0 and not found.proven
+
+
+def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half for the floor, a quarter of the rest for what corrects it, then the rest; an answer keeps half for plans that fit."""
+    costs = (np.array([1.0, 2.0, 9.0]),)
+    problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
+    floor = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
+    given: list[float] = []
+
+    class Counting(limited.Session):
+        def __init__(self, problem: PlacementProblem, budget: Budget, start: Sequence[int] | None) -> None:
+            given.append(budget.work_left or 0.0)
+            super().__init__(problem, budget, start)
+            budget.charge(budget.work_left or 0.0)
+
+        def again(self, *args: object, budget: Budget, **options: object) -> Solution:
+            given.append(budget.work_left or 0.0)
+            budget.charge(budget.work_left or 0.0)
+            return self.solution
+
+    monkeypatch.setattr(limited, "Session", Counting)
+    held = Counts(problem, floor, lambda x: np.array([11.0, 11.0, 1.0][x[0]] * np.ones(2)))
+    session = LimitedSession(held, Budget(work_limit=8e6))
+    assert given == pytest.approx([4e6, 1e6, 0.75e6, 2.25e6])
+    del given[:]
+    session.again({0: np.array([True, True, True])})
+    assert given == pytest.approx([4e6])
