@@ -64,7 +64,7 @@ def test_what_follows_from_equality_through_others() -> None:
 def test_everything_forbidden() -> None:
     """A pattern that is free everywhere is any layout."""
     error = refused(Forbid("up.weight", "*"), mesh=PAIR)
-    assert error.what == "Forbid('up.weight', '*') cannot hold: up_weight (placeholder) always gives it"
+    assert error.what == "Forbid('up.weight', '*') cannot hold: up_weight (an input) always gives it"
     error = refused(*(Forbid("silu", text) for text in ("R", "S(0)", "S(1)", "S(2)")), mesh=PAIR)
     assert error.what.count("Forbid") == 4 and "constrained.py" in str(error.where)
 

@@ -214,6 +214,7 @@ def test_memory_limits() -> None:
     wrong(ConstraintError, "nothing fits", "least found", PAIR, memory_limit=most // 2, pins={"*": "R"})
     wrong(OptionError, "cannot read '2 GBs' as a number of bytes", "80GB", memory_limit="2 GBs")
     wrong(OptionError, "memory_limit=-1", "give bytes", memory_limit=-1)
+    wrong(OptionError, "memory_limit=0.5", "give bytes", memory_limit=0.5)
     wrong(OptionError, "memory_limit=inf", "give bytes", memory_limit=float("inf"))
     wrong(OptionError, "memory_limit=nan", "give bytes", memory_limit=float("nan"))
 
