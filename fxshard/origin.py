@@ -112,7 +112,7 @@ class Origin:
         """The problem with all constraints, solved when first an answer without the memory limit exceeds it."""
         if self._within is None:
             formulation = formulate(*self._asked)
-            self._within = formulation, solved(self.annotated, self.constraints, formulation, allowance(self._time_limit))
+            self._within = formulation, solved(self.annotated, self.constraints, formulation, allowance(self._time_limit, limited=True))
         return self._within
 
     def value(self, name: str) -> _Value:

@@ -38,6 +38,9 @@ WORK_LIMIT = 6e9
 """Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
 the same input gives the same plan; a plan cut by it says so."""
 
+LIMITED_WORK = 1.6e10
+"""The same for all solves within a memory limit: half of it bounds what every plan holds."""
+
 ROUNDING = 1e-8
 """Relative gap that the solver's integers may leave of a proof on costs far below a microsecond; a larger one is not proven."""
 
@@ -47,11 +50,15 @@ EQUAL = 1e-9
 NO_STATE = Optimizer()
 
 
-def allowance(time_limit: float | None) -> Budget:
-    """What solving may take: the seconds that the user gave, or a fixed amount of work. Seconds begin once the solver is compiled."""
+def allowance(time_limit: float | None, *, limited: bool = False) -> Budget:
+    """What solving may take: the seconds that the user gave, which begin once the solver is compiled, or a fixed amount of work.
+
+    ``limited``: within a memory limit.
+    """
     if time_limit is not None:
         warm_up()
-    return Budget(time_limit, WORK_LIMIT if time_limit is None else None)
+    work = LIMITED_WORK if limited else WORK_LIMIT
+    return Budget(time_limit, work if time_limit is None else None)
 
 
 def unlimited(

@@ -117,8 +117,9 @@ FREE = 0.25
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
-    budget, formulation, found = choose.allowance(c.request.time_limit), c.formulation, None
-    if c.constraints.memory_limit is not None:
+    limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None
+    budget = choose.allowance(c.request.time_limit, limited=limited)
+    if limited:
         free = budget.share(FREE) if c.request.time_limit is not None else choose.allowance(None)
         found = choose.unlimited(c.annotated, c.constraints, c.request.objective, free)
     if found is not None and choose.keeps_limit(found[0]):
