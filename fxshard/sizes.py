@@ -42,6 +42,6 @@ def read_size(value: Any, name: str) -> float:
             return parse_size(value)
         except OptionError as error:
             raise OptionError(error.what, where=name, remedy=error.remedy) from error
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf or 0 < value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value == 0 or 1 <= value < math.inf):
         raise OptionError(f"cannot read {name}={value!r:.60}", where=name, remedy="give bytes, as a number or like '80GB' or '64GiB'")
     return value

@@ -92,4 +92,4 @@ def pins_of(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, in
 
 
 def _op(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else "an input"
+    return str(node.target) if node.op == "call_function" else {"placeholder": "an input"}.get(node.op, node.op)

@@ -10,7 +10,7 @@ GRACE = 5.0
 
 
 class Budget:
-    """Seconds and work that are left. Work is counted in table entries read; 10^9 take one or two seconds."""
+    """Seconds and work that are left. Work is counted in table entries read; 10^9 take two to six seconds."""
 
     def __init__(
         self, time_limit: float | None = None, work_limit: float | None = None, whole: Budget | None = None, grace: float = GRACE

@@ -31,7 +31,7 @@ def solve(
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
     time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
-    entries touched (10^9 take a second or two), which gives the same plan on every machine. start: choices that are
+    entries touched (10^9 take two to six seconds), which gives the same plan on every machine. start: choices that are
     known to be good; what costs more is not looked at, and they are returned if nothing is better (choices that are not
     allowed are ignored).
     Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search before it found one.
