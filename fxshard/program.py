@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
 KINDS = {
@@ -33,7 +34,8 @@ SizeClass = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ProgramCollective:
-    """A collective that runs: as issued (``shape`` of the buffer handed in, ``dtype``), and the plan entry that it serves."""
+    """A collective that runs: as issued (``shape`` of the buffer handed in, ``dtype``), and what of the plan it ``serves``: pairs of a
+    redistribution's number and a step in it; several where collectives were joined, and one of several where one was cut into chunks."""
 
     kind: str
     axis: str
@@ -41,8 +43,7 @@ class ProgramCollective:
     shape: tuple[int, ...]
     dtype: str
     node: str
-    entry: int
-    step: int
+    serves: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,16 @@ class ShardedProgram:
     aliases: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
+    effects: tuple[PassEffect, ...] = ()
+    """What each pass after lowering did; not in a program's file."""
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""
         return self.modules[self.classes[coordinate]]
+
+    def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
+        """The same program with other local graphs, and what they issue."""
+        return replace(self, modules=modules, collectives=tuple(collectives))
 
     @property
     def train(self) -> bool:

@@ -66,7 +66,7 @@ def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) ->
     """Those that the program lists, in its order, and a wait for each."""
     first = {n.name for n in program.local((0,) * program.mesh.ndim).graph.nodes}
     decided = {(c.entry, c.step) for c in program.plan.collectives}
-    foreign = [c.node for c in program.collectives if c.node not in first or (c.entry, c.step) not in decided]
+    foreign = [c.node for c in program.collectives if c.node not in first or not c.serves or not decided.issuperset(c.serves)]
     if foreign:
         raise PlanError(f"the collective {foreign[0]!r} is not in the graph, or not in the plan", where=where, remedy=REMEDY)
     nodes = [n for n in graph.nodes if is_collective(n)]

@@ -25,7 +25,18 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
     base = {"errors", COMPAT, "sizes", "text_table"}
-    plan = base | {"layout", "hardware", "mesh", "redistribution", "sharding_plan", "planning_graph", "call", "files", "memory_profile"}
+    plan = base | {
+        "layout",
+        "hardware",
+        "mesh",
+        "redistribution",
+        "sharding_plan",
+        "planning_graph",
+        "call",
+        "files",
+        "memory_profile",
+        "timeline",
+    }
     program = plan | {"program", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
@@ -37,6 +48,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "errors": set(),
         "sizes": {"errors"},
         "text_table": set(),
+        "timeline": set(),
         COMPAT: {"errors"},
         "layout": base,
         "hardware": base | {"files"},

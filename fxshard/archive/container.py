@@ -17,7 +17,7 @@ import torch
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
-FORMAT, VERSION = "fxshard-program", 1
+FORMAT, VERSION = "fxshard-program", 2
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 WEIGHTS = "fxshard/weights.safetensors"

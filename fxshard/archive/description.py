@@ -23,7 +23,7 @@ from fxshard.verify_program import verify_program
 
 _FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants")
 _END = ("kind", "name", "layout", "shape", "dtype")
-_COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "entry", "step")
+_COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
 """What is kept of a node's meta, besides its value: whether it is of the forward or of the backward."""
 
@@ -43,7 +43,7 @@ def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -
                 "inputs": write_structure(p.in_spec, "inputs", replace=False),
                 "outputs": write_structure(p.out_spec, "outputs", replace=True),
             },
-            "collectives": [{k: list(v) if k == "shape" else v for k, v in vars(c).items()} for c in p.collectives],
+            "collectives": [vars(c) | {"shape": list(c.shape), "serves": [list(pair) for pair in c.serves]} for c in p.collectives],
             "classes": [{"graph": names[c], "sizes": [list(s) for s in c], "meta": _write_meta(p.modules[c])} for c in order],
             "ranks": [order.index(p.classes[coordinate]) for coordinate in p.mesh.coordinates()],
             "aliases": dict(sorted(p.aliases.items())),
@@ -182,9 +182,16 @@ def _read_collective(field: Field, mesh: Mesh) -> ProgramCollective:
         shape=field.get("shape", lambda f: f.tuple_of(Field.whole)),
         dtype=field.get("dtype", Field.text),
         node=field.get("node", Field.text),
-        entry=field.get("entry", Field.whole),
-        step=field.get("step", Field.whole),
+        serves=field.get("serves", lambda f: f.tuple_of(_read_pair)),
     )
+
+
+def _read_pair(field: Field) -> tuple[int, int]:
+    """A redistribution's number and a step in it."""
+    pair = field.tuple_of(Field.whole)
+    if len(pair) != 2:
+        raise field.fail(f"{list(pair)} are not a redistribution and a step")
+    return pair[0], pair[1]
 
 
 def _read_classes(field: Field) -> dict[str, tuple[SizeClass, dict[str, dict[str, Any]]]]:

@@ -80,9 +80,10 @@ def _node(node: Any) -> dict[str, Any]:
 
 
 def _collective(c: PlannedCollective | ProgramCollective) -> dict[str, Any]:
-    common = {"kind": c.kind, "axis": c.axis, "bytes": c.bytes, "entry": c.entry, "step": c.step}
+    common: dict[str, Any] = {"kind": c.kind, "axis": c.axis, "bytes": c.bytes}
     if isinstance(c, ProgramCollective):
-        return common | {"shape": list(c.shape), "dtype": c.dtype, "node": c.node}
+        return common | {"shape": list(c.shape), "dtype": c.dtype, "node": c.node, "serves": [list(pair) for pair in c.serves]}
+    common |= {"entry": c.entry, "step": c.step}
     moved = {"value": c.value, "from": str(c.source), "to": str(c.target), "readers": [list(r) for r in c.readers]}
     return common | moved | {"shape": list(c.buffer), "itemsize": c.itemsize}
 

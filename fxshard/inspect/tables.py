@@ -58,7 +58,16 @@ def _edge(plan: ShardingPlan, c: PlannedCollective) -> str:
 
 def _issued(plan: ShardingPlan, c: ProgramCollective) -> tuple[Any, ...]:
     edges = {(p.entry, p.step): _edge(plan, p) for p in plan.collectives}
-    return c.kind, c.axis, size_text(c.bytes), _shape(c.shape), c.dtype, c.node, edges.get((c.entry, c.step), "")
+    served = [edges.get(pair, "") for pair in c.serves]
+    return (
+        c.kind,
+        c.axis,
+        size_text(c.bytes),
+        _shape(c.shape),
+        c.dtype,
+        c.node,
+        served[0] + (f" and {len(served) - 1} more" if served[1:] else ""),
+    )
 
 
 def _head(subject: Subject) -> str:

@@ -99,12 +99,17 @@ def _key(value: Any) -> Any:
 
 
 class LocalGraph:
-    """A local graph under construction for the rank at ``coordinate``, which stands for its size class."""
+    """A local graph under construction for the rank at ``coordinate``, which stands for its size class.
+
+    ``turn``: the place in the planning graph of the node that is being lowered; nodes keep it in ``meta["turn"]``, so that the graphs
+    of all size classes can be reordered alike.
+    """
 
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
         self.mesh, self.coordinate = mesh, coordinate
         self.graph = fx.Graph()
         self.origin: fx.Node | None = None
+        self.turn = 0
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[int, tuple[int, ...]], fx.Node] = {}
 
@@ -126,6 +131,7 @@ class LocalGraph:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = meta_result(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
+        node.meta["turn"] = self.turn
         if self.origin is not None:
             for key in KEPT:
                 if key in self.origin.meta:
@@ -137,12 +143,13 @@ class LocalGraph:
         node = self.graph.call_function(origin.target, args, kwargs)
         node.meta = {k: v for k, v in origin.meta.items() if k in (*KEPT, "unbacked_bindings")}
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _on_meta, origin.meta.get("val"))
+        node.meta["turn"] = self.turn
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         made = self.graph.call_function(operator.getitem, (node, index))
         made.meta = {k: v for k, v in node.meta.items() if k in KEPT}
-        made.meta["val"] = node.meta["val"][index]
+        made.meta["val"], made.meta["turn"] = node.meta["val"][index], self.turn
         return made
 
     def axis_index(self, axis: int) -> fx.Node:

@@ -147,8 +147,8 @@ class _Lowering:
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
-        for node in self.graph.nodes:
-            self.local.origin = node
+        for turn, node in enumerate(self.graph.nodes):
+            self.local.origin, self.local.turn = node, turn
             if node.op == "call_function" and not is_getitem(node):
                 self._call(node)
             elif node.op == "output":
@@ -211,8 +211,7 @@ class _Lowering:
                 shape=tuple(buffer.shape),
                 dtype=str(buffer.dtype),
                 node=node.name,
-                entry=index,
-                step=number,
+                serves=((index, number),),
             )
         )
 

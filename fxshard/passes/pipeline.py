@@ -18,7 +18,7 @@ from torch import nn
 from fxshard import plan_cache
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh import Mesh
-from fxshard.passes import annotate, choose, constrain, formulate, lower, trace, verify
+from fxshard.passes import annotate, choose, constrain, formulate, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.formulate import OBJECTIVES, Formulation
@@ -54,7 +54,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from."""
+    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from; ``without``:
+    names of passes after lowering to leave out."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -67,6 +68,7 @@ class Compilation:
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()
     cached: Path | None = None
+    without: tuple[str, ...] = ()
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
@@ -147,6 +149,21 @@ def _lower(c: Compilation) -> tuple[Compilation, str]:
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
 
 
+def _optimising(name: str) -> Pass:
+    def optimise_(c: Compilation) -> tuple[Compilation, str]:
+        assert c.program is not None
+        if name in c.without:
+            return c, "left out, as asked"
+        program = optimise.optimised(c.program, name)
+        verify_program(program)
+        effect = program.effects[-1]
+        said = f"{effect.before.total:,.0f} us before, {effect.after.total:,.0f} after"
+        said += f"; collectives: {effect.collectives[0]} before, {effect.collectives[1]} after"
+        return replace(c, program=program), said + (f"; not taken: {effect.left_out}" if effect.left_out else "")
+
+    return Pass(name, optimise_, _modules)
+
+
 def _specs(c: Compilation) -> str:
     assert c.annotated is not None
     return "\n".join(f"{node}:\n  " + "\n  ".join(map(str, specs)) for node, specs in c.annotated.specs.items())
@@ -176,7 +193,8 @@ PLANNING: tuple[Pass, ...] = (
     Pass("choose", _choose, lambda c: str(c.plan)),
     Pass("verify", _verify, lambda c: str(c.plan)),
 )
-LOWERING: tuple[Pass, ...] = (Pass("lower", _lower, _modules),)
+OPTIMISING: tuple[Pass, ...] = tuple(map(_optimising, optimise.OPTIMISATIONS))
+LOWERING: tuple[Pass, ...] = (Pass("lower", _lower, _modules), *OPTIMISING)
 PIPELINE = (*PLANNING, *LOWERING)
 SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
 """Where the passes begin that a plan of the cache stands in for."""
@@ -258,8 +276,8 @@ def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = 
     return state.plan
 
 
-def lower_plan(graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None) -> ShardedProgram:
-    """Lowers a plan; raises PlanError when it is for another graph."""
-    state = run(LOWERING, Compilation(plan.mesh, graph=graph, plan=plan), dump)
+def lower_plan(graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, without: Sequence[str] = ()) -> ShardedProgram:
+    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph."""
+    state = run(LOWERING, Compilation(plan.mesh, graph=graph, plan=plan, without=optimise.check_without(without)), dump)
     assert state.program is not None
     return state.program

@@ -14,13 +14,15 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import changes_of, inductor_compile, inductor_output_strides, wrap_like
+from fxshard._torch_compat import changes_of, wrap_like
+from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides
 from fxshard.errors import OptionError, RunError, closest
+from fxshard.passes.halves import forward_results
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
-from fxshard.runtime.partition import Partition, forward_results
+from fxshard.runtime.partition import Partition
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph
 
 COMPILERS = ("inductor", "eager")

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import storage_key, values_to_save
+from fxshard._torch_compat import storage_key
+from fxshard._torch_compat.inductor import values_to_save
 from fxshard.errors import PlanError
+from fxshard.passes.halves import behind, returned
 from fxshard.planning_graph import ancestors
-from fxshard.program import ShardedProgram, is_collective, is_wait
+from fxshard.program import is_collective, is_wait
 
 
 @dataclass(frozen=True)
@@ -30,34 +32,6 @@ class Partition:
     backward: fx.GraphModule
     kept_inputs: tuple[int, ...]
     kept: int
-
-
-def forward_results(program: ShardedProgram) -> int:
-    """How many results the forward returns: outputs and mutations come before gradients."""
-    count = sum(o.kind != "gradient" for o in program.outputs)
-    if any(o.kind == "gradient" for o in program.outputs[:count]):
-        raise PlanError("the program returns gradients before outputs", remedy="this is a fault of the trace pass; please report it")
-    return count
-
-
-def by_order(program: ShardedProgram) -> bool:
-    """Whether the order of a program says what runs in which half: it was planned within a limit on memory, which counts by that order,
-    or computes activations again, or makes what it keeps."""
-    plan = program.plan
-    return plan.memory_limit is not None or bool(plan.recomputed) or any(entry.ahead for entry in plan.redistributions)
-
-
-def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
-    """For each collective in order, whether it runs in the forward; the same on all ranks."""
-    graph = program.local((0,) * program.mesh.ndim).graph
-    results = _returned(graph)[: forward_results(program)]
-    needed = ancestors(n for n in results if isinstance(n, fx.Node))
-    if by_order(program):
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        tangents = [n for n, end in zip(placeholders, program.inputs, strict=False) if end.kind == "tangent"]
-        behind = _behind(graph, tangents, needed)
-        needed = {n for n in graph.nodes if n not in behind}
-    return tuple(n in needed for n in graph.nodes if is_collective(n))
 
 
 def partition(
@@ -79,10 +53,10 @@ def partition(
     graph.eliminate_dead_code()
     primals, late_inputs = _name_placeholders(graph, tangents)
     anchors = _Anchors(graph, in_forward)
-    ends = [n for n in _returned(graph)[results:] if isinstance(n, fx.Node)]
-    first = ancestors([*(n for n in _returned(graph)[:results] if isinstance(n, fx.Node)), *anchors.forward])
-    behind = _behind(graph, late_inputs, first) if in_order else set()
-    late = _closure(graph, {*late_inputs, *anchors.backward, *behind})
+    ends = [n for n in returned(graph)[results:] if isinstance(n, fx.Node)]
+    first = ancestors([*(n for n in returned(graph)[:results] if isinstance(n, fx.Node)), *anchors.forward])
+    ordered = behind(graph, late_inputs, first) if in_order else set()
+    late = _closure(graph, {*late_inputs, *anchors.backward, *ordered})
     crossing = next((n for n in first if n in late), None)
     if crossing is not None:
         raise PlanError(f"{crossing.name} is needed in the forward but can only run in the backward", remedy="please report it")
@@ -90,8 +64,8 @@ def partition(
     first |= ancestors(kept)
     values = [n for n in kept if n.op != "placeholder"]
     inputs = [n for n in kept if n.op == "placeholder"]
-    forward = _forward_graph(graph, primals, first, [*_returned(graph)[:results], *values])
-    backward = _backward_graph(graph, [*inputs, *values, *late_inputs], late, _returned(graph)[results:])
+    forward = _forward_graph(graph, primals, first, [*returned(graph)[:results], *values])
+    backward = _backward_graph(graph, [*inputs, *values, *late_inputs], late, returned(graph)[results:])
     anchors.check(forward, backward)
     positions = {n: i for i, n in enumerate(primals)}
     return Partition(_module(forward), _module(backward), tuple(positions[n] for n in inputs), len(values))
@@ -131,17 +105,6 @@ def _name_placeholders(graph: fx.Graph, tangents: Sequence[int]) -> tuple[list[f
         groups[kind].append(node)
         node.name = node.target = f"{kind}_{len(groups[kind])}"
     return groups["primals"], groups["tangents"]
-
-
-def _returned(graph: fx.Graph) -> tuple[Any, ...]:
-    return tuple(graph.output_node().args[0])
-
-
-def _behind(graph: fx.Graph, inputs: Sequence[fx.Node], first: set[fx.Node]) -> set[fx.Node]:
-    """What stands behind the first reader of these inputs and is not among ``first``."""
-    calls = [n for n in graph.nodes if n.op == "call_function"]
-    turn = next((k for k, n in enumerate(calls) if any(i in inputs for i in n.all_input_nodes)), len(calls))
-    return {n for n in calls[turn:] if n not in first}
 
 
 def _closure(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:

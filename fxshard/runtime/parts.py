@@ -12,16 +12,17 @@ from functools import partial
 import torch
 from torch import fx
 
-from fxshard._torch_compat import inductor_decompositions
+from fxshard._torch_compat.inductor import inductor_decompositions
 from fxshard.cost.lives import End
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import local_shape
 from fxshard.memory_profile import MemoryProfile
+from fxshard.passes.halves import by_order, forward_collectives, forward_results
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import Partition, by_order, forward_collectives, forward_results, partition
+from fxshard.runtime.partition import Partition, partition
 
 log = logging.getLogger("fxshard")
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fxshard._torch_compat import TorchDispatchMode, schema_of
+from fxshard.passes.halves import forward_collectives
 from fxshard.program import KINDS, ProgramCollective, ShardedProgram
 from fxshard.runtime.bind import axis_of_group
-from fxshard.runtime.partition import forward_collectives
 from fxshard.runtime.simulate import Recorded
 
 NAMES = {operator.overloadpacket.__name__: kind for operator, kind in KINDS.items()}

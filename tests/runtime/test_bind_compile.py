@@ -16,6 +16,7 @@ from fxshard.errors import OptionError, PlanError
 from fxshard.mesh import Mesh, parse_mesh
 from fxshard.ops import contraction
 from fxshard.passes.annotate import annotate
+from fxshard.passes.halves import by_order, forward_collectives, forward_results
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
@@ -23,7 +24,7 @@ from fxshard.program import ShardedProgram, is_collective
 from fxshard.runtime.bind import axis_of_group, bind, bind_graph
 from fxshard.runtime.compile import compile_program
 from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import by_order, forward_collectives, forward_results, partition
+from fxshard.runtime.partition import partition
 from fxshard.testing.random_plan import random_graph_plan
 from tests.models import zoo
 

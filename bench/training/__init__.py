@@ -1,0 +1,1 @@
+"""A Llama's training step on two gloo ranks, beside ``parallelize_module``, FSDP2 and DDP: ``python -m bench.training``."""

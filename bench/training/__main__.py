@@ -1,0 +1,127 @@
+"""``python -m bench.training``: milliseconds of a training step on two gloo ranks with one thread each, all ways interleaved in one run.
+
+``ratio`` is the median time over that of ``parallelize_module`` compiled. ``--sizes 256/128,512/256`` are width and length,
+``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated), ``--hardware`` what the plans are made for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+RANKS = 2
+BASE = "parallelize_module, compiled"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
+    parser.add_argument("--sizes", default="256/128,512/256")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--details", action="store_true", help="print the plans")
+    chosen = parser.parse_args(arguments)
+    for size in chosen.sizes.split(","):
+        times = _measured(size, chosen)
+        print(f"width {size.replace('/', ', length ')}\n{_table(times)}\n", flush=True)
+    return 0
+
+
+def _measured(size: str, chosen: Any) -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"size": size, "rounds": chosen.rounds, "only": chosen.only, "details": chosen.details, "folder": folder}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "bench.training", "--rank"]
+        ranks = [subprocess.Popen([*command, str(r), json.dumps(job)], env=environment) for r in range(RANKS)]
+        if any([r.wait() for r in ranks]):
+            raise SystemExit("a rank failed; its message is above")
+        return json.loads(Path(folder, "times").read_text())  # type: ignore[no-any-return]
+
+
+def _table(times: Mapping[str, Any]) -> str:
+    medians = {name: statistics.median(found["ms"]) for name, found in times.items()}
+    base = medians.get(BASE)
+    rows = [
+        (name, f"{median:.1f}", f"{min(times[name]['ms']):.1f}", f"{median / base:.2f}" if base else "", f"{times[name]['loss']:.5f}")
+        for name, median in medians.items()
+    ]
+    return tabulate(rows, headers=("way", "median ms", "least ms", "ratio", "loss"), disable_numparse=True)
+
+
+def rank_main(rank: int, job: Mapping[str, Any]) -> None:
+    """One rank: makes all ways, warms them up, then times them in turn; the slowest rank counts."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from bench.training.ours import OURS
+    from bench.training.peers import PEERS, Setting
+
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64  # one model's code serves all ways
+    store = dist.FileStore(f"{job['folder']}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
+    width, length = map(int, job["size"].split("/"))
+    setting = Setting(width, length, init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",)))
+    wanted = {n: make for n, make in {**PEERS, **OURS}.items() if not job["only"] or any(o in n for o in job["only"])}
+    ways, losses = {}, {}
+    for name, make in wanted.items():
+        start = time.perf_counter()
+        way = ways[name] = make(setting)
+        for _ in range(3):
+            losses[name] = _mean(way.step())
+        if rank == 0:
+            print(f"  {name}: ready after {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+            if job["details"] and way.detail is not None:
+                print(way.detail.plan)
+    for way in ways.values():  # once more: what is made later may make Dynamo compile again
+        way.step()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(job["rounds"]):
+        for name, way in ways.items():
+            times[name].append(_timed(way.step))
+    if rank == 0:
+        Path(job["folder"], "times").write_text(json.dumps({n: {"ms": t, "loss": losses[n]} for n, t in times.items()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _mean(loss: Any) -> float:
+    """Of the parts of the batch, be they one rank's or all."""
+    import torch.distributed as dist
+
+    value = (loss.full_tensor() if hasattr(loss, "full_tensor") else loss).clone()
+    dist.all_reduce(value)
+    return float(value) / RANKS
+
+
+def _timed(step: Any) -> float:
+    """Milliseconds of two steps' mean, of the rank that takes longer."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    step()
+    took = torch.tensor((time.perf_counter() - start) * 500)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        rank_main(int(sys.argv[2]), json.loads(sys.argv[3]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,52 @@
+"""The model and the data that all are measured with: a Llama whose attention is a product, a softmax and a product.
+
+DTensor has no rule for the CPU's SDPA kernel, so that the peers could not run it otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from examples.llama import Attention, Llama, LlamaConfig
+
+BATCH = 4
+
+
+class ManualAttention(Attention):
+    """``Attention`` with its softmax written out."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        from examples.llama import rotate
+
+        q = rotate(self.split_heads(self.wq(x)), cos, sin)
+        k = rotate(self.split_heads(self.wk(x)), cos, sin)
+        v = self.split_heads(self.wv(x))
+        shared = q.shape[1] // k.shape[1]
+        k, v = (t[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for t in (k, v))
+        length = q.shape[2]
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        scores = (q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)).masked_fill(later, -math.inf)
+        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def llama(width: int) -> Llama:
+    """4 layers, 8 heads of which 4 for keys and values, 1024 words; the same weights wherever it is made."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab=1024, dim=width, layers=4, heads=8, kv_heads=4, ffn=3 * width, rope_base=10000.0)
+    model = Llama(config)
+    for layer in model.layers:
+        assert isinstance(layer.attention, nn.Module)
+        manual = ManualAttention(config)
+        manual.load_state_dict(layer.attention.state_dict())
+        layer.attention = manual
+    return model
+
+
+def batch(length: int) -> tuple[Tensor, Tensor]:
+    """(tokens, targets), both [BATCH, length], the whole batch, the same on every rank."""
+    draw = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, 1024, (BATCH, length + 1), generator=draw)
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()

@@ -1,0 +1,52 @@
+"""fxshard's ways to run the step: layouts as Megatron's or FSDP's are pinned, or nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fxshard
+from bench.training.model import batch, llama
+from bench.training.peers import Contestant, Setting, mine, stepping
+
+MEGATRON = {
+    "tok_embeddings.weight": "S(1)",
+    "layers.*.attention.w[qkv].weight": "S(0)",
+    "layers.*.attention.wo.weight": "S(1)",
+    "layers.*.feed_forward.w[13].weight": "S(0)",
+    "layers.*.feed_forward.w2.weight": "S(1)",
+    "*norm.weight": "R",
+    "output.weight": "S(0)",
+}
+
+
+def _parallelized(setting: Setting, inputs: tuple[Any, ...], **options: Any) -> Contestant:
+    model = fxshard.parallelize(llama(setting.width), inputs, setting.mesh, **options)
+    program = model.forward.programs[0]  # type: ignore[union-attr]
+    return Contestant(stepping(model, inputs), program)
+
+
+def _local(setting: Setting) -> tuple[Any, ...]:
+    return tuple(fxshard.local_batch(x, setting.mesh, axis="dp", size=4) for x in mine(setting))
+
+
+def megatron(setting: Setting) -> Contestant:
+    return _parallelized(setting, batch(setting.length), pins=MEGATRON)
+
+
+def sharded(setting: Setting) -> Contestant:
+    """All weights cut, the batch too: what FSDP holds."""
+    pins = {"*norm.weight": "S(0)", "tok_embeddings.weight": "S(0)", "output.weight": "S(0)", "layers.*.w?.weight": "S(0)"}
+    return _parallelized(setting, _local(setting), pins=pins)
+
+
+def free(setting: Setting) -> Contestant:
+    """The whole batch on each rank, nothing asked for."""
+    return _parallelized(setting, batch(setting.length))
+
+
+OURS: dict[str, Callable[[Setting], Contestant]] = {
+    "fxshard, Megatron's layouts": megatron,
+    "fxshard, FSDP's layouts": sharded,
+    "fxshard, its own choice": free,
+}

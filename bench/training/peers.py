@@ -1,0 +1,115 @@
+"""torch's own ways to run the step: ``PEERS[name](setting)`` gives a ``Contestant``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.training.model import batch, llama
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Width of the model, length of a sequence, and the mesh of one axis."""
+
+    width: int
+    length: int
+    mesh: DeviceMesh
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``step()`` runs forward, backward and SGD, and returns the loss of this rank's part of the batch; ``detail``: what else is told."""
+
+    step: Callable[[], Tensor]
+    detail: Any = None
+
+
+def stepping(model: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> Tensor:
+        loss: Tensor = model(*inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def mine(setting: Setting) -> tuple[Tensor, Tensor]:
+    """This rank's rows."""
+    tokens, targets = batch(setting.length)
+    ranks, rank = setting.mesh.size(), setting.mesh.get_local_rank()
+    return tokens.chunk(ranks)[rank].contiguous(), targets.chunk(ranks)[rank].contiguous()
+
+
+def _compiled(model: nn.Module, wanted: bool) -> nn.Module:
+    return torch.compile(model) if wanted else model  # type: ignore[return-value]
+
+
+def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
+    """Megatron's layouts by ``parallelize_module``; the embedding is cut by the width: Dynamo cannot trace its masked sum twice."""
+    styles: dict[str, Any] = {
+        "tok_embeddings": ColwiseParallel(output_layouts=Replicate()),
+        "output": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for name in ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1", "feed_forward.w3"):
+        styles[f"layers.*.{name}"] = ColwiseParallel()
+    for name in ("attention.wo", "feed_forward.w2"):
+        styles[f"layers.*.{name}"] = RowwiseParallel()
+    model = parallelize_module(llama(setting.width), setting.mesh, styles)
+    return Contestant(stepping(_compiled(model, compiled), batch(setting.length)))
+
+
+def fsdp(setting: Setting, compiled: bool) -> Contestant:
+    """``fully_shard`` of each layer, compiled layer by layer as torch's own trainers do."""
+    model = llama(setting.width)
+    for layer in model.layers:
+        if compiled:
+            layer.compile()
+        fully_shard(layer, mesh=setting.mesh)
+    fully_shard(model, mesh=setting.mesh)
+    return Contestant(stepping(model, mine(setting)))
+
+
+def fsdp_whole(setting: Setting, compiled: bool) -> Contestant:
+    """The same, compiled as a whole."""
+    model = llama(setting.width)
+    for layer in model.layers:
+        fully_shard(layer, mesh=setting.mesh)
+    fully_shard(model, mesh=setting.mesh)
+    return Contestant(stepping(_compiled(model, compiled), mine(setting)))
+
+
+def ddp(setting: Setting, compiled: bool) -> Contestant:
+    model = DistributedDataParallel(llama(setting.width), process_group=setting.mesh.get_group())
+    return Contestant(stepping(_compiled(model, compiled), mine(setting)))
+
+
+def alone(setting: Setting, compiled: bool) -> Contestant:
+    """The whole batch on one device; every rank does it, beside the other."""
+    return Contestant(stepping(_compiled(llama(setting.width), compiled), batch(setting.length)))
+
+
+PEERS: dict[str, Callable[[Setting], Contestant]] = {
+    "parallelize_module, eager": lambda s: tensor_parallel(s, False),
+    "parallelize_module, compiled": lambda s: tensor_parallel(s, True),
+    "FSDP2, eager": lambda s: fsdp(s, False),
+    "FSDP2, compiled": lambda s: fsdp(s, True),
+    "FSDP2, compiled whole": lambda s: fsdp_whole(s, True),
+    "DDP, eager": lambda s: ddp(s, False),
+    "DDP, compiled": lambda s: ddp(s, True),
+    "one device, compiled": lambda s: alone(s, True),
+}
+"""In the order of the table."""

@@ -1,0 +1,61 @@
+"""Inductor, and the partitioner that its joint graphs are cut with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+    """Inductor on an aten graph with fake example inputs; the result takes one list, which it empties. Changes ``module``.
+
+    Within a context of tracing: Inductor keeps on disk only what it compiles for a mode that it knows.
+    """
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    with tracing(TracingContext(detect_fake_mode(list(inputs)))):
+        return compile_fx_inner(module, list(inputs), **options)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions that Inductor's lowerings count on."""
+    import torch._inductor.lowering  # noqa: F401  (some of them ask for it)
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_output_strides(compiled: Any) -> list[tuple[int, ...] | None] | None:
+    """Strides that a compiled graph gives its outputs; None where it keeps those of the graph."""
+    strides = getattr(compiled, "output_strides", None)
+    return None if strides is None else [None if s is None else tuple(int(x) for x in s) for s in strides]
+
+
+def values_to_save(
+    graph: fx.Graph, inputs: list[fx.Node], forward: Iterable[fx.Node], closure: Iterable[fx.Node], ends: Iterable[fx.Node]
+) -> list[fx.Node]:
+    """torch's minimum cut: which values of a joint graph to keep for the backward rather than compute again.
+
+    ``forward``: the nodes that run in the forward; ``closure``: those that can only run in the backward; ``ends``: what
+    the backward returns. Placeholders of tangents have "tangents" in their name, those of ``inputs`` have not.
+    """
+    from torch._functorch.partitioners import NodeInfo, choose_saved_values_set
+    from torch.utils._ordered_set import OrderedSet
+
+    first = OrderedSet(forward)
+    late = OrderedSet(closure)
+    required = OrderedSet([*late, *ends])
+    for node in reversed(graph.nodes):
+        nearest = min((user.dist_from_bw + 1 for user in node.users), default=10**9)
+        node.dist_from_bw = nearest if node in first else 10**9 if node.op == "output" else 0
+    unclaimed = OrderedSet(n for n in graph.nodes if n not in first and n not in required)
+    order = {n: i for i, n in enumerate(n for n in graph.nodes if n in first)}
+    return choose_saved_values_set(graph, NodeInfo(inputs, first, required, late, unclaimed, order, OrderedSet()))

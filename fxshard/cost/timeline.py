@@ -1,0 +1,73 @@
+"""The predicted timeline of a lowered program on a rank: what computes when, what communicates beside it, what is waited for.
+
+Operators run one after another in the order of the graph, at their roofline (``cost.compute``), copies for collectives too. A
+collective begins when its input is there and the axis' earlier ones are done; the device goes on until somebody waits for it.
+Communication that runs beside compute is not free: of what hides, ``Hardware.overlap`` is saved and the rest slows the device.
+Whoever reads it compares two orders of one program; its sum is not the plan's objective, which knows no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+from torch.distributed.tensor import Replicate
+
+from fxshard._torch_compat import OpOverload
+from fxshard.call import call_of
+from fxshard.cost.collectives import collective_time
+from fxshard.cost.compute import compute_time
+from fxshard.layout import Layout
+from fxshard.mesh import Mesh
+from fxshard.planning_graph import is_getitem
+from fxshard.program import KINDS, is_collective, is_wait
+from fxshard.sharding_plan import OpSpec
+from fxshard.timeline import DEVICE, Event, Timeline
+
+
+def timeline(nodes: Iterable[fx.Node], mesh: Mesh) -> Timeline:
+    """Of ``nodes`` of a local graph, in the order in which they run."""
+    clock, free, ends = 0.0, dict.fromkeys(mesh.axis_names, 0.0), dict[fx.Node, int]()
+    events: list[Event] = []
+    for node in nodes:
+        if is_collective(node):
+            axis, took = str(node.args[-1]), communication_time(node, mesh)
+            start = max(clock, free[axis])
+            free[axis] = start + took
+            ends[node] = len(events)
+            events.append(Event(node.name, KINDS[node.target], axis, start, start + took))
+        elif is_wait(node):
+            index = ends[node.all_input_nodes[0]]
+            event, arrived = events[index], clock
+            hidden = min(max(0.0, arrived - event.start), event.end - event.start)
+            clock = max(clock, event.end) + (1 - mesh.hardware.overlap) * hidden
+            events[index] = Event(event.name, event.operator, event.stream, event.start, event.end, clock - arrived)
+        elif took := operator_time(node, mesh):
+            events.append(Event(node.name, str(node.target), DEVICE, clock, clock + took))
+            clock += took
+    return Timeline(tuple(events), max([clock, *free.values()]))
+
+
+def communication_time(node: fx.Node, mesh: Mesh) -> float:
+    """Microseconds of a collective of a local graph."""
+    axis = mesh.axis(str(node.args[-1]))
+    return collective_time(KINDS[node.target], axis, bytes_sent(node, mesh.shape[axis]), mesh)
+
+
+def bytes_sent(node: fx.Node, ranks: int) -> int:
+    """Bytes that each of so many ranks sends in a collective of a local graph, by the ring forms."""
+    buffer = node.all_input_nodes[0].meta["val"]
+    size = buffer.numel() * buffer.element_size()
+    kind = KINDS[node.target]
+    if kind == "all_reduce":
+        return int(-(-2 * (ranks - 1) * size // ranks))
+    return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))
+
+
+def operator_time(node: fx.Node, mesh: Mesh) -> float:
+    """Microseconds of an operator of a local graph, whose shapes are those of the rank."""
+    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload):
+        return 0.0
+    call = call_of(node)
+    whole = Layout((Replicate(),) * mesh.ndim)
+    return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)

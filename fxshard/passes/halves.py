@@ -1,0 +1,63 @@
+"""Which part of a program runs in the forward and which in the backward, the same on all ranks.
+
+A collective, and all that it needs, runs in the forward if an output or a mutation needs it, else in the backward. Where a program was
+planned within a limit on memory, or computes activations again, its order decides instead: what stands behind the first reader of
+a tangent is the backward's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from fxshard.errors import PlanError
+from fxshard.planning_graph import ancestors
+from fxshard.program import ShardedProgram, is_collective
+
+
+def forward_results(program: ShardedProgram) -> int:
+    """How many results the forward returns: outputs and mutations come before gradients."""
+    count = sum(o.kind != "gradient" for o in program.outputs)
+    if any(o.kind == "gradient" for o in program.outputs[:count]):
+        raise PlanError("the program returns gradients before outputs", remedy="this is a fault of the trace pass; please report it")
+    return count
+
+
+def by_order(program: ShardedProgram) -> bool:
+    """Whether the order of a program says what runs in which half: it was planned within a limit on memory, which counts by that order,
+    or computes activations again, or makes what it keeps."""
+    plan = program.plan
+    return plan.memory_limit is not None or bool(plan.recomputed) or any(entry.ahead for entry in plan.redistributions)
+
+
+def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
+    """For each collective in order, whether it runs in the forward; the same on all ranks."""
+    graph = program.local((0,) * program.mesh.ndim).graph
+    early = forward_nodes(program, graph)
+    return tuple(n in early for n in graph.nodes if is_collective(n))
+
+
+def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a local graph that the forward runs for certain."""
+    results = returned(graph)[: forward_results(program)]
+    needed = ancestors(n for n in results if isinstance(n, fx.Node))
+    if not by_order(program):
+        return needed
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    tangents = [n for n, end in zip(placeholders, program.inputs, strict=False) if end.kind == "tangent"]
+    late = behind(graph, tangents, needed)
+    return {n for n in graph.nodes if n not in late}
+
+
+def behind(graph: fx.Graph, inputs: Sequence[fx.Node], first: set[fx.Node]) -> set[fx.Node]:
+    """What stands behind the first reader of these inputs and is not among ``first``."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    turn = next((k for k, n in enumerate(calls) if any(i in inputs for i in n.all_input_nodes)), len(calls))
+    return {n for n in calls[turn:] if n not in first}
+
+
+def returned(graph: fx.Graph) -> tuple[Any, ...]:
+    """What a local graph returns; None where a rank has no such gradient."""
+    return tuple(graph.output_node().args[0])

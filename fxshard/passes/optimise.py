@@ -1,0 +1,71 @@
+"""The passes after lowering, by name and in order; each takes a program and returns one that computes the same.
+
+What a pass made is taken only if the cost model's timeline does not grow by it, and if a program planned within a limit on memory still
+keeps to it (or takes no more than before). ``program.effects`` tells of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fxshard.cost.lives import End
+from fxshard.cost.memory import Stage, profile_stages
+from fxshard.cost.timeline import timeline
+from fxshard.errors import OptionError, a_kind, closest
+from fxshard.passes.bucket import bucket
+from fxshard.passes.schedule import parts, schedule
+from fxshard.passes.share import share
+from fxshard.program import ShardedProgram
+from fxshard.timeline import PassEffect, Timeline
+
+Optimisation = Callable[[ShardedProgram], ShardedProgram]
+OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "bucket": bucket}
+"""In the order in which they run."""
+
+LONGER = 1e-9
+"""Relative: sums of many floats differ by their order."""
+
+
+def check_without(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of passes to leave out; raises OptionError for others."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise OptionError(f"without is {a_kind(names)}", where="without", remedy=f"give a list of names among {', '.join(OPTIMISATIONS)}")
+    for name in names:
+        if name not in OPTIMISATIONS:
+            what = f"there is no pass {name!r} to leave out{closest(name, list(OPTIMISATIONS))}"
+            raise OptionError(what, where="without", remedy=f"its passes are {', '.join(OPTIMISATIONS)}")
+    return tuple(names)
+
+
+def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
+    """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
+    made = OPTIMISATIONS[name](program)
+    before, after = predicted(program), predicted(made)
+    reason = _refused(program, made, before, after)
+    counts = len(program.collectives), len(made.collectives)
+    effect = PassEffect(name, before, after, counts, reason)
+    return replace(program if reason else made, effects=(*program.effects, effect))
+
+
+def predicted(program: ShardedProgram) -> Timeline:
+    """The timeline of the first rank: the forward, then the backward."""
+    graph = program.local((0,) * program.mesh.ndim).graph
+    return timeline([n for part in parts(program, graph) for n in part], program.mesh)
+
+
+def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
+    if after.total > before.total * (1 + LONGER):
+        return f"it would take {after.total - before.total:.3g} us longer"
+    limit = program.plan.memory_limit
+    if limit is not None and (peak := _peak(made)) > max(limit, _peak(program)):
+        return f"it would take {peak - limit:,.0f} bytes more than memory_limit"
+    return None
+
+
+def _peak(program: ShardedProgram) -> int:
+    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with."""
+    graph = program.local((0,) * program.mesh.ndim).graph
+    given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
+    ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
+    return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)

@@ -1,0 +1,44 @@
+"""New local graphs from old ones, for the passes after lowering: programs are not changed, they are made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import lazy_graph_module
+from fxshard.passes.local_graph import FAKES, KEPT
+
+
+def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
+    """A copy of a local graph whose calls stand in this order; names and metas are kept."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inputs = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
+    for node in (*inputs, *calls, module.graph.output_node()):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return lazy_graph_module(graph)
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that may be changed."""
+    return rebuilt(module, [n for n in module.graph.nodes if n.op == "call_function"])
+
+
+class Emitter:
+    """Adds calls to a local graph right before ``place``; they are of the same half of the step and, unless said otherwise, its turn."""
+
+    def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None) -> None:
+        self.graph, self.place = graph, place
+        self.kept = {k: place.meta[k] for k in KEPT if k in place.meta}
+        self.turn = place.meta.get("turn", 0) if turn is None else turn
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.place):
+            node = self.graph.call_function(target, args, kwargs)
+        values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with FAKES, torch.no_grad():
+            node.meta = {**self.kept, "val": target(*values, **keywords), "turn": self.turn}
+        return node

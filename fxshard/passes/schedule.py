@@ -1,0 +1,175 @@
+"""schedule: collectives begin as early as their inputs allow and are waited for as late as their readers allow.
+
+Each half of a step keeps its operators in their order; two sweeps move what stands around them. From the front, waits and the cutting
+and joining of what arrived go right before the first operator that reads it; from the back, collectives and the packing of
+what they send go right behind what they need. A gather of a parameter needs nothing of the step, so that all of them would begin at
+once and fill the memory: it begins so long before its reader as it takes, queued behind those on its axis, and not earlier; where
+nothing hides (``Hardware.overlap`` is 0) it stays. The last reductions of gradients end behind the last operator.
+
+Where a collective goes is decided on the graph of the first rank, as the place in the planning graph before whose node it begins, so that
+all ranks issue the same in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxshard.cost.timeline import communication_time, operator_time
+from fxshard.mesh import Mesh
+from fxshard.passes.halves import by_order, forward_nodes
+from fxshard.passes.rewrite import rebuilt
+from fxshard.planning_graph import FREE
+from fxshard.program import ShardedProgram, is_collective, is_wait
+
+aten = torch.ops.aten
+
+LIGHT = {aten.cat.default, aten.stack.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default, aten.div.Tensor}
+"""What is emitted around collectives, beside views: packing what they send, cutting and joining what arrives."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The ``number``-th collective of a local graph begins before the first operator whose turn is greater than ``turn``."""
+
+    number: int
+    turn: int
+
+
+def schedule(program: ShardedProgram) -> ShardedProgram:
+    """The program with its collectives moved; the same ones in the same order on all ranks."""
+    reference = program.local((0,) * program.mesh.ndim).graph
+    numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
+    begins = [_begins(part, numbers, program.mesh) for part in parts(program, reference)]
+    modules = {}
+    for size_class, module in program.modules.items():
+        order = []
+        collectives = [n for n in module.graph.nodes if is_collective(n)]
+        for part, begin in zip(parts(program, module.graph), begins, strict=True):
+            order += placed(waited_late(part), [(collectives[b.number], b.turn) for b in begin])
+        modules[size_class] = rebuilt(module, order)
+    return program.with_modules(modules, [program.collectives[b.number] for begin in begins for b in begin])
+
+
+def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
+    """The calls of the forward, the one that tells where the backward begins, and the others, each in order."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    first = forward_nodes(program, graph)
+    late = [n for n in calls if n not in first]
+    pinned = 1 if by_order(program) else 0
+    return [[n for n in calls if n in first], late[:pinned], late[pinned:]]
+
+
+def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Waits, and light operators on nothing but what was waited for, right before the first other reader."""
+    put_off: dict[fx.Node, None] = {}
+    order: list[fx.Node] = []
+    here = set(nodes)
+
+    def place(node: fx.Node) -> None:
+        for operand in node.all_input_nodes:
+            if operand in put_off:
+                del put_off[operand]
+                place(operand)
+        order.append(node)
+
+    for node in nodes:
+        read = [n for n in node.all_input_nodes if n in here]
+        if is_wait(node) or (is_light(node) and read and all(n in put_off for n in read)):
+            put_off[node] = None
+        else:
+            place(node)
+    while put_off:
+        node = next(iter(put_off))
+        del put_off[node]
+        place(node)
+    return order
+
+
+def _begins(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[Begin]:
+    """Where the collectives among ``nodes`` of the first rank's graph begin, in order."""
+    turn, found = -1, []
+    for node in begun_early(waited_late(nodes), mesh):
+        if is_collective(node):
+            found.append(Begin(numbers[node], turn))
+        elif not is_wait(node) and not is_light(node):
+            turn = max(turn, node.meta["turn"])
+    return found
+
+
+def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
+    """Collectives, and light operators that only these read, right behind what they need, or as long before their readers as they take."""
+    left: dict[fx.Node, float] = {}
+    order: list[fx.Node] = []
+    given = _given(nodes)
+
+    def settle(node: fx.Node) -> None:
+        if node in left:
+            del left[node]
+            for user in node.users:
+                settle(user)
+            order.append(node)
+
+    for node in reversed(nodes):
+        if is_collective(node):
+            queued = sum(left.get(other, 0.0) for other in left if is_collective(other) and other.args[-1] == node.args[-1])
+            left[node] = (communication_time(node, mesh) + queued if mesh.hardware.overlap else 0.0) if node in given else float("inf")
+        elif is_light(node) and node.users and all(user in left for user in node.users):
+            left[node] = max(left[user] for user in node.users)
+        else:
+            for user in node.users:
+                settle(user)
+            order.append(node)
+            took = operator_time(node, mesh)
+            left.update({other: time - took for other, time in left.items()})
+        for other in [n for n, time in left.items() if time <= 0]:
+            settle(other)
+    for node in list(left):
+        settle(node)
+    return order[::-1]
+
+
+def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
+    """``nodes`` with each of ``begins``, (collective, turn), moved to its place; what they need comes with them."""
+    moved = {node for node, _ in begins}
+    order: dict[fx.Node, None] = {}
+    here = set(nodes)
+    waiting = list(begins)
+
+    def place(node: fx.Node) -> None:
+        if node in here and node not in order:
+            for operand in node.all_input_nodes:
+                place(operand)
+            order[node] = None
+
+    for node in nodes:
+        if node in moved or node in order:
+            continue
+        if not is_wait(node) and not is_light(node):
+            while waiting and waiting[0][1] < node.meta["turn"]:
+                place(waiting.pop(0)[0])
+        if not (is_light(node) and node.users and all(user in moved and user not in order for user in node.users)):
+            place(node)
+    for node, _ in waiting:
+        place(node)
+    for node in nodes:
+        place(node)
+    return list(order)
+
+
+def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """What is made of inputs alone, by light operators and collectives."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        made = is_collective(node) or is_wait(node) or is_light(node)
+        if made and all(n.op == "placeholder" or n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def is_light(node: fx.Node) -> bool:
+    """Whether it only packs, cuts or joins."""
+    return node.target in LIGHT or str(node.target) in FREE

@@ -1,0 +1,83 @@
+"""share: a collective that another one has done already is not run again, and one that nobody reads is not run at all.
+
+A plan that the solver makes has neither; one that is written by hand, or drawn, may. The collectives of a local graph are compared by
+what they send, light operators around them by what they read, and dropped only where that is so on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from fxshard.passes.halves import forward_nodes
+from fxshard.passes.rewrite import copied
+from fxshard.passes.schedule import is_light
+from fxshard.program import ShardedProgram, is_collective, is_wait
+
+
+def share(program: ShardedProgram) -> ShardedProgram:
+    """The program without collectives that repeat another one of the same half of the step, or that nobody reads."""
+    graphs = {size_class: copied(module) for size_class, module in program.modules.items()}
+    found = [_repeated(program, module.graph) for module in graphs.values()]
+    same = {k: first for k, first in found[0].items() if all(other.get(k) == first for other in found)}
+    unread = set.intersection(*(_unread(module.graph) for module in graphs.values()))
+    if not same and not unread:
+        return program
+    for module in graphs.values():
+        collectives = [n for n in module.graph.nodes if is_collective(n)]
+        for k in sorted({*same, *unread}, reverse=True):
+            _drop(module.graph, collectives[k], collectives[same[k]] if k in same else None)
+        module.graph.eliminate_dead_code()
+    serves = {k: list(c.serves) for k, c in enumerate(program.collectives)}
+    for k in sorted(same, reverse=True):
+        serves[same[k]] += serves[k]
+    kept = [replace(c, serves=tuple(serves[k])) for k, c in enumerate(program.collectives) if k not in same and k not in unread]
+    return program.with_modules(graphs, kept)
+
+
+def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
+    """Number of a collective -> number of the first one that sends the same, in the same half."""
+    early = forward_nodes(program, graph)
+    alike: dict[fx.Node, Hashable] = {}
+    first: dict[Hashable, tuple[Hashable, int]] = {}
+    found: dict[int, int] = {}
+    number = -1
+    for node in graph.nodes:
+        if not (is_collective(node) or is_wait(node) or is_light(node)):
+            alike[node] = node
+            continue
+        key = (str(node.target), node in early, *map(str, fx.map_arg((node.args, dict(node.kwargs)), lambda n: _Name(alike[n]))))
+        if is_collective(node):
+            number += 1
+            _, known = first.setdefault(key, (node, number))
+            if known != number:
+                found[number] = known
+        alike[node] = key
+    return found
+
+
+class _Name:
+    """Stands for an operand in a key."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+
+def _unread(graph: fx.Graph) -> set[int]:
+    """Numbers of the collectives whose waits nobody reads."""
+    collectives = [n for n in graph.nodes if is_collective(n)]
+    return {k for k, n in enumerate(collectives) if not any(wait.users for wait in n.users)}
+
+
+def _drop(graph: fx.Graph, node: fx.Node, instead: fx.Node | None) -> None:
+    (wait,) = node.users
+    if instead is not None:
+        wait.replace_all_uses_with(next(iter(instead.users)))
+    graph.erase_node(wait)
+    graph.erase_node(node)
