@@ -13,6 +13,7 @@ from fxshard.layout import Layout, local_shape
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
 from fxshard.runtime.inputs import as_dtensor
+from fxshard.runtime.local_steps import step_locally
 from fxshard.runtime.shards import scatter
 
 
@@ -41,6 +42,7 @@ def shard_parameters(model: nn.Module, layouts: Mapping[str, Layout], device_mes
                 value = sharded(parameter, layout, device_mesh, device)
                 made[id(parameter)] = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
             setattr(owner, key, made[id(parameter)])
+        step_locally(made.values())
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if not buffer.is_meta and buffer.device != device:

@@ -1,0 +1,189 @@
+"""Optimisers that act element by element step on the local shards of a parallelized module's parameters.
+
+``optimizer.step()`` on DTensors pays DTensor's dispatch for each tensor. An update that is the same for each element needs none
+of it. ``torch.optim`` runs hooks before each step, which may give the step other arguments, the optimiser itself being the first:
+ours gives a stand-in of the same class whose parameters, gradients and state are the local tensors. It lives for one step;
+what the step puts into its state is put into the optimiser's as DTensors. Nothing of the optimiser is changed, so that a step that raises
+leaves nothing to restore. Whatever is not surely the same element by element takes DTensor's way.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import optim
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fxshard._torch_compat import wrap_like
+from fxshard._torch_compat.shards import local_like, spec_of
+
+ELEMENTWISE = frozenset(
+    {
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adagrad,
+        optim.RMSprop,
+        optim.Adadelta,
+        optim.NAdam,
+        optim.RAdam,
+        optim.ASGD,
+        optim.Rprop,
+        optim.Adamax,
+    }
+)
+"""By exact class: a subclass may do anything."""
+
+NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
+"""State that is one plain number a parameter; the rest is shaped like the parameter."""
+
+UNSURE = ("capturable", "differentiable")
+AMP = ("grad_scale", "found_inf")
+"""Settings of a group, and attributes that a gradient scaler gives a fused optimiser, with which DTensor's way is taken."""
+
+MARK = "fxshard_steps_locally"
+
+
+def step_locally(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """From now on, element-by-element optimisers of ``torch.optim`` step on the shards of these parameters (DTensors)."""
+    for parameter in parameters:
+        setattr(parameter, MARK, True)
+    _install()
+
+
+@functools.cache
+def _install() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The step's arguments with a stand-in in the optimiser's place; None, which leaves them alone, where it is none of ours.
+
+    A closure computes gradients inside the step, with parameters that must be DTensors then.
+    """
+    if torch.compiler.is_compiling() or type(optimizer) not in ELEMENTWISE:
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is not None or any(hasattr(optimizer, name) for name in AMP) or not _is_ours(optimizer):
+        return None
+    return (_stand_in(optimizer), *args[1:]), kwargs
+
+
+def _is_ours(optimizer: optim.Optimizer) -> bool:
+    """Whether ``parallelize`` made some parameters of the optimiser, and all that are DTensors."""
+    some = False
+    for group in optimizer.param_groups:
+        if any(group.get(name) for name in UNSURE):
+            return False
+        for parameter in group["params"]:
+            if isinstance(parameter, DTensor):
+                if not hasattr(parameter, MARK):
+                    return False
+                some = True
+    return some
+
+
+def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer:
+    kind = _stand_in_class(type(optimizer))  # type: ignore[arg-type]  # classes are hashable; mypy asks the metaclass
+    made: optim.Optimizer = object.__new__(kind)
+    made.__dict__.update(optimizer.__dict__)
+    del made.__dict__["param_groups"], made.__dict__["state"]
+    made.__dict__["stands_for"] = optimizer
+    return made
+
+
+@functools.cache
+def _stand_in_class(kind: Any) -> type[optim.Optimizer]:
+    """``kind`` with groups and state made when the step asks for them: hooks of the user's run after ours, and may change gradients."""
+    members = {
+        "param_groups": functools.cached_property(lambda self: self.local_view[0]),
+        "state": functools.cached_property(lambda self: self.local_view[1]),
+        "local_view": functools.cached_property(lambda self: _local_view(self.stands_for)),
+    }
+    for name, member in members.items():
+        member.__set_name__(kind, name)
+    return type(kind.__name__, (kind,), members)
+
+
+def _local_view(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
+    """Groups and state of the optimiser on local tensors; its own where a gradient or a state lies otherwise than its parameter."""
+    groups, found, kept = [], {}, _STATES.setdefault(optimizer, {})
+    for group in optimizer.param_groups:
+        parameters = []
+        for parameter in group["params"]:
+            grad = parameter.grad
+            shard = _local_parameter(parameter, grad)
+            if shard is None:
+                return optimizer.param_groups, optimizer.state
+            if grad is not None:
+                own = optimizer.state[parameter]
+                state = own if shard is parameter else _local_state(parameter, own, kept)
+                if state is None:
+                    return optimizer.param_groups, optimizer.state
+                found[shard] = state
+            parameters.append(shard)
+        groups.append({**group, "params": parameters})
+    return groups, found
+
+
+def _local_parameter(parameter: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
+    """The shard of ``parameter`` with its gradient, a plain tensor itself; None where the gradient lies otherwise."""
+    if not isinstance(parameter, DTensor):
+        return None if isinstance(grad, DTensor) else parameter
+    shard, local = local_like(parameter, parameter), local_like(grad, parameter)
+    if shard is None or (local is None and grad is not None):
+        return None
+    alias = shard.detach()  # the gradient that it is given dies with it
+    alias.grad = local
+    return alias
+
+
+class LocalState(dict[str, Any]):
+    """The state of one parameter on local tensors; what is put in is put into the optimiser's own state, as a DTensor.
+
+    ``seen``: the optimiser's own entries that these are the shards of.
+    """
+
+    def __init__(self, parameter: DTensor, own: dict[str, Any]) -> None:
+        super().__init__()
+        self.parameter, self.own, self.spec = parameter, own, spec_of(parameter)
+        self.seen = dict(own)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and self[name] is value:
+            return
+        super().__setitem__(name, value)
+        whole = name not in NUMBERS and isinstance(value, torch.Tensor)
+        self.own[name] = self.seen[name] = wrap_like(value, self.parameter) if whole else value
+
+    def is_of(self, own: dict[str, Any]) -> bool:
+        """Whether ``own`` and the parameter are still what they were when this was made."""
+        if own is not self.own or spec_of(self.parameter) is not self.spec:
+            return False
+        return own.keys() == self.seen.keys() and all(map(operator.is_, own.values(), self.seen.values()))
+
+
+_STATES: weakref.WeakKeyDictionary[optim.Optimizer, dict[torch.Tensor, LocalState]] = weakref.WeakKeyDictionary()
+"""Local states of each optimiser by its parameters, from one step to the next."""
+
+
+def _local_state(parameter: DTensor, own: dict[str, Any], kept: dict[torch.Tensor, LocalState]) -> LocalState | None:
+    """The state of one parameter as local tensors; None where an entry is neither laid out as the parameter nor a number."""
+    found = kept.get(parameter)
+    if found is not None and found.is_of(own):
+        return found
+    found = LocalState(parameter, own)
+    for name, value in own.items():
+        number = name in NUMBERS or not isinstance(value, torch.Tensor)
+        local = value if number else local_like(value, parameter)
+        if (local is None and value is not None) or isinstance(local, DTensor):
+            return None
+        dict.__setitem__(found, name, local)
+    kept[parameter] = found
+    return found
