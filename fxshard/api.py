@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError, a_kind
+from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.origin import Origin
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
@@ -22,7 +23,9 @@ from fxshard.runtime.exported import ExportedProgram
 from fxshard.runtime.inputs import local_batch
 from fxshard.runtime.module import parallelize
 from fxshard.runtime.options import check_pins, check_plan, check_unused
-from fxshard.runtime.simulate import Simulation, simulate_program
+from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
+from fxshard.runtime.reductions import check_reduction
+from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.values import program_values
 from fxshard.sharding_plan import ShardingPlan
 
@@ -182,42 +185,86 @@ def load(path: str | Path) -> ExportedProgram:
     return ExportedProgram.load(path)
 
 
-def simulate(
-    model_or_program: nn.Module | ShardedProgram,
+class Simulate:
+    """``fxshard.simulate(...)`` runs all ranks of a model in this process; its methods run plain functions on each rank's values."""
+
+    def __call__(
+        self,
+        model_or_program: nn.Module | ShardedProgram,
+        args: Sequence[Any],
+        plan: ShardingPlan | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        tangents: Any = None,
+        mesh: Mesh | DeviceMesh | None = None,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        reduction: str = "exact",
+    ) -> Simulation:
+        """Runs all ranks, up to 64, in this process, in lock-step.
+
+        Args:
+            plan: the plan to run; for a model without one, ``mesh`` must be given and a training plan is made.
+            tangents: gradients of the outputs, in their structure; ones by default.
+            weights: parameters and buffers by name, for a program that does not carry its own.
+            reduction: the order in which ranks are added up: ``"exact"`` (rank order), ``"gloo"`` or ``"nccl"`` (their rings), in the
+                tensors' dtype.
+
+        Returns:
+            ``.outputs``, ``.grads`` (by parameter name, for a training plan), ``.mutations`` and ``.collectives``; tensors are global.
+            ``.ranks`` has each rank's own part of them by name.
+
+        Raises:
+            OptionError: an option that cannot be, or a mesh of more than 64 ranks. RunError: ranks that issue different collectives,
+            replicas that differ, tensors unlike those of the example or without memory.
+        """
+        check_reduction(reduction)
+        lowered = _lowered(model_or_program, args, plan, kwargs, mesh)
+        if weights is None and isinstance(lowered, ExportedProgram):
+            weights = lowered.weights
+        model = model_or_program if isinstance(model_or_program, nn.Module) else None
+        return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
+
+    def shard(self, value: torch.Tensor, layout: Layout | str, mesh: Mesh | DeviceMesh) -> RankValues:
+        """What each rank of ``mesh`` holds of the global tensor ``value`` in ``layout`` (``"S(0)R"``). Replicas share memory."""
+        return shard(value, layout, simulated_mesh(mesh))
+
+    def coordinates(self, mesh: Mesh | DeviceMesh) -> RankValues:
+        """The coordinate of each rank of ``mesh``, for functions that need to know where they run."""
+        return coordinates(simulated_mesh(mesh))
+
+    def per_rank(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, run once a rank where its arguments hold ``RankValues``, on that rank's values; a decorator as well.
+
+        It must have no side effects and communicate with nobody. What it returns comes as ``RankValues`` in the same structure; without
+        RankValues among its arguments it runs once, as it is. Raises RunError naming the rank when it fails on one.
+        """
+        return per_rank(function)
+
+
+simulate = Simulate()
+
+
+def _lowered(
+    source: nn.Module | ShardedProgram,
     args: Sequence[Any],
-    plan: ShardingPlan | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    tangents: Any = None,
-    mesh: Mesh | DeviceMesh | None = None,
-    weights: Mapping[str, torch.Tensor] | None = None,
-) -> Simulation:
-    """Runs all ranks in this process, in lock-step.
-
-    Args:
-        plan: the plan to run; for a model without one, ``mesh`` must be given and a training plan is made.
-        tangents: gradients of the outputs, in their structure; ones by default.
-        weights: parameters and buffers by name, for a program that does not carry its own.
-
-    Returns:
-        ``.outputs``, ``.grads`` (by parameter name, for a training plan), ``.mutations`` and ``.collectives``; tensors are global.
-    """
-    model = model_or_program if isinstance(model_or_program, nn.Module) else None
-    lowered = model_or_program if isinstance(model_or_program, ShardedProgram) else None
-    if model is not None:
+    plan: ShardingPlan | None,
+    kwargs: Mapping[str, Any] | None,
+    mesh: Mesh | DeviceMesh | None,
+) -> ShardedProgram:
+    """The program to simulate: ``source`` itself, or lowered by ``plan``, or by one that is made for ``mesh``."""
+    if isinstance(source, nn.Module):
         if plan is None and mesh is None:
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
         if plan is None:
-            plan = _make_plan(model, args, mesh, kwargs)
+            assert mesh is not None
+            plan = _make_plan(source, args, simulated_mesh(mesh), kwargs)
         check_plan(plan, mesh)
-        lowered = lower(model, args, plan, kwargs)
-    if lowered is None:
-        raise OptionError(f"cannot simulate {a_kind(model_or_program)}", remedy="pass an nn.Module or a ShardedProgram")
-    if model is None and plan is not None:
+        return lower(source, args, plan, kwargs)
+    if not isinstance(source, ShardedProgram):
+        raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")
+    if plan is not None:
         raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
-    check_plan(lowered.plan, mesh)
-    if weights is None and isinstance(lowered, ExportedProgram):
-        weights = lowered.weights
-    return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights))
+    check_plan(source.plan, mesh)
+    return source
 
 
 __all__ = ["diff", "export", "load", "local_batch", "lower", "parallelize", "plan", "simulate"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,104 @@ def test_a_rank_that_ends_early_is_named() -> None:
     mine = collective(c10d.all_reduce.default, "sum", "a")
     with pytest.raises(RunError, match=r"rank 1 has ended, rank 0 issues .* at node all_reduce"):
         run(PAIR, lambda c: mine if c == (0,) else lambda local, x: x)
+
+
+class Two(nn.Module):
+    """Two sums over ranks, in two lines, where both weights are cut by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 4, bias=False), nn.Linear(4, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x).relu()
+        return self.two(y).tanh()
+
+
+def changed(change: Callable[[fx.Graph, list[fx.Node]], None], where: tuple[int, ...]) -> Ranks:
+    """The program of ``Two`` on 2x2 with the graph of one rank changed; ``change`` gets the graph and its collectives."""
+    mesh = Mesh({"a": 2, "b": 2})
+    pins = {"one.weight": "RS(1)", "two.weight": "S(1)R", "einsum": "RP", "einsum_1": "PR"}
+    plan = fxshard.plan(Two(), (torch.ones(4, 8),), mesh, train=False, pins=pins, input_layouts="RR", output_layouts="RR")
+    program = fxshard.lower(Two(), (torch.ones(4, 8),), plan)
+    graphs = {c: program.local(c) for c in mesh.coordinates()}
+    other = copy.deepcopy(graphs[where])
+    found = [n for n in other.graph.nodes if n.target is c10d.all_reduce.default]
+    assert [n.args[-1] for n in found] == ["b", "a"]
+    change(other.graph, found)
+    graphs[where] = other
+    return Ranks(mesh, graphs)
+
+
+def ends(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    (wait,) = collectives[1].users
+    wait.replace_all_uses_with(collectives[1].args[0])
+    graph.erase_node(wait)
+    graph.erase_node(collectives[1])
+
+
+def on_another_axis(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    collectives[0].args = (*collectives[0].args[:-1], "a")
+
+
+def in_another_order(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    """The axes change places: what this rank would do second, it does first."""
+    for node, axis in zip(collectives, ("a", "b"), strict=True):
+        node.args = (*node.args[:-1], axis)
+
+
+def of_another_dtype(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    with graph.inserting_before(collectives[1]):
+        half = graph.call_function(torch.ops.aten._to_copy.default, (collectives[1].args[0],), {"dtype": torch.float16})
+    collectives[1].args = (half, *collectives[1].args[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (ends, r"rank 3 has ended, rank 0 issues \('all_reduce', 'a', .* \(.*test_simulate.py:\d+: return self.two"),
+        (on_another_axis, r"rank 3 issues \('all_reduce', 'a', .*y = self.one.*, rank 0 issues \('all_reduce', 'b', .*y = self.one"),
+        (in_another_order, r"rank 3 issues \('all_reduce', 'a', .*, rank 0 issues \('all_reduce', 'b'"),
+        (of_another_dtype, r"rank 3 issues .*float16.* return self.two.*, rank 0 issues .*float32(.|\n)*after 1 collectives that agreed"),
+    ],
+)
+def test_what_would_not_end_on_real_ranks_is_named_with_its_line(change: Callable[..., None], said: str) -> None:
+    """By node and by the user's line, on the rank whose graph differs."""
+    ranks = changed(change, (1, 1))
+    inputs = {c: [torch.ones(n.meta["val"].shape) for n in g.graph.nodes if n.op == "placeholder"] for c, g in ranks.graphs.items()}
+    with pytest.raises(RunError, match=said):
+        run_lockstep(ranks, inputs)  # type: ignore[arg-type]  # only what run_lockstep reads
+
+
+def test_sixty_four_ranks_and_no_more() -> None:
+    model, x = Two().double(), torch.randn(16, 8, dtype=torch.float64)
+    mesh = Mesh({"a": 4, "b": 4, "c": 4})
+    pins = {"one.weight": "RRS(0)", "two.weight": "RS(0)S(1)", "einsum_1": "RS(1)P"}
+    result = fxshard.simulate(model, (x,), fxshard.plan(model, (x,), mesh, pins=pins, input_layouts="S(0)RR"))
+    out = model(x)
+    out.sum().backward()
+    torch.testing.assert_close(result.outputs, out.detach())
+    torch.testing.assert_close(result.grads["two.weight"], model.two.weight.grad)
+    assert result.ranks["two.weight"][63].shape == (2, 1)
+    with pytest.raises(OptionError, match="has 128 ranks, the simulator runs up to 64"):
+        fxshard.simulate(model, (x,), mesh=Mesh({"a": 4, "b": 32}))
+
+
+def test_reduction_is_one_of_those_known() -> None:
+    with pytest.raises(OptionError, match="unknown reduction 'ncll'; did you mean 'nccl'"):
+        fxshard.simulate(net()[0], (net()[1],), mesh=PAIR, reduction="ncll")
+
+
+def test_all_to_all_with_rows_of_its_own_for_each_rank() -> None:
+    """Rank 0 keeps one row and sends two; what a rank takes must be what its peer sends."""
+    splits = {(0,): ([1, 3], [1, 2]), (1,): ([2, 0], [3, 0])}
+    shapes = {(0,): (3, 2), (1,): (3, 2)}
+    x, out, _ = run(PAIR, lambda c: collective(c10d.all_to_all_single.default, *splits[c], "a"), shapes[0,])
+    assert torch.equal(out[0,], torch.cat([x[0,][:1], x[1,]]))
+    assert torch.equal(out[1,], x[0,][1:])
+    splits[1,] = ([1, 0], [3, 0])
+    with pytest.raises(RunError, match="rank 0 sends 2 rows to rank 1, which takes 1, at node all_to_all"):
+        run(PAIR, lambda c: collective(c10d.all_to_all_single.default, *splits[c], "a"), shapes[0,])
 
 
 @pytest.mark.parametrize("layout", ["S(0)R", "RS(1)", "S(0)S(0)", "PR", "RP", "PP", "S(1)P", "P(product)R", "RP(max)", "P(avg)P(avg)"])
