@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fxshard.layout import Layout
     from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
+    from fxshard.runtime.clipping import clip_grad_norm_
     from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan
     from fxshard.strategies.user_rules import register_rule
@@ -44,6 +45,7 @@ _HOME = {
     "Link": "fxshard.hardware",
     "Mesh": "fxshard.mesh",
     "ShardedProgram": "fxshard.program",
+    "clip_grad_norm_": "fxshard.runtime.clipping",
     "program_memory": "fxshard.runtime.memory",
     "OpSpec": "fxshard.sharding_plan",
     "ShardingPlan": "fxshard.sharding_plan",
@@ -65,6 +67,7 @@ __all__ = [
     "Pin",
     "ShardedProgram",
     "ShardingPlan",
+    "clip_grad_norm_",
     "diff",
     "export",
     "load",
