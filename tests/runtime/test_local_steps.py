@@ -234,3 +234,21 @@ def test_a_step_that_is_compiled(mesh: DeviceMesh) -> None:
     torch.compile(ours.step, backend="eager")()
     theirs.step()
     assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler(fused: bool, mesh: DeviceMesh) -> None:
+    """Scaled gradients, and a step that is left out because one is infinite."""
+    ours, theirs = (optim.Adam(parameters(mesh, mark), fused=fused) for mark in (True, False))
+    for optimizer in (ours, theirs):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for i in range(3):
+            scaler.scale(torch.ones(()))
+            for p, grad in zip(optimizer.param_groups[0]["params"], tensors(mesh, i + 1), strict=True):
+                p.grad = grad * 8 if i != 1 else torch.full_like(grad, torch.inf)
+            before = optimizer.param_groups[0]["params"][0].to_local().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(optimizer.param_groups[0]["params"][0].to_local(), before) == (i == 1)
+        assert scaler.get_scale() == 4.0
+    assert_alike(ours, theirs)
