@@ -44,11 +44,11 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
-from fxshard.runtime.fields import rule_fields, shape_fields, value_field, weight_fields
+from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -135,7 +135,9 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        return compile_program(self._bind(program), options.compiler, dump)
+        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug)
+        self._compare({})  # all have compiled: none waits in a collective for one that still does
+        return compiled
 
     def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
         """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""
@@ -187,7 +189,9 @@ class GraphPrograms:
 
 def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[str, str]:
     """What all ranks must have in common before the first collective."""
-    fields = {"torch": torch.__version__, "mesh": f"{options.planning_mesh} {options.mesh}", "graph": graph.hash, **rule_fields()}
+    fields = {**versions(), "graph": graph.hash, **rule_fields(), **debug_field(options.debug)}
+    if isinstance(options.mesh, DeviceMesh):
+        fields |= mesh_fields(options.mesh)
     for end in graph.inputs:
         value = held.get(end.name)
         if value is None:

@@ -21,9 +21,11 @@ from fxshard.passes.halves import forward_results
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
+from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.partition import Partition
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph
+from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
 
 COMPILERS = ("inductor", "eager")
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -59,6 +61,7 @@ class CompiledProgram:
 
     bound: BoundProgram
     artefact: Artefact
+    watchdog: Watchdog
 
     @property
     def program(self) -> ShardedProgram:
@@ -68,9 +71,10 @@ class CompiledProgram:
         everything = [*inputs, *self.bound.axis_values]
         with plain_arithmetic(self.bound.device.type):
             if self.artefact.backward is not None and torch.is_grad_enabled():
-                return _Step.apply(self.artefact, *everything)
+                return _Step.apply(self, *everything)
             with torch.no_grad():
-                return tuple(self.artefact.forward([local_of(x) for x in everything])[: self.artefact.results])
+                local = [local_of(x) for x in everything]
+                return tuple(self.watchdog.run(FORWARD, self.artefact.forward, local)[: self.artefact.results])
 
 
 def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -81,10 +85,13 @@ def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[Any]:
 _ARTEFACTS: WeakValueDictionary[Any, Artefact] = WeakValueDictionary()
 
 
-def compile_program(bound: BoundProgram, compiler: str = "inductor", dump: Dump = None) -> CompiledProgram:
+def compile_program(
+    bound: BoundProgram, compiler: str = "inductor", dump: Dump = None, timeout: float = TIMEOUT, debug: bool = False
+) -> CompiledProgram:
     """Compiles ``bound``; programs and ranks whose local graphs are the same share one artefact in a process.
 
-    ``dump`` as in ``fxshard.plan``. Raises OptionError for an unknown ``compiler``.
+    ``dump`` as in ``fxshard.plan``. ``timeout``: seconds within which a lost rank is an error.
+    ``debug``: whether ranks compare each collective before it is issued. Raises OptionError for an unknown ``compiler``.
     """
     if compiler not in COMPILERS:
         raise OptionError(f"unknown compiler {compiler!r}{closest(compiler, COMPILERS)}", remedy=f"use one of {', '.join(COMPILERS)}")
@@ -94,7 +101,7 @@ def compile_program(bound: BoundProgram, compiler: str = "inductor", dump: Dump 
         made = run_passes(COMPILING, _Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
-    return CompiledProgram(bound, artefact)
+    return CompiledProgram(bound, artefact, Watchdog(bound, timeout, debug))
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,13 +239,13 @@ class _Step(torch.autograd.Function):
     """One call of a training program as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, artefact: Artefact, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        local = [local_of(x) for x in inputs]
-        out = artefact.forward(list(local))
+    def forward(ctx: Any, compiled: CompiledProgram, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        local, artefact = [local_of(x) for x in inputs], compiled.artefact
+        out = compiled.watchdog.run(FORWARD, artefact.forward, list(local))
         results, kept = tuple(out[: artefact.results]), out[artefact.results :]
         ctx.numbers = [(i, x) for i, x in enumerate(kept) if not isinstance(x, torch.Tensor)]
         kept = [x for x in kept if isinstance(x, torch.Tensor)]
-        ctx.artefact = artefact
+        ctx.compiled = compiled
         ctx.like = [x if isinstance(x, DTensor) else None for x in inputs]
         ctx.watched = [(inputs[i], changes_of(inputs[i])) for i in _read_later(inputs, local, artefact.kept_inputs, kept)]
         ctx.save_for_backward(*[local[i] for i in artefact.kept_inputs], *kept)
@@ -250,7 +257,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        artefact: Artefact = ctx.artefact
+        compiled: CompiledProgram = ctx.compiled
+        artefact = compiled.artefact
         assert artefact.backward is not None
         changed = next((x for x, count in ctx.watched if changes_of(x) != count), None)
         if changed is not None:  # autograd watches the local tensors, which a DTensor's own changes do not count for
@@ -263,7 +271,7 @@ class _Step(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: the list is then all that holds them
         saved.extend(tangents)
         with plain_arithmetic(tangents[0].device.type):
-            out = artefact.backward(saved)
+            out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
         return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
 
 

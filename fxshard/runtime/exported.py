@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.layout import Layout
 from fxshard.program import ShardedProgram
-from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.compile import COMPILERS, compile_program
-from fxshard.runtime.fields import weight_fields
+from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.bind import BoundProgram, bind
+from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
+from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import leaf_names
 from fxshard.runtime.launch import compare, mesh_ranks, versions
-from fxshard.runtime.options import check_choice, check_device_mesh
+from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number
 from fxshard.runtime.parameters import planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values, check_arguments, check_value
@@ -57,12 +59,16 @@ class ExportedProgram(ShardedProgram):
         *,
         compiler: str = "inductor",
         device: torch.device | str | None = None,
+        timeout: float = TIMEOUT,
+        debug: bool = False,
     ) -> BoundModule:
         """The program as a module for this rank, compiled; every rank of the mesh calls this.
 
         Args:
             weights: whole tensors by the model's names; the program's own by default.
             compiler: ``"inductor"`` or ``"eager"``.
+            timeout: seconds to wait for other ranks, here and in each collective.
+            debug: whether ranks compare each collective before it is issued (docs/faults.md).
 
         Raises PlanError for another mesh, RunError for a missing weight, or ranks that hold different programs or weights.
         """
@@ -72,25 +78,32 @@ class ExportedProgram(ShardedProgram):
             raise OptionError(f"weights are {a_kind(weights)}", remedy=remedy)
         check_choice("compiler", compiler, COMPILERS)
         values = dict(weights or self.weights)
-        fields_ = {**versions(), "mesh": str(self.mesh), "plan": self.plan.hash, "program": self.hash, **weight_fields(values)}
+        check_number("timeout", timeout, optional=False)
+        check_flag("debug", debug)
+        fields_ = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=mesh_ranks(device_mesh), timeout=timeout)
         bound = bind(self, device_mesh, device)
-        compare(fields_, ranks=mesh_ranks(device_mesh))
-        return BoundModule(self, values, bound, device_mesh, compiler)
+        return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
 
 
 class BoundModule(nn.Module):
     """A program on this rank: called like the model; its parameters are DTensors under the model's names."""
 
     def __init__(
-        self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], bound: Any, device_mesh: DeviceMesh, compiler: str
+        self,
+        program: ExportedProgram,
+        weights: Mapping[str, torch.Tensor],
+        bound: BoundProgram,
+        compiled: Callable[[BoundProgram], CompiledProgram],
     ) -> None:
         super().__init__()
         self._program = program
         _hold(self, program, weights)
-        shard_parameters(self, planned_layouts(program), device_mesh, mesh_device(device_mesh, bound.device))
+        shard_parameters(self, planned_layouts(program), bound.device_mesh, bound.device)
         shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
-        self._compiled = compile_program(bound, compiler)
+        self._compiled = compiled(bound)
+        self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
         self._runners: dict[tuple[tuple[str, bool], ...], Runner] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,11 +111,13 @@ class BoundModule(nn.Module):
 
         Raises RunError for arguments unlike the traced ones, PlanError for plain arguments where outputs are not whole.
         """
-        self._check(args, kwargs)
         names, leaves = leaf_names(args, kwargs), pytree.tree_leaves((args, kwargs))
         key = tuple((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
+        if not self._runners:
+            compare(shape_fields(argument_values(args, kwargs)), ranks=self._ranks, timeout=self._timeout)
+        self._check(args, kwargs)
         if key not in self._runners:
-            self._runners[key] = Runner(self, self._compiled, names)
+            self._runners[key] = Runner(self, self._compiled, names, self._timeout)
         return self._runners[key](leaves)
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -9,6 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard.layout import Layout
+from fxshard.mesh import as_mesh
+from fxshard.runtime.debug import debugging
 from fxshard.runtime.launch import checksum, compare, mesh_ranks
 from fxshard.strategies.user_rules import given_rules
 
@@ -21,6 +23,16 @@ Fields = dict[str, str]
 def rule_fields() -> Fields:
     """The rules that the user registered, with us or by torch's ``register_sharding``."""
     return {f"rule: {op}": said for op, said in given_rules().items()}
+
+
+def mesh_fields(device_mesh: DeviceMesh) -> Fields:
+    """Axes, sizes, and which ranks lie along them."""
+    return {"mesh": f"{as_mesh(device_mesh)}, ranks {device_mesh.mesh.tolist()}"}
+
+
+def debug_field(chosen: bool) -> Fields:
+    """Ranks that check their collectives need all others to do so."""
+    return {"debug mode": str(debugging(chosen))}
 
 
 def shape_fields(named: Mapping[str, torch.Tensor]) -> Fields:

@@ -19,6 +19,7 @@ from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
 from fxshard.runtime.shards import scatter
 from fxshard.runtime.values import check_memory
+from fxshard.runtime.watchdog import watching
 
 
 def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
@@ -54,7 +55,8 @@ def _lengths(x: torch.Tensor, device_mesh: DeviceMesh, axis: int) -> list[int]:
     group = device_mesh.get_group(axis)
     mine = torch.tensor([x.shape[0]], device=x.device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
+    with watching("tell each other the lengths of their batches", group):
+        dist.all_gather(everyone, mine, group=group)
     return [int(n) for n in everyone]
 
 

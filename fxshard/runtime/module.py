@@ -37,7 +37,7 @@ from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import Attributes, attributes_of, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
-from fxshard.runtime.fields import rule_fields, shape_fields, weight_fields
+from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import (
@@ -76,6 +76,7 @@ class Settings:
     optimizer: Any = "none"
     compiler: str = "inductor"
     timeout: float = TIMEOUT
+    debug: bool = False
     dump: str | Path | None = None
     cache: bool = True
     planner: Planner = plan_graph
@@ -106,7 +107,8 @@ def parallelize(
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks while planning), ``dump``, ``cache`` (whether a plan made before is taken
+            ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
+            each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
             from disk), ``planner``.
 
     Raises:
@@ -154,6 +156,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if not isinstance(settings.dump, str | Path | None):
         raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
     check_flag("cache", settings.cache)
+    check_flag("debug", settings.debug)
     if not callable(settings.planner):
         raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
     return settings
@@ -212,7 +215,8 @@ class ShardedForward:
         first = not self.runners
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         alike = versions() | weight_fields(weights) if first else {}
-        self._compare({**alike, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
+        ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
+        self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
             graph = trace_model(Request(self.model, args, kwargs, train), self.mesh, dump)
@@ -234,7 +238,8 @@ class ShardedForward:
             if first:
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
             self._check_parameters(program)
-            compiled = compile_program(bind(program, self.device_mesh, self.device), self.settings.compiler, dump)
+            bound, s = bind(program, self.device_mesh, self.device), self.settings
+            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
         self.runners.setdefault(key, []).append(Made(spec, attributes, runner))
         return runner
@@ -263,7 +268,7 @@ class ShardedForward:
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
         program = lower_plan(graph, plan, dump)
-        self._compare({"mesh": str(self.mesh), "graph": graph.hash, "plan": plan.hash, "program": program.hash})
+        self._compare({"graph": graph.hash, "plan": plan.hash, "program": program.hash})
         text = "%s program on %s, number of collectives: %d"
         announce(self.device_mesh, logging.INFO, text, _KIND[graph.train], self.mesh, len(program.collectives))
         return program

@@ -38,7 +38,8 @@ class BackendOptions:
     by the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
-    ``timeout``: seconds to wait for other ranks. ``cache``: whether a plan made before is taken from disk, and this one kept.
+    ``timeout``: seconds to wait for other ranks, in each collective too. ``debug``: whether ranks compare each collective before it is
+    issued (docs/faults.md). ``cache``: whether a plan made before is taken from disk, and this one kept.
     """
 
     mesh: DeviceMesh | Mesh
@@ -56,6 +57,7 @@ class BackendOptions:
     cache: bool = True
     compiler: str = "inductor"
     timeout: float = TIMEOUT
+    debug: bool = False
 
     @cached_property
     def planning_mesh(self) -> Mesh:
@@ -76,6 +78,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
     check_flag("cache", given.get("cache", True))
+    check_flag("debug", given.get("debug", False))
     check_memory(given.get("memory_limit"), given.get("optimizer"))
     check_number("time_limit", given.get("time_limit"))
     if not isinstance(given.get("pins"), Mapping | None):

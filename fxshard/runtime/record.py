@@ -36,16 +36,22 @@ def in_order_of_issue(program: ShardedProgram) -> tuple[ProgramCollective, ...]:
     return (*(c for c, first in pairs if first), *(c for c, first in pairs if not first))
 
 
+def kind_of(func: Any) -> str | None:
+    """What an operator is called as a collective; None for one that is none."""
+    if getattr(func, "namespace", None) != "_c10d_functional":
+        return None
+    return NAMES.get(func.overloadpacket.__name__.removesuffix("_out").removesuffix("_"))
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, issued: list[Recorded]) -> None:
         super().__init__()
         self.issued = issued
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", None) == "_c10d_functional":
-            name = func.overloadpacket.__name__.removesuffix("_out").removesuffix("_")
-            if name in NAMES:
-                self.issued.append(_recorded(NAMES[name], func, args))
+        kind = kind_of(func)
+        if kind is not None:
+            self.issued.append(_recorded(kind, func, args))
         return func(*args, **(kwargs or {}))
 
 

@@ -1,0 +1,147 @@
+"""Ranks that fail on purpose: started by a parent that holds the store, as no elastic agent would end the others."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import fxshard
+from fxshard.errors import FxshardError
+from fxshard.runtime import heartbeat
+from fxshard.runtime.module import parallelize
+
+START = 200.0  # seconds until all ranks are ready, on busy cores
+TIMEOUT = 6.0  # what the ranks are given
+PERIOD = 0.2  # beats are quicker than usual, so that little of it is kept for finding out why
+WARM = 2  # steps before anything fails
+
+
+class Net(nn.Module):
+    """By ``plan_of`` it has collectives in the forward and in the backward."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.c, self.a, self.b = (nn.Linear(8, 8, dtype=dtype) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(self.c(x).tanh()).tanh())
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How rank ``rank`` of ``mesh`` fails, once it is warm: before the forward, or between it and the backward."""
+
+    how: str
+    rank: int
+    backward: bool = False
+    mesh: tuple[int, ...] = (2,)
+    compiler: str = "eager"
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        return f"{self.how}-rank{self.rank}-{'backward' if self.backward else 'forward'}-{mesh}-{self.compiler}"
+
+    @property
+    def world(self) -> int:
+        return math.prod(self.mesh)
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """What a rank met: the kind of error, its text, and seconds from its last step's begin."""
+
+    kind: str
+    text: str
+    seconds: float
+
+
+@cache
+def plan_of(mesh: tuple[int, ...]) -> str:
+    """As JSON: the first layer's result is cut along the last axis, the batch along the first of two."""
+    front, batch = ("", "R") if len(mesh) == 1 else ("R", "S(0)")
+    pins = {"a.weight": front + "S(0)", "b.weight": front + "S(1)", "a": (batch if front else "") + "S(1)"}
+    axes = dict(zip(("dp", "tp")[2 - len(mesh) :], mesh, strict=True))
+    inputs = {"args[0]": batch + ("R" if front else "")}
+    x = torch.ones(64, 8, dtype=torch.float64)
+    whole = front + "R"
+    plan = fxshard.plan(Net(), (x,), fxshard.Mesh(axes), input_layouts=inputs, output_layouts=whole, pins=pins, cache=False)
+    return plan.to_json()
+
+
+def start(fault: Fault, folder: Path) -> dict[int, Survivor]:
+    """Runs ``fault``; what the ranks met that came to their end, within the timeout or not: then they are missing."""
+    (folder / "plan.json").write_text(plan_of(fault.mesh))
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outside of the ranks: no death takes it along
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.faults", "fxshard.runtime.backend", "torch._inductor.compile_fx"])
+    ranks = [context.Process(target=_rank, args=(fault, rank, store.port, str(folder)), daemon=True) for rank in range(fault.world)]
+    for process in ranks:
+        process.start()
+    until = time.monotonic() + START
+    survivors = [process for rank, process in enumerate(ranks) if rank != fault.rank]
+    while time.monotonic() < until and any(process.is_alive() for process in survivors):
+        time.sleep(0.05)
+    for process in ranks:
+        process.kill()
+    found = {rank: folder / f"{rank}.pt" for rank in range(fault.world)}
+    return {rank: Survivor(*torch.load(path)) for rank, path in found.items() if path.exists()}
+
+
+def _rank(fault: Fault, rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    heartbeat.PERIOD = PERIOD
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=fault.world)
+    mesh = init_device_mesh("cpu", fault.mesh, mesh_dim_names=("dp", "tp")[2 - len(fault.mesh) :])
+    model, x = Net(), torch.ones(64, 8, dtype=torch.float64)
+    plan = fxshard.ShardingPlan.load(Path(folder) / "plan.json")
+    parallelize(model, (x,), mesh, plan, compiler=fault.compiler, timeout=TIMEOUT)
+    for _ in range(WARM):
+        model(x).sum().backward()
+    dist.barrier()
+    begun = time.monotonic()
+    try:
+        _step(model, x, fault if rank == fault.rank else None)
+        met: tuple[str, str, float] = ("nothing", "", 0.0)
+    except Exception as error:
+        met = (type(error).__name__, str(error), time.monotonic() - begun)
+        if rank == fault.rank:
+            raise
+        assert isinstance(error, FxshardError), error
+    torch.save(met, Path(folder) / f"{rank}.new")
+    os.replace(Path(folder) / f"{rank}.new", Path(folder) / f"{rank}.pt")
+
+
+def _step(model: nn.Module, x: Tensor, fault: Fault | None) -> None:
+    if fault is not None and not fault.backward:
+        fail(fault.how)
+    loss = model(x).sum()
+    if fault is not None:
+        fail(fault.how)
+    loss.backward()
+
+
+def fail(how: str) -> Any:
+    if how in ("KILL", "STOP"):
+        os.kill(os.getpid(), signal.Signals[f"SIG{how}"])
+    elif how == "raise":
+        raise ValueError("the loader broke")
+    elif how == "end":
+        raise SystemExit(0)
+    elif how == "loop":
+        while True:
+            pass

@@ -1,0 +1,36 @@
+"""A rank that is killed, stalls, raises or ends is an error on every other rank, which names it and the collective, in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.faults import TIMEOUT, Fault, start
+
+pytestmark = pytest.mark.distributed
+SLACK = 3.0  # seconds: two cores, many processes
+
+FAULTS = {
+    Fault("KILL", 1): "rank 1 gives no sign of life",
+    Fault("KILL", 0, backward=True): "rank 0 gives no sign of life",
+    Fault("KILL", 3, mesh=(2, 2)): "rank 3 gives no sign of life",
+    Fault("STOP", 1): "rank 1 gives no sign of life",
+    Fault("loop", 0, mesh=(3,)): "rank 0 did not come, though it is alive",
+    Fault("raise", 1, backward=True): "rank 1 has ended with ValueError: the loader broke",
+    Fault("end", 0): "rank 0 has ended",
+    Fault("KILL", 1, backward=True, compiler="inductor"): "rank 1 gives no sign of life",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_survivors_name_the_rank_and_the_collective(fault: Fault, tmp_path: Path) -> None:
+    met = start(fault, tmp_path)
+    survivors = set(range(fault.world)) - {fault.rank}
+    assert survivors <= set(met), f"of ranks {survivors} only {set(met)} came to their end"
+    for rank in survivors:
+        found = met[rank]
+        assert (found.kind, FAULTS[fault] in found.text) == ("RunError", True), found
+        half = "backward" if fault.backward else "forward"
+        assert f"rank {rank} was in all_" in found.text and f"of the {half} of program" in found.text, found.text
+        assert found.seconds < TIMEOUT + SLACK, found
