@@ -20,6 +20,11 @@ def issued(group: ProcessGroup) -> int:
         return 0
 
 
+def devices_of(group: ProcessGroup) -> list[torch.device]:
+    """The kinds of device that ``group`` has a backend for."""
+    return list(group._device_types)
+
+
 def backend_of(group: ProcessGroup, device: torch.device) -> tuple[Any, timedelta]:
     """What runs collectives of ``device``'s tensors, and how long one may wait; ``.set_timeout(timedelta)`` changes that."""
     backend = group._get_backend(torch.device(device.type))

@@ -112,7 +112,9 @@ class Heart:
         before, self.doing = self.doing, doing
         doing.begin()
         self.calls += 1
-        self.state = "inside"
+        failed, self.state = self.state in ("raised", "cut off"), "inside"
+        if failed:  # what it said then is over, and must not stand until the next beat
+            self.tell("inside")
         return before
 
     def leave(self, before: Doing | None) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fxshard._torch_compat.groups import backend_of, is_lost_connection
+from fxshard._torch_compat.groups import backend_of, devices_of, is_lost_connection
 from fxshard.errors import FxshardError, RunError
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.runtime.agreement import LOST as STORE_LOST
@@ -126,7 +128,7 @@ def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float =
         yield
         return
     chosen = group if group is not None else dist.group.WORLD
-    limits = [_limit(chosen, kind, waits_for(timeout, own.period)) for kind in _devices(chosen)]
+    limits = [_limit(chosen, kind, waits_for(timeout, own.period)) for kind in devices_of(chosen)]
     doing, ranks = Doing(what, [chosen]), dist.get_process_group_ranks(chosen)
     with contextlib.ExitStack() as stack:
         stack.callback(own.leave, own.enter(doing))
@@ -140,16 +142,6 @@ def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float =
             if fault is None:
                 raise
             raise fault from error
-
-
-def _devices(group: Any) -> list[torch.device]:
-    kinds = ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
-    found = []
-    for kind in kinds:
-        with contextlib.suppress(RuntimeError):
-            backend_of(group, torch.device(kind))
-            found.append(torch.device(kind))
-    return found
 
 
 def _limit(group: Any, device: torch.device, seconds: float) -> Limit:
@@ -180,7 +172,24 @@ def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseExce
             heart.tell("raised", said_of(error))
         return None
     heart.tell("cut off")
-    return fault_of(heart, doing, ranks)
+    return _in_time(partial(fault_of, heart, doing, ranks))
+
+
+def _in_time(find: Callable[[], RunError]) -> RunError:
+    """``find()``; a SIGTERM meanwhile waits until the error is on stderr: torchrun ends all ranks as soon as one has failed."""
+    came: list[int] = []
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if usual:
+        signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        error = find()
+    finally:
+        if usual:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if came:
+        print(error, file=sys.stderr, flush=True)
+        signal.raise_signal(signal.SIGTERM)
+    return error
 
 
 def fault_of(heart: Heart, doing: Doing, ranks: Sequence[int]) -> RunError:
@@ -241,11 +250,12 @@ def _verdict(kind: str, lives: Mapping[int, Life]) -> dict[str, str]:
 def _release(heart: Heart, ranks: Sequence[int], doing: Doing) -> None:
     """Gets a rank out of a collective that its backend does not end: aborts the groups; ends the process if that does not help."""
     seen = heart.calls, doing.issued()
-    with contextlib.suppress(RuntimeError):
-        verdict = blame(heart, ranks)
-        lives = heart.lives(ranks)
-        if verdict["kind"] == "nobody" or (verdict["kind"] == "behind" and _equal(lives)):
-            return  # a long computation, on all ranks alike
+    try:
+        lost = blame(heart, ranks)["kind"] in ("raised", "silent")
+    except RuntimeError:
+        lost = True  # no store
+    if not lost:
+        return  # a long computation of this rank's own, for all that one can tell
     error = fault_of(heart, doing, ranks)
     for group in doing.groups:
         with contextlib.suppress(RuntimeError):
@@ -256,7 +266,3 @@ def _release(heart: Heart, ranks: Sequence[int], doing: Doing) -> None:
             print(f"{error}\nfxshard: the collective cannot be ended, this process ends", file=sys.stderr, flush=True)
             os.abort()
         time.sleep(0.1)
-
-
-def _equal(lives: Mapping[int, Life]) -> bool:
-    return len({life.progress for life in lives.values()}) == 1

@@ -128,14 +128,12 @@ def test_a_planner_that_dies_takes_the_store_along_and_the_others_say_so_at_once
 
 
 def _fails_and_exits(rank: int, folder: str) -> Any:
-    """Rank 0 fails once rank 1 is there: for one that has yet to come it does not wait."""
+    """Rank 0 fails once rank 1 has come to the meeting: for one that has yet to come it does not wait, and takes the store along."""
     if rank:
-        (Path(folder) / "comes").touch()
         return caught(lambda: share_plan(_failing, timeout=600.0))
 
     def late() -> ShardingPlan:
-        wait_for(Path(folder) / "comes")
-        time.sleep(1.0)
+        dist.group.WORLD.get_group_store().wait(["fxshard/0,1/1/from/1"], timedelta(seconds=START))
         return _failing()
 
     return caught(lambda: share_plan(late, timeout=600.0))
