@@ -22,6 +22,7 @@ import fxshard
 from fxshard.errors import FxshardError
 from fxshard.runtime import heartbeat
 from fxshard.runtime.module import parallelize
+from fxshard.runtime.watchdog import watching
 
 START = 200.0  # seconds until all ranks are ready, on busy cores
 TIMEOUT = 6.0  # what the ranks are given
@@ -43,17 +44,17 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Fault:
-    """How rank ``rank`` of ``mesh`` fails, once it is warm: before the forward, or between it and the backward."""
+    """How rank ``rank`` of ``mesh`` fails, once it is warm, and what the others do then: "forward", "backward" or "save"."""
 
     how: str
     rank: int
-    backward: bool = False
+    during: str = "forward"
     mesh: tuple[int, ...] = (2,)
     compiler: str = "eager"
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
-        return f"{self.how}-rank{self.rank}-{'backward' if self.backward else 'forward'}-{mesh}-{self.compiler}"
+        return f"{self.how}-rank{self.rank}-{self.during}-{mesh}-{self.compiler}"
 
     @property
     def world(self) -> int:
@@ -127,12 +128,17 @@ def _rank(fault: Fault, rank: int, port: int, folder: str) -> None:
 
 
 def _step(model: nn.Module, x: Tensor, fault: Fault | None) -> None:
-    if fault is not None and not fault.backward:
-        fail(fault.how)
+    def perhaps(during: str) -> None:
+        if fault is not None and fault.during == during:
+            fail(fault.how)
+
+    perhaps("forward")
     loss = model(x).sum()
-    if fault is not None:
-        fail(fault.how)
+    perhaps("backward")
     loss.backward()
+    with watching("save the checkpoint", timeout=TIMEOUT):
+        perhaps("save")
+        dist.barrier()
 
 
 def fail(how: str) -> Any:

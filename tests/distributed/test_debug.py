@@ -1,7 +1,11 @@
-"""Debug mode on two ranks: a rank whose program was tampered with is named, with the collective, before anything is issued."""
+"""Debug mode on two ranks: a rank whose program was tampered with is named, with the collective, before anything is issued.
+
+And a block that is watched keeps its own errors.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +21,7 @@ from fxshard.program import KINDS
 from fxshard.runtime import compile as compiling
 from fxshard.runtime.debug import Checks
 from fxshard.runtime.module import parallelize
+from fxshard.runtime.watchdog import watching
 from tests.distributed.faults import Net, plan_of
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_agreement import mesh
@@ -101,4 +106,13 @@ def the_same_numbers() -> None:
         assert (len(checked), checked.count("no further collective")) == (len(program.collectives) + 2, 2), checked
 
 
-found, test_two_ranks = two_ranks(another_shape, one_left_out, the_same_numbers)
+def own_errors_stay() -> None:
+    """What a watched block itself raises is not changed, and afterwards the group waits as long as it did before."""
+    with pytest.raises(KeyError, match="mine"), watching("look something up", timeout=1.0):
+        raise KeyError("mine")
+    if dist.get_rank() == 1:
+        time.sleep(2.0)
+    dist.all_reduce(torch.ones(1))
+
+
+found, test_two_ranks = two_ranks(another_shape, one_left_out, the_same_numbers, own_errors_stay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ SLACK = 3.0  # seconds: two cores, many processes
 
 FAULTS = {
     Fault("KILL", 1): "rank 1 gives no sign of life",
-    Fault("KILL", 0, backward=True): "rank 0 gives no sign of life",
+    Fault("KILL", 0, during="backward"): "rank 0 gives no sign of life",
     Fault("KILL", 3, mesh=(2, 2)): "rank 3 gives no sign of life",
+    Fault("KILL", 1, during="save"): "rank 1 gives no sign of life",
     Fault("STOP", 1): "rank 1 gives no sign of life",
     Fault("loop", 0, mesh=(3,)): "rank 0 did not come, though it is alive",
-    Fault("raise", 1, backward=True): "rank 1 has ended with ValueError: the loader broke",
+    Fault("raise", 1, during="backward"): "rank 1 has ended with ValueError: the loader broke",
     Fault("end", 0): "rank 0 has ended",
-    Fault("KILL", 1, backward=True, compiler="inductor"): "rank 1 gives no sign of life",
+    Fault("KILL", 1, during="backward", compiler="inductor"): "rank 1 gives no sign of life",
 }
 
 
@@ -31,6 +33,6 @@ def test_survivors_name_the_rank_and_the_collective(fault: Fault, tmp_path: Path
     for rank in survivors:
         found = met[rank]
         assert (found.kind, FAULTS[fault] in found.text) == ("RunError", True), found
-        half = "backward" if fault.backward else "forward"
-        assert f"rank {rank} was in all_" in found.text and f"of the {half} of program" in found.text, found.text
+        place = "save the checkpoint" if fault.during == "save" else rf"all_\w+ of '\w+' over \w+ \(.* of the {fault.during} of program"
+        assert re.search(f"rank {rank} was in {place}", found.text), found.text
         assert found.seconds < TIMEOUT + SLACK, found
