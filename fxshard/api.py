@@ -15,6 +15,7 @@ from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError, a_kind
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
+from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
@@ -120,12 +121,16 @@ def lower(
     plan: ShardingPlan,
     example_kwargs: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
+    rng: str = "fxshard",
 ) -> ShardedProgram:
-    """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode."""
+    """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode.
+
+    ``rng``: whose random numbers: ``"fxshard"``'s do not depend on the mesh; with ``"torch"`` each shard has its own, by torch's generator.
+    """
     check_call(model, example_args)
     check_plan(plan)
     request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train)
-    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump)
+    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng)
 
 
 def export(
@@ -142,13 +147,14 @@ def export(
     dump: str | Path | None = None,
     constraints: Sequence[Constraint] | None = None,
     cache: bool = True,
+    rng: str = "fxshard",
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
     Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise;
     shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
-    Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``), and stands alone: layouts,
-    pins and limits beside it are an OptionError.
+    ``rng`` as in ``lower``. Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``), and stands
+    alone: layouts, pins and limits beside it are an OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
@@ -167,12 +173,13 @@ def export(
         objective,
         constraints=check_constraints(constraints),
         cache=cache,
+        rng=rng,
     )
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
-        lowered = lower(model, example_args, plan, example_kwargs, dump)
+        lowered = lower(model, example_args, plan, example_kwargs, dump, rng)
     else:
         state = run(LOWERING, make_plan(Compilation(as_mesh(mesh), request), dump), dump)
         assert state.program is not None
@@ -198,6 +205,7 @@ class Simulate:
         mesh: Mesh | DeviceMesh | None = None,
         weights: Mapping[str, torch.Tensor] | None = None,
         reduction: str = "exact",
+        rng: str | None = None,
     ) -> Simulation:
         """Runs all ranks, up to 64, in this process, in lock-step.
 
@@ -207,6 +215,7 @@ class Simulate:
             weights: parameters and buffers by name, for a program that does not carry its own.
             reduction: the order in which ranks are added up: ``"exact"`` (rank order), ``"gloo"`` or ``"nccl"`` (their rings), in the
                 tensors' dtype.
+            rng: as in ``lower``, for a model; a program says it itself.
 
         Returns:
             ``.outputs``, ``.grads`` (by parameter name, for a training plan), ``.mutations`` and ``.collectives``; tensors are global.
@@ -217,7 +226,7 @@ class Simulate:
             replicas that differ, tensors unlike those of the example or without memory.
         """
         check_reduction(reduction)
-        lowered = _lowered(model_or_program, args, plan, kwargs, mesh)
+        lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng)
         if weights is None and isinstance(lowered, ExportedProgram):
             weights = lowered.weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
@@ -249,6 +258,7 @@ def _lowered(
     plan: ShardingPlan | None,
     kwargs: Mapping[str, Any] | None,
     mesh: Mesh | DeviceMesh | None,
+    rng: str | None,
 ) -> ShardedProgram:
     """The program to simulate: ``source`` itself, or lowered by ``plan``, or by one that is made for ``mesh``."""
     if isinstance(source, nn.Module):
@@ -258,9 +268,11 @@ def _lowered(
             assert mesh is not None
             plan = _make_plan(source, args, simulated_mesh(mesh), kwargs)
         check_plan(plan, mesh)
-        return lower(source, args, plan, kwargs)
+        return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0])
     if not isinstance(source, ShardedProgram):
         raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")
+    if rng is not None:
+        raise OptionError("a program says whose random numbers it draws, so that rng would be ignored", remedy="leave rng out")
     if plan is not None:
         raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
     check_plan(source.plan, mesh)

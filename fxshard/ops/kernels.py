@@ -16,6 +16,7 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.einsum.default: contraction.kernel,
     torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
     torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
+    torch.ops.fxshard.dropout_shard.default: random.dropped,
     torch.ops.fxshard.dropout_backward.default: random.scaled,
     torch.ops.fxshard.sum_exp.default: softmax.exp_sum,
     torch.ops.fxshard.softmax.default: softmax.normalised,

@@ -1,18 +1,29 @@
-"""Random operators: each draw is keyed by a seed and the draw's number, made for the whole tensor and cut to the shard.
+"""Random operators: each draw is keyed by a seed and the draw's number, each element by its index in the whole tensor.
 
-``random`` draws numbers, ``dropout`` masks and scales; their ``_shard`` forms give a rank its part of the same draw.
+``random`` draws numbers, ``dropout`` masks and scales; their ``_shard`` forms give a rank its part of the same draw, and compute no
+more than that (a permutation aside, which is drawn whole). ``keep_mask`` is the mask alone: compilers get it in place of ``dropout``.
 ``rng_seed`` marks at trace time where the seed enters; it becomes an input of the graph.
+
+Local forms name the dims that are cut and where the shard starts on each (scalar tensors). Their last argument is one of
+``GENERATORS``: with ``"torch"`` they are torch's own operators, under a generator that is seeded by seed, number and place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from fxshard.ops import counter
+
 KINDS = ("uniform", "normal", "integers", "permutation")
 """[0, 1); mean 0 and deviation 1; low to high - 1; 0 to n - 1, each once."""
+GENERATORS = ("fxshard", "torch")
+BLOCK = 1 << 16
+"""Elements that are drawn at a time on a CPU: what is computed in between stays in its caches."""
 
 
 @torch.library.custom_op("fxshard::rng_seed", mutates_args=())
@@ -26,30 +37,128 @@ def _() -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _generator(seed: torch.Tensor, call: int) -> torch.Generator:
-    """The generator of one draw, a function of seed and call alone."""
-    return torch.Generator().manual_seed((int(seed) ^ (call * 0x9E3779B97F4A7C15)) % 2**63)
-
-
-def draw(kind: str, low: int, high: int, shape: Sequence[int], dtype: torch.dtype, seed: torch.Tensor, call: int) -> torch.Tensor:
-    """The whole tensor of one draw, on the CPU."""
-    generator = _generator(seed, call)
+def elements(kind: str, low: Any, high: int, dtype: torch.dtype, keys: counter.Words, index: counter.Words) -> torch.Tensor:
+    """The numbers of one draw at an index; ``kind`` "kept" is the mask that is False with probability ``low``."""
+    if kind == "kept":
+        return counter.kept(keys, index, low)
     if kind == "uniform":
-        return torch.rand(shape, generator=generator, dtype=dtype)
+        return counter.uniform(keys, index, dtype)
     if kind == "normal":
-        return torch.randn(shape, generator=generator, dtype=dtype)
+        return counter.normal(keys, index, dtype)
     if kind == "integers":
-        return torch.randint(low, high, shape, generator=generator, dtype=dtype)
-    if kind == "permutation":
-        return torch.randperm(shape[0], generator=generator, dtype=dtype)
+        return counter.whole_numbers(keys, index, low, high).to(dtype)
     raise RuntimeError(f"random: kind {kind!r} is none of {', '.join(KINDS)}")
 
 
-def cut(whole: torch.Tensor, offsets: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """The part of ``whole`` that starts at ``offsets`` (scalar tensors)."""
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        whole = whole.narrow(dim, int(offset), size)
-    return whole.clone(memory_format=torch.contiguous_format)
+def is_plain(kind: str, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a draw is few enough operators for a compiler to join them with what reads it.
+
+    Those of Threefry's are too many: Inductor takes most of a minute for one, as it writes an operator once for each reader.
+    """
+    few = kind == "kept" or (kind == "uniform" and dtype != torch.float64)
+    return few and math.prod(shape) <= 1 << 32
+
+
+def permuted(shape: Sequence[int], dtype: torch.dtype, keys: counter.Words, device: Any) -> torch.Tensor:
+    """0 to n - 1 in the order of 63 random bits each; equal ones, should there be any, in their own."""
+    bits = counter.wide(*counter.pairs(keys, counter.index_of(shape, shape, [0], device)))
+    return torch.sort(bits, stable=True).indices.to(dtype)
+
+
+def shard_of(
+    kind: str,
+    low: Any,
+    high: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    keys: counter.Words,
+    sizes: Sequence[int],
+    offsets: Sequence[Any],
+    device: Any,
+) -> torch.Tensor:
+    """The block of ``sizes`` at ``offsets`` (one for each dim, numbers or scalar tensors) of one draw of ``shape``, in plain operators."""
+    if kind != "permutation":
+        return elements(kind, low, high, dtype, keys, counter.index_of(shape, sizes, offsets, device))
+    whole = permuted(shape, dtype, keys, device)
+    return whole if tuple(sizes) == tuple(shape) else whole.index_select(0, torch.arange(sizes[0], device=device) + offsets[0])
+
+
+def offsets_of(ndim: int, cut: Sequence[int], starts: Sequence[Any]) -> list[Any]:
+    """One for each dim, 0 where it is whole."""
+    places = dict(zip(cut, starts, strict=True))
+    return [places.get(d, 0) for d in range(ndim)]
+
+
+def blocks(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(start, sizes) of pieces of at most ``BLOCK`` elements, each in one piece of memory."""
+    inner = next((d for d in range(len(sizes)) if math.prod(sizes[d + 1 :]) <= BLOCK), None)
+    if inner is None:
+        yield (), ()
+        return
+    rows = max(1, BLOCK // max(1, math.prod(sizes[inner + 1 :])))
+    for lead in itertools.product(*map(range, sizes[:inner])):
+        for start in range(0, sizes[inner], rows):
+            yield (*lead, start, *[0] * (len(sizes) - inner - 1)), (*[1] * inner, min(rows, sizes[inner] - start), *sizes[inner + 1 :])
+
+
+def draw(
+    kind: str,
+    low: Any,
+    high: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    seed: torch.Tensor,
+    call: int,
+    sizes: Sequence[int] | None = None,
+    cut: Sequence[int] = (),
+    starts: Sequence[Any] = (),
+    device: torch.device | None = None,
+    rng: str = GENERATORS[0],
+) -> torch.Tensor:
+    """``shard_of`` one draw, the whole of it by default, run eagerly."""
+    sizes, device = shape if sizes is None else sizes, device or seed.device
+    if rng == "torch":
+        return _drawn_by_torch(kind, low, high, shape, dtype, seed, call, sizes, cut, starts, device)
+    keys = counter.keys_of(int(seed), call).to(device)[:, 0].unbind()
+    if device.type != "cpu" or kind == "permutation" or math.prod(sizes) <= BLOCK:
+        return shard_of(kind, low, high, shape, dtype, keys, sizes, offsets_of(len(shape), cut, starts), device).contiguous()
+    offsets = [int(o) for o in offsets_of(len(shape), cut, starts)]
+    out = torch.empty(tuple(sizes), dtype=dtype, device=device)
+    for start, part in blocks(sizes):
+        at = [o + s for o, s in zip(offsets, start, strict=True)]
+        piece = shard_of(kind, low, high, shape, dtype, keys, part, at, device)
+        out[tuple(slice(s, s + n) for s, n in zip(start, part, strict=True))] = piece
+    return out
+
+
+def _drawn_by_torch(
+    kind: str,
+    low: Any,
+    high: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    seed: torch.Tensor,
+    call: int,
+    sizes: Sequence[int],
+    cut: Sequence[int],
+    starts: Sequence[Any],
+    device: torch.device,
+) -> torch.Tensor:
+    """torch's own draw of ``sizes``: the same at the same place of the same draw, and independent of that at other places."""
+    keyed = counter.wide(*counter.keys_of(int(seed), call))
+    if kind != "permutation":
+        place = sum(int(o) * math.prod(shape[d + 1 :]) for d, o in enumerate(offsets_of(len(shape), cut, starts)))
+        keyed = counter.wide(*counter.keys_of(int(keyed), place))
+    generator = torch.Generator(device).manual_seed(int(keyed))
+    if kind == "permutation":
+        whole = torch.randperm(shape[0], generator=generator, dtype=dtype, device=device)
+        return whole[int(starts[0]) :][: sizes[0]].clone() if cut else whole
+    options: Any = {"generator": generator, "dtype": dtype, "device": device}
+    if kind == "kept":
+        return torch.empty(tuple(sizes), dtype=torch.bool, device=device).bernoulli_(1 - low, generator=generator)
+    if kind == "integers":
+        return torch.randint(low, high, tuple(sizes), **options)
+    return torch.rand(tuple(sizes), **options) if kind == "uniform" else torch.randn(tuple(sizes), **options)
 
 
 @torch.library.custom_op("fxshard::random", mutates_args=())
@@ -64,7 +173,7 @@ def random(
     device: torch.device | None = None,
 ) -> torch.Tensor:
     """Numbers of one of ``KINDS``, the same for the same arguments on every device; ``low`` and ``high`` bound integers."""
-    return draw(kind, low, high, shape, dtype, seed, call).to(device or seed.device)
+    return draw(kind, low, high, shape, dtype, seed, call, device=device)
 
 
 @random.register_fake
@@ -82,16 +191,29 @@ def random_shard(
     seed: torch.Tensor,
     call: int,
     sizes: Sequence[int],
+    cut: Sequence[int],
     offsets: Sequence[torch.Tensor],
     device: torch.device | None = None,
+    rng: str = GENERATORS[0],
 ) -> torch.Tensor:
-    """The shard of ``random`` of ``shape`` that has ``sizes`` and starts at ``offsets``."""
-    return cut(draw(kind, low, high, shape, dtype, seed, call), offsets, sizes).to(device or seed.device)
+    """The shard of ``random`` of ``shape`` that has ``sizes`` and starts at ``offsets`` on the dims ``cut``."""
+    return draw(kind, low, high, shape, dtype, seed, call, sizes, cut, offsets, device, rng)
 
 
 @random_shard.register_fake
 def _(
-    kind: str, low: int, high: int, shape: Any, dtype: Any, seed: Any, call: int, sizes: Any, offsets: Any, device: Any = None
+    kind: str,
+    low: int,
+    high: int,
+    shape: Any,
+    dtype: Any,
+    seed: Any,
+    call: int,
+    sizes: Any,
+    cut: Any,
+    offsets: Any,
+    device: Any = None,
+    rng: str = GENERATORS[0],
 ) -> torch.Tensor:
     return _empty_by(seed, sizes, dtype, device)
 
@@ -101,9 +223,38 @@ def _empty_by(seed: Any, shape: Any, dtype: torch.dtype, device: Any) -> torch.T
     return torch.empty(shape, dtype=dtype, device=seed.device if device is None or seed.device.type == "meta" else device)
 
 
-def draw_mask(p: float, seed: torch.Tensor, call: int, shape: Sequence[int]) -> torch.Tensor:
-    """The whole tensor's keep-mask: True with probability 1 - p."""
-    return draw("uniform", 0, 0, shape, torch.float32, seed, call) >= p
+@torch.library.custom_op("fxshard::draw_keys", mutates_args=())
+def draw_keys(seed: torch.Tensor, first: int, count: int, device: torch.device | None = None) -> torch.Tensor:
+    """int32 [2, count]: the keys of ``count`` draws, by ``counter.keys_of``."""
+    return counter.keys_of(int(seed), first, count).to(device or seed.device)
+
+
+@draw_keys.register_fake
+def _(seed: Any, first: int, count: int, device: Any = None) -> torch.Tensor:
+    return _empty_by(seed, (2, count), torch.int32, device)
+
+
+@torch.library.custom_op("fxshard::keep_mask", mutates_args=())
+def keep_mask(
+    p: float,
+    seed: torch.Tensor,
+    call: int,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    cut: Sequence[int],
+    offsets: Sequence[torch.Tensor],
+    device: torch.device | None = None,
+    rng: str = GENERATORS[0],
+) -> torch.Tensor:
+    """True with probability 1 - p: the mask of ``dropout_shard``."""
+    return draw("kept", p, 0, shape, torch.bool, seed, call, sizes, cut, offsets, device, rng)
+
+
+@keep_mask.register_fake
+def _(
+    p: float, seed: Any, call: int, shape: Any, sizes: Any, cut: Any, offsets: Any, device: Any = None, rng: str = GENERATORS[0]
+) -> torch.Tensor:
+    return _empty_by(seed, sizes, torch.bool, device)
 
 
 def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
@@ -114,7 +265,7 @@ def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 @torch.library.custom_op("fxshard::dropout", mutates_args=())
 def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(x with elements zeroed with probability p and the rest scaled by 1 / (1 - p), the keep-mask)."""
-    mask = draw_mask(p, seed, call, x.shape).to(x.device)
+    mask = draw("kept", p, 0, x.shape, torch.bool, seed, call, device=x.device)
     return scaled(x, mask, p).contiguous(), mask
 
 
@@ -134,17 +285,40 @@ def _(grad: Any, mask: Any, p: float) -> torch.Tensor:
     return grad.new_empty(grad.shape)
 
 
-@torch.library.custom_op("fxshard::dropout_shard", mutates_args=())
-def dropout_shard(
-    x: torch.Tensor, p: float, seed: torch.Tensor, call: int, shape: Sequence[int], offsets: Sequence[torch.Tensor]
+def dropped(
+    x: torch.Tensor,
+    p: float,
+    seed: torch.Tensor,
+    call: int,
+    shape: Sequence[int],
+    cut: Sequence[int],
+    offsets: Sequence[torch.Tensor],
+    rng: str = GENERATORS[0],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``dropout`` of a shard: ``shape`` is that of the whole, ``offsets`` (scalar tensors) the shard's place in it."""
-    mask = cut(draw_mask(p, seed, call, shape), offsets, x.shape).to(x.device)
+    """What ``dropout_shard`` is: the mask as one operator, and arithmetic that a compiler joins with what is around it."""
+    mask = torch.ops.fxshard.keep_mask(p, seed, call, shape, x.shape, cut, offsets, x.device, rng)
     return scaled(x, mask, p).contiguous(), mask
 
 
+@torch.library.custom_op("fxshard::dropout_shard", mutates_args=())
+def dropout_shard(
+    x: torch.Tensor,
+    p: float,
+    seed: torch.Tensor,
+    call: int,
+    shape: Sequence[int],
+    cut: Sequence[int],
+    offsets: Sequence[torch.Tensor],
+    rng: str = GENERATORS[0],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``dropout`` of a shard: ``shape`` is that of the whole, ``offsets`` the shard's place on the dims ``cut``."""
+    return dropped(x, p, seed, call, shape, cut, offsets, rng)
+
+
 @dropout_shard.register_fake
-def _(x: Any, p: float, seed: Any, call: int, shape: Any, offsets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: Any, p: float, seed: Any, call: int, shape: Any, cut: Any, offsets: Any, rng: str = GENERATORS[0]
+) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
 
 

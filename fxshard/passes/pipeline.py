@@ -22,6 +22,7 @@ from fxshard.passes import annotate, choose, constrain, formulate, lower, optimi
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.formulate import OBJECTIVES, Formulation
+from fxshard.passes.generator import check_generator, draw_from
 from fxshard.passes.recompute import expanded
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
@@ -50,6 +51,7 @@ class Request:
     constraints: Any = None
     optimizer: Any = None
     cache: bool = True
+    rng: str = "fxshard"
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def _lower(c: Compilation) -> tuple[Compilation, str]:
     if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
         verify.verify_plan(annotate.annotate(lower.check_plan(c.graph, c.plan), c.plan.mesh), c.plan)
     program = lower.lower(c.graph, c.plan)
+    draw_from(program, c.request.rng)
     verify_program(program)
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
 
@@ -201,18 +204,19 @@ SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formu
 
 
 def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compilation:
-    """Runs a part of the pipeline; raises OptionError for an objective or a time limit that cannot be."""
+    """Runs a part of the pipeline; raises OptionError for an objective, a generator or a time limit that cannot be."""
     request = state.request
     if request.objective not in OBJECTIVES:
         what = f"unknown objective {request.objective!r}{closest(request.objective, OBJECTIVES)}"
         raise OptionError(what, where="objective", remedy=f"use one of {', '.join(OBJECTIVES)}")
+    check_generator(request.rng)
     limit = request.time_limit
     if limit is not None and (not isinstance(limit, (int, float)) or isinstance(limit, bool) or not limit > 0):
         raise OptionError(f"cannot read time_limit={limit!r}", where="time_limit", remedy="give seconds, more than 0")
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
-DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "constraints", "memory_limit", "optimizer", "cache")
+DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "constraints", "memory_limit", "optimizer", "cache", "rng")
 """What of a request is in the graph and in the constraints, or decides nothing."""
 
 
@@ -276,8 +280,11 @@ def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = 
     return state.plan
 
 
-def lower_plan(graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, without: Sequence[str] = ()) -> ShardedProgram:
+def lower_plan(
+    graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = ()
+) -> ShardedProgram:
     """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph."""
-    state = run(LOWERING, Compilation(plan.mesh, graph=graph, plan=plan, without=optimise.check_without(without)), dump)
+    state = Compilation(plan.mesh, Request(rng=rng), graph, plan=plan, without=optimise.check_without(without))
+    state = run(LOWERING, state, dump)
     assert state.program is not None
     return state.program

@@ -23,6 +23,7 @@ from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
+from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.partition import Partition
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
@@ -137,6 +138,15 @@ def _partition(b: _Building) -> tuple[_Building, str]:
     return replace(b, parts=parts), f"{sizes}, {parts.kept} values and {len(parts.kept_inputs)} inputs kept"
 
 
+def _expand_draws(b: _Building) -> tuple[_Building, str]:
+    """In place: what is compiled eagerly keeps a draw as one operator, which computes the same bits."""
+    if b.compiler == "eager":
+        return b, "draws stay operators"
+    assert b.module is not None
+    count = sum(map(expand_draws, (b.module,) if b.parts is None else (b.parts.forward, b.parts.backward)))
+    return b, f"{count} draws in arithmetic"
+
+
 def _compile(b: _Building) -> tuple[_Building, str]:
     assert b.module is not None
     results = forward_results(b.program)
@@ -166,6 +176,7 @@ def _code(b: _Building) -> str:
 COMPILING: tuple[Pass, ...] = (
     Pass("bind", _bind, lambda b: str(b.module.graph)),
     Pass("partition", _partition, _parts),
+    Pass("expand_draws", _expand_draws, _parts),
     Pass("compile", _compile, _code),
 )
 """What a rank does with a program, after ``fxshard.passes.PIPELINE``."""

@@ -26,7 +26,9 @@ from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
+from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
+from fxshard.passes.generator import check_generator
 from fxshard.passes.names import Names
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.runner import Dump
@@ -79,6 +81,8 @@ class Settings:
     debug: bool = False
     dump: str | Path | None = None
     cache: bool = True
+    rng: str = GENERATORS[0]
+    without: Sequence[str] = ()
     planner: Planner = plan_graph
 
 
@@ -109,7 +113,8 @@ def parallelize(
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
-            from disk), ``planner``.
+            from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
+            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``planner``.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -146,6 +151,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     settings = Settings(**options)
     check_choice("compiler", settings.compiler, COMPILERS)
     check_choice("objective", settings.objective, OBJECTIVES)
+    check_generator(settings.rng)
     check_number("timeout", settings.timeout, optional=False)
     check_memory(settings.memory_limit, settings.optimizer)
     check_number("time_limit", settings.time_limit)
@@ -267,7 +273,7 @@ class ShardedForward:
 
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
-        program = lower_plan(graph, plan, dump)
+        program = lower_plan(graph, plan, dump, self.settings.rng, self.settings.without)
         self._compare({"graph": graph.hash, "plan": plan.hash, "program": program.hash})
         text = "%s program on %s, number of collectives: %d"
         announce(self.device_mesh, logging.INFO, text, _KIND[graph.train], self.mesh, len(program.collectives))

@@ -16,7 +16,9 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.mesh import Mesh, as_mesh
+from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
+from fxshard.passes.generator import check_generator
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import COMPILERS
 from fxshard.sharding_plan import ShardingPlan
@@ -40,6 +42,8 @@ class BackendOptions:
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
     ``timeout``: seconds to wait for other ranks, in each collective too. ``debug``: whether ranks compare each collective before it is
     issued (docs/faults.md). ``cache``: whether a plan made before is taken from disk, and this one kept.
+    ``rng``: "fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ. ``without``: names of passes
+    after lowering to leave out (docs/after-lowering.md).
     """
 
     mesh: DeviceMesh | Mesh
@@ -58,6 +62,8 @@ class BackendOptions:
     compiler: str = "inductor"
     timeout: float = TIMEOUT
     debug: bool = False
+    rng: str = GENERATORS[0]
+    without: Sequence[str] = ()
 
     @cached_property
     def planning_mesh(self) -> Mesh:
@@ -76,6 +82,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     _check_mesh(given.get("mesh"))
     check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
+    check_generator(given.get("rng", GENERATORS[0]))
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
     check_flag("cache", given.get("cache", True))
     check_flag("debug", given.get("debug", False))

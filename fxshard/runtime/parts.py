@@ -20,6 +20,7 @@ from fxshard.layout import local_shape
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.halves import by_order, forward_collectives, forward_results
 from fxshard.program import ShardedProgram
+from fxshard.runtime import expand_draws
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.kernels import device_graph
 from fxshard.runtime.partition import Partition, partition
@@ -34,7 +35,10 @@ def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
     """The graph of a bound program in its device's operators, as ``compiler`` wants them."""
     table = inductor_decompositions() if compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
-    return device_graph(bound.module, bound.device, table, on_host=seeds)
+    module = device_graph(bound.module, bound.device, table, on_host=seeds)
+    if compiler == "inductor":
+        expand_draws.mark_masks(module)
+    return module
 
 
 def parts_of(bound: BoundProgram, module: fx.GraphModule) -> Partition | None:

@@ -1,7 +1,9 @@
-"""Random operators: each rank draws for the whole tensor and cuts its shard out, so every dim is free."""
+"""Random operators: an element's number depends on its index in the whole alone, so every dim is free."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +14,6 @@ from fxshard.strategies.factors import Factors, factors, replicate_all
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.pointwise import names
 from fxshard.strategies.registry import register
-
-aten = torch.ops.aten
 
 
 def dropout(call: Call) -> Factors:
@@ -30,31 +30,29 @@ def random(call: Call) -> Factors:
 
 
 def local_dropout(ctx: LocalContext) -> Any:
-    """The same mask on every mesh: drawn at the global shape, cut at the shard's offsets."""
+    """The shard of one mask, drawn at its place in the whole."""
     import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 
     x, p, seed, call = ctx.args
-    shape = ctx.call.operands[0].shape
-    offsets = _offsets(ctx, seed, [ctx.input_offset(0, d) for d in range(len(shape))])
-    return ctx.emit(torch.ops.fxshard.dropout_shard.default, x, p, seed, call, list(shape), offsets)
+    shape = list(ctx.call.operands[0].shape)
+    return ctx.emit(torch.ops.fxshard.dropout_shard.default, x, p, seed, call, shape, *_cut(len(shape), partial(ctx.input_offset, 0)))
 
 
 def local_random(ctx: LocalContext) -> Any:
-    """The same numbers on every mesh, on the device where the program runs."""
+    """The shard of one draw, on the device where the program runs."""
     import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 
     kind, low, high, shape, dtype, seed, call = ctx.args
-    args, cpu = (kind, low, high, list(shape), dtype, seed, call), torch.device("cpu")
-    places = [ctx.output_offset(0, d) for d in range(len(shape))]
-    if all(isinstance(place, int) for place in places):
-        return ctx.emit(torch.ops.fxshard.random.default, *args, device=cpu)
-    sizes = list(ctx.output_shape())
-    return ctx.emit(torch.ops.fxshard.random_shard.default, *args, sizes, _offsets(ctx, seed, places), device=cpu)
+    sizes, cut = list(ctx.output_shape()), _cut(len(shape), partial(ctx.output_offset, 0))
+    args = (kind, low, high, list(shape), dtype, seed, call, sizes, *cut)
+    return ctx.emit(torch.ops.fxshard.random_shard.default, *args, device=torch.device("cpu"))
 
 
-def _offsets(ctx: LocalContext, seed: Any, places: list[Any]) -> list[Any]:
-    """All as scalar tensors."""
-    return [ctx.emit(aten.new_full.default, seed, [], place) if isinstance(place, int) else place for place in places]
+def _cut(ndim: int, offset: Callable[[int], Any]) -> tuple[list[int], list[Any]]:
+    """The dims that are cut, and the offset on each: a run-time scalar."""
+    places = {d: offset(d) for d in range(ndim)}
+    found = {d: place for d, place in places.items() if not isinstance(place, int)}
+    return list(found), list(found.values())
 
 
 def whole(call: Call) -> Factors:

@@ -17,7 +17,7 @@ from tests.passes.tracing import real
 
 OPS = torch.ops.fxshard
 SEED = torch.tensor(77)
-ZERO, ONE = torch.tensor(0), torch.tensor(1)
+ONE = torch.tensor(1)
 Q, K = real(2, 4, 5, 6), real(2, 4, 7, 6)
 MASK = real(5, 7, grad=False) > 0
 MASK[:, 0] = True
@@ -47,13 +47,17 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "attention, strided": (OPS.sdpa, (swapped(Q), swapped(K), swapped(K), None, False, None, False)),
     "dropout": (OPS.dropout, (real(5, 3), 0.4, SEED, 1)),
     "dropout, strided": (OPS.dropout, (swapped(real(5, 3)), 0.4, SEED, 1)),
-    "dropout of a shard": (OPS.dropout_shard, (real(2, 3, grad=False), 0.4, SEED, 1, [5, 3], [ONE, ZERO])),
+    "dropout of a shard": (OPS.dropout_shard, (real(2, 3, grad=False), 0.4, SEED, 1, [5, 3], [0], [ONE])),
+    "mask of a shard": (OPS.keep_mask, (0.4, SEED, 1, [5, 3], [2, 3], [0], [ONE])),
     "dropout, backward": (OPS.dropout_backward, (swapped(real(5, 3)), real(5, 3, grad=False) > 0, 0.4)),
     "uniform": (OPS.random, ("uniform", 0, 0, [5, 3], torch.float32, SEED, 0)),
     "normal": (OPS.random, ("normal", 0, 0, [5, 3], torch.float64, SEED, 0)),
     "integers": (OPS.random, ("integers", -3, 9, [5, 3], torch.int64, SEED, 0)),
     "permutation": (OPS.random, ("permutation", 0, 0, [5], torch.int64, SEED, 0)),
-    "shard of a draw": (OPS.random_shard, ("uniform", 0, 0, [5, 3], torch.float32, SEED, 0, [2, 2], [ONE, ONE], torch.device("cpu"))),
+    "shard of a draw": (
+        OPS.random_shard,
+        ("uniform", 0, 0, [5, 3], torch.float32, SEED, 0, [2, 2], [0, 1], [ONE, ONE], torch.device("cpu")),
+    ),
     "softmax": (OPS.softmax, (ROWS, MOST, SUMS, 1, "exp", torch.float32)),
     "softmax, safe": (OPS.softmax, (ROWS, MOST, SUMS, 1, "safe", torch.float64)),
     "softmax, log": (OPS.softmax, (ROWS, MOST, SUMS, 1, "log", torch.float64)),
@@ -158,7 +162,7 @@ def test_draws_are_keyed_by_seed_and_number(kind: str) -> None:
 
 def test_shards_are_parts_of_the_whole() -> None:
     whole = OPS.random("normal", 0, 0, [5, 6], torch.float64, SEED, 3)
-    part = OPS.random_shard("normal", 0, 0, [5, 6], torch.float64, SEED, 3, [2, 3], [torch.tensor(3), torch.tensor(2)])
+    part = OPS.random_shard("normal", 0, 0, [5, 6], torch.float64, SEED, 3, [2, 3], [0, 1], [torch.tensor(3), torch.tensor(2)])
     assert torch.equal(part, whole[3:5, 2:5])
 
 
