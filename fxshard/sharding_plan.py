@@ -127,15 +127,19 @@ def again(node: str) -> str:
 
 NO_RULE = "no rule for"
 """How the reason begins where a rule would help."""
+WRITTEN_OUT = "written out:"
+"""How it begins where an operator runs as several."""
 Fallbacks = tuple[tuple[str, str], ...]
-"""(node, reason) of nodes that are replicated whatever is chosen."""
+"""(node, reason) of nodes that are replicated whatever is chosen, or that stand for an operator which is not run as one."""
 
 
 def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
-    """Those that a rule would help, and those that it would not, each under its heading; none of a kind, no heading."""
+    """Those that a rule would help, those that it would not, and those that are not replicated, each under its heading, if any."""
     lacking = tuple(f for f in fallbacks if f[1].startswith(NO_RULE))
-    others = tuple(f for f in fallbacks if f not in lacking)
-    return {heading: found for heading, found in (("replicated for want of a rule", lacking), ("replicated, rule or not", others)) if found}
+    written = tuple(f for f in fallbacks if f[1].startswith(WRITTEN_OUT))
+    others = tuple(f for f in fallbacks if f not in lacking and f not in written)
+    kinds = (("replicated for want of a rule", lacking), ("replicated, rule or not", others), ("run as several operators", written))
+    return {heading: found for heading, found in kinds if found}
 
 
 class Origin(Protocol):
@@ -163,7 +167,8 @@ class ShardingPlan:
     """A plan for one graph on one mesh.
 
     ``memory``: bytes per device when most is in use, by kind; ``fallbacks``: (node, reason) of nodes that are
-    replicated whatever is chosen; ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
+    replicated whatever is chosen, or run in place of another operator;
+    ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
     ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
     under the names that ``again`` gives.
 

@@ -263,14 +263,17 @@ def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 
 
 @torch.library.custom_op("fxshard::dropout", mutates_args=())
-def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x with elements zeroed with probability p and the rest scaled by 1 / (1 - p), the keep-mask)."""
+def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int, inside: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    """(x with elements zeroed with probability p and the rest scaled by 1 / (1 - p), the keep-mask).
+
+    ``inside``: the operator that it is a part of, where that was written out for it.
+    """
     mask = draw("kept", p, 0, x.shape, torch.bool, seed, call, device=x.device)
     return scaled(x, mask, p).contiguous(), mask
 
 
 @dropout.register_fake
-def _(x: Any, p: float, seed: Any, call: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _(x: Any, p: float, seed: Any, call: int, inside: str = "") -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
 
 
@@ -330,7 +333,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
     (mask,) = ctx.saved_tensors
-    return torch.ops.fxshard.dropout_backward(grad, mask, ctx.p), None, None, None
+    return torch.ops.fxshard.dropout_backward(grad, mask, ctx.p), None, None, None, None
 
 
 dropout.register_autograd(_backward, setup_context=_setup)

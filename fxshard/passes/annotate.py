@@ -16,7 +16,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
 from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
-from fxshard.sharding_plan import Fallbacks, OpSpec
+from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
 
@@ -70,6 +70,9 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
             specs[node.name] = strategy.specs
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
+            if call.op == "fxshard.dropout.default" and call.arg(4, "inside", ""):
+                kernels = "its kernels draw by place in the shard, so that it is scores, softmax, dropout and a product"
+                fallbacks.append((node.name, f"{WRITTEN_OUT} {call.arg(4)} with dropout; {kernels}"))
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
 
 

@@ -34,9 +34,9 @@ def draw(mode: Numbering, kind: str, shape: Sequence[int], dtype: torch.dtype, l
     return torch.ops.fxshard.random(kind, low, high, list(shape), dtype, torch.ops.fxshard.rng_seed(), next(mode.draws))
 
 
-def masked(mode: Numbering, x: Tensor, p: float) -> Tensor:
-    """One ``fxshard::dropout``."""
-    return torch.ops.fxshard.dropout(x, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws))[0]
+def masked(mode: Numbering, x: Tensor, p: float, inside: str = "") -> Tensor:
+    """One ``fxshard::dropout``, a part of the operator ``inside``."""
+    return torch.ops.fxshard.dropout(x, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws), inside)[0]
 
 
 PLACES = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
@@ -98,7 +98,9 @@ def randint(mode: Numbering, *args: Any, low: int = 0, high: int | None = None, 
         low, high = numbers
     elif numbers:
         low, high = (low, numbers[0]) if high is None else (numbers[0], high)
-    return NotImplemented if size is None or high is None else draw(mode, "integers", size, dtype or torch.int64, low, high)
+    if size is None or high is None or not 0 < high - low < 1 << 63:  # torch says what is wrong with the bounds, or draws 64 bits
+        return NotImplemented
+    return draw(mode, "integers", size, dtype or torch.int64, low, high)
 
 
 @keyed
@@ -182,7 +184,7 @@ def _cauchy(u: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
 @keyed
 def multinomial(mode: Numbering, input: Tensor, num_samples: int, replacement: bool = False) -> Any:
     """The index of the greatest p / e, e exponential, is drawn with probability p; the k greatest are k draws without replacement."""
-    weights = input.detach().to(_precise(input.dtype))
+    weights = input.detach().to(torch.float64)  # in float32 the smallest of many e are too few different numbers
     rows = (num_samples,) if replacement else (1,)
     races = weights.unsqueeze(-2) / _exponential(draw(mode, "uniform", (*weights.shape[:-1], *rows, weights.shape[-1]), weights.dtype))
     return races.argmax(-1) if replacement or num_samples == 1 else races.squeeze(-2).topk(num_samples).indices

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
-from fxshard.passes.draws import DRAWS, dropout
+from fxshard.passes.draws import DRAWS, masked
 from fxshard.passes.norms import STATISTICS
 from fxshard.passes.resample import interpolate
 
@@ -172,6 +172,8 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    if not 0 <= dropout_p <= 1:  # for torch to refuse
+        return NotImplemented
     query, key, value = _cast(query, key, value)
     if query.dim() == key.dim() == value.dim() in (2, 3) and not enable_gqa:  # kernels take four dims: one head, a batch of one
         lifted = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(-3)
@@ -215,7 +217,9 @@ def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is
     else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         weights = torch.ops.aten._safe_softmax(scores, -1)
-    return _matmul(mode, dropout(mode, weights, p, True), v)
+    if p:
+        weights = masked(mode, weights, p, "scaled_dot_product_attention")
+    return _matmul(mode, weights, v)
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {

@@ -33,7 +33,7 @@ def local_dropout(ctx: LocalContext) -> Any:
     """The shard of one mask, drawn at its place in the whole."""
     import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 
-    x, p, seed, call = ctx.args
+    x, p, seed, call = ctx.args[:4]
     shape = list(ctx.call.operands[0].shape)
     return ctx.emit(torch.ops.fxshard.dropout_shard.default, x, p, seed, call, shape, *_cut(len(shape), partial(ctx.input_offset, 0)))
 

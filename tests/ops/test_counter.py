@@ -34,9 +34,7 @@ def numbers(words: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("rounds", "at", "key", "result"), KNOWN.values(), ids=KNOWN)
-def test_threefry_gives_the_published_words(
-    rounds: int, at: tuple[int, int], key: tuple[int, int], result: tuple[int, int]
-) -> None:
+def test_threefry_gives_the_published_words(rounds: int, at: tuple[int, int], key: tuple[int, int], result: tuple[int, int]) -> None:
     assert numbers(counter.threefry(tensors(key), tensors(at), rounds)) == result
     if rounds == counter.KEY_ROUNDS:  # a key is Threefry's of the number under the seed, low words first
         seed, number = (w[0] | w[1] << 32 for w in (key, at))
@@ -104,7 +102,7 @@ def test_nothing_and_everything_is_kept() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_uniform_numbers_stay_below_one(dtype: torch.dtype) -> None:
     drawn = draw("uniform", 0, 0, [1 << 20], dtype, torch.tensor(1), 0)
-    assert 0 <= drawn.min() and drawn.max() < 1 and drawn.dtype == dtype
+    assert drawn.min() >= 0 and drawn.max() < 1 and drawn.dtype == dtype
     steps = drawn.double() / (torch.finfo(dtype).eps / 2)
     assert torch.equal(steps, steps.round()) and (dtype == torch.float64 or (steps % 2 == 1).double().mean() > 0.49)
 

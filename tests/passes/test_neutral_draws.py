@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import fxshard
 from fxshard._torch_compat import inductor_decompositions
 from fxshard.errors import TraceError
 from fxshard.passes.lower import lower
@@ -148,6 +149,16 @@ def test_each_draw_has_a_number_in_graph_order() -> None:
         graph = trace(module(forward), (X,), train=train)
         assert [n.args[numbers[n.target]] for n in graph.nodes if n.target in numbers] == [0, 1, 2]
         assert len(graph.inputs_of("seed")) == 1
+
+
+def test_attention_that_is_written_out_for_its_dropout_is_listed() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(F.dropout(x, 0.5), x, x, dropout_p=0.25)
+
+    plan = fxshard.plan(module(forward), (X,), fxshard.Mesh({"a": 2}), train=False, cache=False)
+    ((node, reason),) = plan.fallbacks
+    assert {n.name: n.op for n in plan.nodes}[node] == "fxshard.dropout.default" and "scaled_dot_product_attention with dropout" in reason
+    assert "run as several operators" in str(plan) and reason[:40] in str(plan)
 
 
 def test_manual_seed_governs_and_draws_differ() -> None:
