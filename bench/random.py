@@ -51,11 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     x = torch.randn(options.size, options.size, device=options.device)
     rows = [_row(name, function, x, options.repeats) for name, function in FUNCTIONS.items()]
-    print(
-        "\n".join(
-            fitted(rows, ("function", "step torch ms", "step ours ms", "ratio", "forward ratio", "compile torch s", "compile ours s"))
-        )
-    )
+    print(fitted(rows, ("function", "step torch ms", "step ours ms", "ratio", "forward ratio", "compile torch s", "compile ours s")))
 
 
 def _row(name: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, repeats: int) -> tuple[Any, ...]:
