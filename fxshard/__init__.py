@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
     from fxshard.runtime.clipping import clip_grad_norm_
+    from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
     from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan
     from fxshard.strategies.user_rules import register_rule
@@ -46,6 +47,8 @@ _HOME = {
     "Mesh": "fxshard.mesh",
     "ShardedProgram": "fxshard.program",
     "clip_grad_norm_": "fxshard.runtime.clipping",
+    "load_checkpoint": "fxshard.runtime.checkpoint",
+    "save_checkpoint": "fxshard.runtime.checkpoint",
     "program_memory": "fxshard.runtime.memory",
     "OpSpec": "fxshard.sharding_plan",
     "ShardingPlan": "fxshard.sharding_plan",
@@ -71,12 +74,14 @@ __all__ = [
     "diff",
     "export",
     "load",
+    "load_checkpoint",
     "local_batch",
     "lower",
     "parallelize",
     "plan",
     "program_memory",
     "register_rule",
+    "save_checkpoint",
     "simulate",
 ]
 

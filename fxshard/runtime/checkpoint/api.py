@@ -1,0 +1,223 @@
+"""Saving and loading a training run: the model, its optimiser, random numbers, and what the user adds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fxshard.errors import FileError, OptionError, RunError
+from fxshard.files import check_writable
+from fxshard.runtime.agreement import TIMEOUT, Group, Meeting, default_group
+from fxshard.runtime.checkpoint.blocks import assigned, ranks_of, with_checksums
+from fxshard.runtime.checkpoint.folder import INDEX, check_parts, finish, fresh_folder, open_folder, write_part
+from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
+from fxshard.runtime.checkpoint.single import SUFFIX, open_single, write_single
+from fxshard.runtime.checkpoint.source import Source
+from fxshard.runtime.checkpoint.state import (
+    EXTRA,
+    OPTIMIZER,
+    RANDOM,
+    State,
+    check_model,
+    collect,
+    generators,
+    model_tensors,
+    optimizer_state,
+    restore_generators,
+    restore_model,
+)
+from fxshard.runtime.checkpoint.tree import decode
+from fxshard.runtime.launch import checksum, difference
+from fxshard.runtime.options import check_number
+
+
+def save_checkpoint(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    extra: Any = None,
+    timeout: float = TIMEOUT,
+) -> None:
+    """Writes a checkpoint of ``model``, parallelized or not, in place of the one at ``path``; every rank of its mesh calls this.
+
+    Until all ranks have written to disk the previous checkpoint is in force, whole; then, in one step, the new one. Ranks
+    talk over the process group's store: no collective is issued.
+
+    Args:
+        path: a folder, in which each rank writes its own shards; or, ending in ``.safetensors``, one file of whole tensors.
+        optimizer: its state goes along, under the parameters' names.
+        extra: what else is to be kept, the same on all ranks: the position in the data, a scheduler's ``state_dict()``;
+            numbers, texts, bytes, plain tensors, and lists, tuples, dicts of them.
+        timeout: seconds to wait for another rank.
+
+    The state of torch's generators, the CPU's and the device's, is kept of each rank.
+
+    Raises:
+        RunError: on all ranks when one is missing, fails to write, or holds something else. FileError: this rank cannot
+        write. OptionError: what a checkpoint cannot hold.
+    """
+    check_number("timeout", timeout, optional=False)
+    target = Path(path)
+    state = collect(model, optimizer, extra)
+    group, ranks = _group(state.tensors)
+    number = ranks.index(group.rank) if group else 0
+    index = _index(state, ranks, generators(model), number)
+    parts = target if target.suffix != SUFFIX else target.with_name(f".{target.name}.parts")
+
+    def prepare(notes: Mapping[int, str]) -> str:
+        _same(notes, target)
+        if parts is not target:
+            check_writable(target)
+        return fresh_folder(parts)
+
+    fields = _fields(target, state)
+    folder = _agree(group, f"save a checkpoint to {target}", json.dumps(fields), prepare, timeout)
+    index = replace(index, folder=folder)
+
+    def write() -> str:
+        return json.dumps(write_part(parts / folder, number, index, state.tensors))
+
+    def switch(notes: Mapping[int, str]) -> str:
+        check_parts(parts / folder, len(ranks))
+        full = with_checksums(index, [json.loads(notes[rank]) for rank in sorted(notes)])
+        finish(parts, full)
+        if parts is not target:
+            write_single(target, parts / f"whole{SUFFIX}", open_folder(parts))
+            shutil.rmtree(parts, ignore_errors=True)
+        return ""
+
+    _agree(group, f"finish the checkpoint in {target}", write, switch, timeout)
+
+
+def load_checkpoint(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    random_state: bool = True,
+    timeout: float = TIMEOUT,
+) -> Any:
+    """Puts a checkpoint back, in place, and returns the ``extra`` that was saved with it; every rank of the mesh calls this.
+
+    The mesh and the plan may be others than when it was saved, or none: each rank reads what it holds. ``path`` is a
+    checkpoint's folder or file, or a safetensors file of a model's weights from elsewhere.
+
+    Args:
+        optimizer: gets its state too; it has the groups of parameters that it had.
+        random_state: whether torch's generators are set: each rank's to its own state if as many ranks saved, else to that of
+            the first one.
+        timeout: seconds to wait for another rank.
+
+    Raises:
+        FileError: the file is damaged or foreign (nothing in it is run), or of another model. RunError: on all ranks, when one
+        is missing, cannot load, or reads another checkpoint.
+    """
+    check_number("timeout", timeout, optional=False)
+    group, ranks = _group(dict(model_tensors(model)))
+    number = ranks.index(group.rank) if group else 0
+
+    found: list[Any] = []
+
+    def load() -> str:
+        source = open_checkpoint(path)
+        check_model(model, source)
+        state = optimizer_state(model, optimizer, source) if optimizer is not None else None
+        restore_model(model, source)
+        if optimizer is not None and state is not None:
+            optimizer.load_state_dict(state)
+        found.append(decode(source.index.values.get(EXTRA), source.whole, source.where))
+        if random_state:
+            restore_generators(model, source, number, len(ranks))
+        return json.dumps({"checkpoint": source.identity})
+
+    _agree(group, f"load the checkpoint {path}", load, lambda notes: _same(notes, Path(path)), timeout)
+    return found[0]
+
+
+def open_checkpoint(path: str | Path) -> Source:
+    """The checkpoint at ``path``, to read from; raises FileError for what is not one."""
+    place = Path(path)
+    if place.is_file():
+        return open_single(place)
+    if (place / INDEX).is_file():
+        return open_folder(place)
+    what = "there is no checkpoint" if not place.exists() else "the folder holds no finished checkpoint"
+    raise FileError(what, where=str(place), remedy="give what fxshard.save_checkpoint wrote, a folder or a .safetensors file")
+
+
+def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int, ...]]:
+    """Who takes part, sorted: the ranks of the model's mesh, those of the process group for a plain model."""
+    own = ranks_of(tensors)
+    group = default_group(own)
+    if group is not None:
+        return group, group.ranks
+    if own is not None and len(own) > 1:
+        raise OptionError("the ranks of this mesh are not real: the process group is torch's fake one", remedy="save where it runs")
+    return None, own or (0,)
+
+
+def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], number: int) -> Index:
+    """Where everything is to be written; this rank's generators join ``state``. Generators of one kind are alike in size."""
+    entries = assigned(state.tensors, ranks)
+    for kind, tensor in own.items():
+        for other in range(len(ranks)):
+            chunk = Chunk(other, (0,), tuple(tensor.shape))
+            entries[f"{RANDOM}/{other}/{kind}"] = Entry(tensor.dtype, tuple(tensor.shape), (chunk,))
+        state.tensors[f"{RANDOM}/{number}/{kind}"] = tensor
+    return Index(entries, state.aliases, state.values, ranks=len(ranks))
+
+
+def _fields(path: Path, state: State) -> dict[str, str]:
+    """What must not differ among ranks: names, shapes, layouts, the optimiser's options, the user's values."""
+    values = {"options of the optimiser": state.values.get(OPTIMIZER), "extra": state.values[EXTRA]}
+    said = {"checkpoint": str(path), **{name: json.dumps(value) for name, value in values.items()}}
+    for name, tensor in state.tensors.items():
+        if name.startswith(f"{RANDOM}/"):
+            continue
+        laid = f" {tensor.placements}" if isinstance(tensor, DTensor) else ""
+        said[f"tensor: {name}"] = f"{tuple(tensor.shape)} {tensor.dtype}{laid}"
+        if name.startswith(f"{EXTRA}/"):
+            said[f"tensor: {name}"] += f" checksum {checksum(tensor)}"
+    return said
+
+
+def _same(notes: Mapping[int, str], path: Path) -> str:
+    """Raises RunError unless all ranks said the same."""
+    error = difference({rank: json.loads(note) for rank, note in notes.items()})
+    if error is not None:
+        raise RunError(error.what, where=str(path), remedy=error.remedy)
+    return ""
+
+
+def _agree(
+    group: Group | None, topic: str, note: str | Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float
+) -> str:
+    """What the leader decides from all notes; an error on one rank, in making its note too, is raised on all."""
+    failed: Exception | None = None
+    said = note if isinstance(note, str) else ""
+    if not isinstance(note, str):
+        try:
+            said = note()
+        except Exception as error:
+            failed = error
+    if group is None:
+        if failed is not None:
+            raise failed
+        return decide({0: said})
+    with Meeting(group, topic, said, timeout) as meeting:
+        if failed is not None:
+            raise failed
+        if not meeting.leads:
+            return meeting.outcome()
+        outcome = decide(meeting.everyone())
+        meeting.decide(outcome)
+        return outcome

@@ -1,0 +1,80 @@
+"""Who writes what: each block of each tensor is written by one of the ranks that hold it, evenly.
+
+Every rank works it out for itself from the layouts, without a message; blocks without elements are not written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from fxshard.errors import OptionError
+from fxshard.layout import Layout, local_offset, local_shape
+from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
+
+Block = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offset, shape)"""
+
+
+def ranks_of(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
+    """The ranks that the DTensors lie on, sorted; None without any. Raises OptionError where they lie on different ones."""
+    found: dict[tuple[int, ...], str] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            found.setdefault(tuple(sorted(tensor.device_mesh.mesh.flatten().tolist())), name)
+    if len(found) > 1:
+        (a, one), (b, other) = list(found.items())[:2]
+        what = f"{one} lies on the ranks {list(a)}, {other} on {list(b)}"
+        raise OptionError(what, remedy="place all tensors on one mesh, replicated over the axes that do not cut them")
+    return next(iter(found), None)
+
+
+def assigned(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[str, Entry]:
+    """Where each tensor is to be written; a plain tensor is the same on all ranks."""
+    load = [0] * len(ranks)
+    entries = {}
+    for name, tensor in tensors.items():
+        chunks = []
+        for (offset, shape), holders in _holders(name, tensor, ranks).items():
+            writer = min(holders, key=lambda number: (load[number], number))
+            load[writer] += math.prod(shape) * tensor.dtype.itemsize
+            chunks.append(Chunk(writer, offset, shape))
+        entries[name] = Entry(tensor.dtype, tuple(tensor.shape), tuple(chunks))
+    return entries
+
+
+def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Block, list[int]]:
+    """The blocks of a tensor and, for each, the positions in ``ranks`` of those that hold it."""
+    shape = tuple(tensor.shape)
+    if not tensor.numel():
+        return {}
+    if not isinstance(tensor, DTensor):
+        return {((0,) * len(shape), shape): list(range(len(ranks)))}
+    layout, mesh = Layout(tensor.placements), tensor.device_mesh
+    if any(isinstance(p, Partial) for p in layout):
+        raise OptionError(f"{name} is a pending sum: {layout}", remedy="redistribute it before saving")
+    sizes = tuple(mesh.shape)
+    found: dict[Block, list[int]] = {}
+    for coordinate in itertools.product(*map(range, sizes)):
+        block = local_offset(shape, layout, sizes, coordinate), local_shape(shape, layout, sizes, coordinate)
+        if math.prod(block[1]):
+            found.setdefault(block, []).append(ranks.index(int(mesh.mesh[coordinate])))
+    return {block: sorted(held) for block, held in found.items()}
+
+
+def local_value(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def with_checksums(index: Index, sums: Sequence[Mapping[str, str]]) -> Index:
+    """``index`` with the checksums that each rank's file was written with."""
+    entries = {}
+    for name, entry in index.entries.items():
+        entries[name] = replace(entry, chunks=tuple(replace(c, crc32=sums[c.file][name]) for c in entry.chunks))
+    return replace(index, entries=entries)

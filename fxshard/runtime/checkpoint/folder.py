@@ -1,0 +1,114 @@
+"""A checkpoint as a folder: the index, and a folder with a safetensors file from each rank, of which the index has the name.
+
+The index is written last, in one step, when all the files are on disk: until then it is the previous one, and its files are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from fxshard.errors import FileError
+from fxshard.files import REMAKE, make_folder, read_bytes
+from fxshard.runtime.checkpoint.blocks import local_value
+from fxshard.runtime.checkpoint.index import Chunk, Index, read_index
+from fxshard.runtime.checkpoint.safe_file import ROOM, Piece, SafeFile, write_file
+from fxshard.runtime.checkpoint.source import Source
+
+INDEX = "index.json"
+_DATA = re.compile(r"data-[0-9a-f]{16}")
+
+
+def fresh_folder(path: Path) -> str:
+    """Makes a folder for the ranks' files in ``path`` and returns its name."""
+    name = f"data-{secrets.token_hex(8)}"
+    make_folder(path)
+    make_folder(path / name)
+    return name
+
+
+def rank_file(number: int) -> str:
+    return f"rank-{number:05d}.safetensors"
+
+
+def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Writes the blocks of the ``number``-th rank, to disk; their checksums."""
+    pieces = [
+        Piece(name, entry.dtype, chunk.shape, lambda name=name: local_value(tensors[name]))  # type: ignore[misc]
+        for name, entry in index.entries.items()
+        for chunk in entry.chunks
+        if chunk.file == number
+    ]
+    sums = write_file(folder / rank_file(number), pieces)
+    sync_folder(folder)
+    return sums
+
+
+def check_parts(folder: Path, ranks: int) -> None:
+    """Raises FileError unless all ranks' files are where this rank can see them."""
+    absent = [number for number in range(ranks) if not (folder / rank_file(number)).is_file()]
+    if absent:
+        remedy = "save to a file system that all ranks share"
+        raise FileError(f"the file of rank {absent[0]} is not to be seen from the rank that finishes", where=str(folder), remedy=remedy)
+
+
+def finish(path: Path, index: Index) -> None:
+    """Puts ``index`` in force, then removes the files of others."""
+    fresh = path / f"{INDEX}.new"
+    try:
+        fresh.write_text(index.to_json())
+    except OSError as error:
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(fresh), remedy=ROOM) from error
+    replace_file(fresh, path / INDEX)
+    for other in path.iterdir():
+        if _DATA.fullmatch(other.name) and other.name != index.folder:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def open_folder(path: Path) -> Source:
+    """Raises FileError for what is not a checkpoint, or a damaged one."""
+    data = read_bytes(path / INDEX)
+    index = read_index(data, str(path / INDEX))
+    if not index.folder:
+        raise FileError("the index names no folder", where=str(path / INDEX), remedy=REMAKE)
+    folder = path / index.folder
+    file = lru_cache(maxsize=None)(lambda number: SafeFile(folder / rank_file(number)))
+
+    def block(name: str, chunk: Chunk) -> torch.Tensor:
+        return file(chunk.file).read(name, chunk.crc32)
+
+    return Source(index, block, str(path), hashlib.sha256(data).hexdigest())
+
+
+def replace_file(fresh: Path, target: Path) -> None:
+    """``fresh`` takes the place of ``target`` in one step, on disk; raises FileError.
+
+    Its name is always the same, so that one that a killed process left is written over.
+    """
+    try:
+        with open(fresh, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(fresh, target)
+    except OSError as error:
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(target), remedy=ROOM) from error
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the folder's entries are on disk; raises FileError when it is not there."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise FileError(f"cannot open the folder: {error.strerror}", where=str(folder), remedy=ROOM) from error
+    with contextlib.suppress(OSError):  # some file systems cannot, and say so
+        os.fsync(handle)
+    os.close(handle)

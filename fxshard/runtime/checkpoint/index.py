@@ -1,0 +1,136 @@
+"""What a checkpoint holds and where: its index, as JSON that vouches for itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fxshard.archive.weights import DTYPES
+from fxshard.errors import FileError, OptionError
+from fxshard.files import REMAKE, Field, parse_json, write_json
+
+FORMAT, VERSION = "fxshard-checkpoint", 1
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""safetensors' name of each dtype."""
+_FOLDER, _CRC = re.compile(r"data-[0-9a-f]{16}|"), re.compile(r"[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A block of a tensor, of ``shape`` at ``offset``, in the file of the ``file``-th rank; ``crc32`` of its bytes."""
+
+    file: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    crc32: str = "0" * 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor: its global shape, and blocks that cover it; none where it has no elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Tensors by name, other names of the same tensors, and everything else as JSON (see ``tree``).
+
+    ``folder``: where the ranks' files lie, beside the index; ``ranks``: how many files there are.
+    """
+
+    entries: Mapping[str, Entry]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    ranks: int = 1
+
+    def to_json(self) -> str:
+        tensors = [
+            {
+                "name": name,
+                "dtype": dtype_name(entry.dtype, name),
+                "shape": entry.shape,
+                "chunks": [[c.file, c.offset, c.shape, c.crc32] for c in entry.chunks],
+            }
+            for name, entry in self.entries.items()
+        ]
+        said = {
+            "format": FORMAT,
+            "version": VERSION,
+            "folder": self.folder,
+            "ranks": self.ranks,
+            "tensors": tensors,
+            "aliases": dict(self.aliases),
+            "values": dict(self.values),
+        }
+        return write_json({"sha256": _digest(said), **said})
+
+
+def dtype_name(dtype: torch.dtype, name: str) -> str:
+    if dtype not in NAMES:
+        raise OptionError(f"{name} is of {dtype}, which safetensors does not know", remedy="convert it, torch.view_as_real for one")
+    return NAMES[dtype]
+
+
+def read_index(text: bytes | str, where: str) -> Index:
+    """The index in ``text``; raises FileError for one that is damaged, foreign, or of another version."""
+    root = parse_json(text, where)
+    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
+        raise root.fail("this is not the index of a checkpoint", "give what fxshard.save_checkpoint wrote")
+    version = root.get("version", Field.whole)
+    if version != VERSION:
+        raise root.fail(f"the checkpoint has format version {version}, which is unknown", f"this fxshard reads version {VERSION}")
+    root.known(("sha256", "format", "version", "folder", "ranks", "tensors", "aliases", "values"))
+    if root.get("sha256", Field.text) != _digest({k: v for k, v in root.value.items() if k != "sha256"}):
+        raise root.fail("the index is damaged: its hash is another", REMAKE)
+    ranks = root.get("ranks", lambda f: f.whole(1))
+    entries = dict(root.get("tensors", lambda f: f.tuple_of(lambda one: _entry(one, ranks))))
+    aliases = {name: one.text() for name, one in root.get("aliases", Field.entries).items()}
+    for name, target in aliases.items():
+        if target not in entries:
+            raise root.fail(f"{name!r} stands for {target!r}, which is not there")
+    folder = root.get("folder", Field.text)
+    if not _FOLDER.fullmatch(folder):
+        raise root.fail(f"{folder!r} is no folder of a checkpoint")
+    return Index(entries, aliases, root.get("values", Field.entries) and root.value["values"], folder, ranks)
+
+
+def _entry(one: Field, ranks: int) -> tuple[str, Entry]:
+    one.known(("name", "dtype", "shape", "chunks"))
+    dtype = DTYPES.get(one.get("dtype", Field.text))
+    if dtype is None:
+        raise one.fail("the dtype is unknown")
+    shape = one.get("shape", _sizes)
+    return one.get("name", Field.text), Entry(dtype, shape, one.get("chunks", lambda f: f.tuple_of(lambda c: _chunk(c, shape, ranks))))
+
+
+def _chunk(one: Field, whole: tuple[int, ...], ranks: int) -> Chunk:
+    file, offset, shape, crc = one.items(4)
+    chunk = Chunk(file.whole(), _sizes(offset), _sizes(shape), crc.text())
+    inside = len(chunk.offset) == len(chunk.shape) == len(whole) and all(
+        o + n <= size for o, n, size in zip(chunk.offset, chunk.shape, whole, strict=True)
+    )
+    if not inside or chunk.file >= ranks or not math.prod(chunk.shape) or not _CRC.fullmatch(chunk.crc32):
+        raise one.fail("this block does not fit the tensor")
+    return chunk
+
+
+def _sizes(one: Field) -> tuple[int, ...]:
+    return one.tuple_of(Field.whole)
+
+
+def _digest(said: Mapping[str, Any]) -> str:
+    return hashlib.sha256(write_json(said).encode()).hexdigest()
+
+
+def missing(name: str, where: str) -> FileError:
+    return FileError(f"the checkpoint has no {name!r}", where=where, remedy="load it into the model that it was saved from")

@@ -1,0 +1,56 @@
+"""A checkpoint as one safetensors file of whole tensors, which any reader of safetensors reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fxshard.errors import FileError
+from fxshard.runtime.checkpoint.folder import replace_file
+from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, read_index
+from fxshard.runtime.checkpoint.safe_file import Piece, SafeFile, write_file
+from fxshard.runtime.checkpoint.source import Source
+
+SUFFIX = ".safetensors"
+_KEY = "fxshard"
+
+
+def write_single(path: Path, fresh: Path, source: Source) -> None:
+    """Everything of ``source`` in one file, one tensor in memory at a time; a tied tensor under each of its names.
+
+    Written to ``fresh``, which then takes the place of ``path``.
+    """
+    index = source.index
+    forms = {name: index.entries[index.aliases.get(name, name)] for name in (*index.entries, *index.aliases)}
+    pieces = [Piece(name, e.dtype, e.shape, lambda name=name: source.whole(name)) for name, e in forms.items()]  # type: ignore[misc]
+
+    def metadata(sums: Mapping[str, str]) -> dict[str, str]:
+        entries = {name: Entry(e.dtype, e.shape, _one(e, sums[name])) for name, e in forms.items()}
+        return {_KEY: replace(index, entries=entries, folder="", aliases={}).to_json()}
+
+    write_file(fresh, pieces, metadata)
+    replace_file(fresh, path)
+
+
+def _one(entry: Entry, crc32: str) -> tuple[Chunk, ...]:
+    return (Chunk(0, (0,) * len(entry.shape), entry.shape, crc32),) if 0 not in entry.shape else ()
+
+
+def open_single(path: Path) -> Source:
+    """The file of a checkpoint, or any other safetensors file: then of a model alone, without checksums."""
+    file = SafeFile(path)
+    if _KEY not in file.metadata:
+        entries = {}
+        for name in file.names:
+            dtype, shape = file.form(name)
+            entries[name] = Entry(dtype, shape, _one(Entry(dtype, shape, ()), ""))
+        identity = hashlib.sha256(repr(entries).encode()).hexdigest()
+        return Source(Index(entries), lambda name, chunk: file.read(name, None), str(path), identity)
+    index = read_index(file.metadata[_KEY], str(path))
+    if set(index.entries) != set(file.names):
+        odd = min(set(index.entries) ^ set(file.names))
+        raise FileError(f"the file and its index do not agree on {odd!r}", where=str(path), remedy="save the checkpoint again")
+    identity = hashlib.sha256(file.metadata[_KEY].encode()).hexdigest()
+    return Source(index, lambda name, chunk: file.read(name, chunk.crc32), str(path), identity)
