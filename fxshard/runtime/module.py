@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ from fxshard.runtime.options import (
     check_number,
     check_pins,
     check_plan,
+    check_source,
     check_unused,
 )
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
@@ -84,6 +85,7 @@ class Settings:
     rng: str = GENERATORS[0]
     without: Sequence[str] = ()
     planner: Planner = plan_graph
+    src_data_rank: int | Literal["same"] | None = "same"
 
 
 def parallelize(
@@ -114,7 +116,10 @@ def parallelize(
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
             from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``planner``.
+            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``planner``,
+            ``src_data_rank`` (whose weights and buffers are the truth: that rank of the mesh, by its
+            global number, sends the others what they need of its own; "same", the default: each rank cuts what it holds,
+            and samples of it are compared first; None: the same, nothing compared or sent).
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -123,6 +128,7 @@ def parallelize(
     check_call(model, example_args)
     check_device_mesh(device_mesh)
     settings = _settings(options)
+    check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
         decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
@@ -220,7 +226,9 @@ class ShardedForward:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
         first = not self.runners
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        alike = versions() | weight_fields(weights) if first else {}
+        alike = versions() if first else {}
+        if first and self.settings.src_data_rank == "same":
+            alike |= weight_fields(weights)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
@@ -242,7 +250,8 @@ class ShardedForward:
             program = self._lower(graph, plan, dump)
             check_whole(program, named)
             if first:
-                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device)
+                source = self.settings.src_data_rank
+                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)

@@ -176,3 +176,11 @@ def _plan(value: Any) -> ShardingPlan | None:
     if value is not None and not isinstance(value, ShardingPlan):
         raise OptionError(f"the option 'plan' is {a_kind(value)}", remedy="give a ShardingPlan or the path of one")
     return value
+
+
+def check_source(source: Any, ranks: Sequence[int]) -> None:
+    """Raises OptionError unless ``source`` is one of ``ranks``, "same" or None."""
+    if source is None or source == "same" or (type(source) is int and source in ranks):
+        return
+    remedy = f'give one of {list(ranks)}, None, or "same"'
+    raise OptionError(f"src_data_rank is {source!r}, which is no rank of the mesh", remedy=remedy)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from fxshard.layout import Layout, local_shape
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
+from fxshard.runtime.distribute import distribute
 from fxshard.runtime.inputs import as_dtensor
 from fxshard.runtime.local_steps import step_locally
 from fxshard.runtime.shards import scatter
@@ -24,29 +25,38 @@ def planned_layouts(program: ShardedProgram) -> dict[str, Layout]:
     return found
 
 
-def shard_parameters(model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device) -> None:
+def shard_parameters(
+    model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device, source: int | None = None
+) -> None:
     """Replaces every parameter by a DTensor in its layout, replicated where the plan does not know it.
 
-    The full value that this rank holds is cut; a parameter on meta stays there, in the shape of its shard. Buffers move
-    to ``device``.
+    The full value that this rank holds is cut, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
+    there, in the shape of its shard. Buffers move to ``device``.
     """
     whole = Layout.replicated(device_mesh.ndim)
     made: dict[int, nn.Parameter] = {}
     names: dict[int, list[str]] = {}
+    made_buffers: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     with torch.no_grad():
         for owner, key, parameter in held_parameters(model):
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
-                value = sharded(parameter, layout, device_mesh, device)
+                value = sharded(parameter, layout, device_mesh, device, source)
                 made[id(parameter)] = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
-                if not buffer.is_meta and buffer.device != device:
-                    setattr(module, key, buffer.to(device))
+                if buffer.is_meta or isinstance(buffer, DTensor):
+                    continue
+                if buffer.device != device:
+                    buffer = buffer.to(device)
+                    setattr(module, key, buffer)
+                if source is not None and id(buffer) not in made_buffers:
+                    made_buffers.add(id(buffer))
+                    buffer.copy_(distribute(buffer, whole, device_mesh, source))
 
 
 def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -56,14 +66,18 @@ def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Param
             yield module, key, parameter
 
 
-def sharded(parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device) -> torch.Tensor:
-    """``parameter`` as a DTensor in ``layout``, with memory of its own where it is cut."""
+def sharded(
+    parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device, source: int | None = None
+) -> torch.Tensor:
+    """``parameter`` as a DTensor in ``layout``, with memory of its own where it is cut; of rank ``source`` where one is given."""
     if isinstance(parameter, DTensor):
         return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
     mesh = as_mesh(device_mesh)
     coordinate = tuple(device_mesh.get_coordinate() or ())
     if parameter.is_meta:
         local = torch.empty(local_shape(parameter.shape, layout, mesh.shape, coordinate), dtype=parameter.dtype, device="meta")
+    elif source is not None:
+        local = distribute(parameter.detach().to(device), layout, device_mesh, source)
     else:
         local = scatter(parameter.detach(), layout, mesh, coordinate).to(device)
         if not layout.is_replicated and local.untyped_storage().nbytes() > local.nbytes:
