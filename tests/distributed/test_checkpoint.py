@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -155,7 +158,30 @@ def killed_while_saving(folder: Path) -> None:
         dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), None, False).add("done", 1)
 
 
-SCENARIOS = (on_ranks, what_differs_is_named, killed_while_saving)
+def torchs_own(folder: Path) -> None:
+    """Plain ``torch.distributed.checkpoint``, as users know it: saved on four, loaded on the square; then both ways across to ours."""
+    warnings.filterwarnings("ignore")
+    model, optimizer = made("four", "adam", 0) or (None, None)
+    train(model, optimizer, range(2))
+    plain, optim = get_state_dict(model, optimizer)
+    dcp.save({"model": plain, "optim": optim}, checkpoint_id=folder / "torch")
+    save_checkpoint(folder / "dcp", model, optimizer, extra=EXTRA, format="dcp", timeout=30)
+    for name in ("torch", "dcp"):
+        model, optimizer = other = made("square", "adam", 1) or (None, None)
+        plain, optim = get_state_dict(*other)
+        dcp.load({"model": plain, "optim": optim}, checkpoint_id=folder / name)
+        set_state_dict(model, optimizer, model_state_dict=plain, optim_state_dict=optim)
+        check(other, "adam", 2)
+        other = made("three", "adam", 1)
+        if other is not None:
+            load_checkpoint(folder / name, *other, timeout=30)
+            check(other, "adam", 2)
+    dist.barrier()
+    with pytest.raises(Exception, match="there is something already"):
+        save_checkpoint(folder / "dcp", model, optimizer, format="dcp", timeout=30)
+
+
+SCENARIOS = (on_ranks, torchs_own, what_differs_is_named, killed_while_saving)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +194,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
 @pytest.mark.parametrize("name", [s.__name__ for s in SCENARIOS[:-1]])
 def test_on_four_ranks(name: str, found: tuple[Path, dict[str, str]]) -> None:
     assert not found[1][name], found[1][name]
+
+
+@pytest.mark.parametrize("name", ["torch", "dcp"])
+def test_torchs_folder_on_one_device(name: str, found: tuple[Path, dict[str, str]]) -> None:
+    run = made("one", "adam", 1)
+    assert run is not None
+    extra = load_checkpoint(found[0] / name, *run)
+    check(run, "adam", 2)
+    assert extra is None or (extra["step"], extra["order"], extra["seen"].tolist()) == (2, (3, [1.5]), [0, 1, 2, 3])
+    plain, optim = get_state_dict(*(again := made("one", "adam", 2) or run))
+    dcp.load({"model": plain, "optim": optim}, checkpoint_id=found[0] / name, no_dist=True)
+    set_state_dict(*again, model_state_dict=plain, optim_state_dict=optim)
+    check(again, "adam", 2)
 
 
 @pytest.mark.parametrize("mesh", SAVED)

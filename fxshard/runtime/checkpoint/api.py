@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,7 +17,8 @@ from fxshard.errors import FileError, OptionError, RunError
 from fxshard.files import check_writable
 from fxshard.runtime.agreement import TIMEOUT, Group, Meeting, default_group
 from fxshard.runtime.checkpoint.blocks import assigned, ranks_of, with_checksums
-from fxshard.runtime.checkpoint.folder import INDEX, check_parts, finish, fresh_folder, open_folder, write_part
+from fxshard.runtime.checkpoint.dcp import METADATA, check_dcp, dcp_state, open_dcp, write_dcp
+from fxshard.runtime.checkpoint.folder import INDEX, check_parts, finish, fresh_folder, open_folder, replace_file, write_part
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
 from fxshard.runtime.checkpoint.single import SUFFIX, open_single, write_single
 from fxshard.runtime.checkpoint.source import Source
@@ -30,13 +31,14 @@ from fxshard.runtime.checkpoint.state import (
     collect,
     generators,
     model_tensors,
+    named_state,
     optimizer_state,
     restore_generators,
     restore_model,
 )
 from fxshard.runtime.checkpoint.tree import decode
 from fxshard.runtime.launch import checksum, difference
-from fxshard.runtime.options import check_number
+from fxshard.runtime.options import check_choice, check_number
 
 
 def save_checkpoint(
@@ -45,6 +47,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     extra: Any = None,
+    format: Literal["safetensors", "dcp"] = "safetensors",
     timeout: float = TIMEOUT,
 ) -> None:
     """Writes a checkpoint of ``model``, parallelized or not, in place of the one at ``path``; every rank of its mesh calls this.
@@ -57,6 +60,8 @@ def save_checkpoint(
         optimizer: its state goes along, under the parameters' names.
         extra: what else is to be kept, the same on all ranks: the position in the data, a scheduler's ``state_dict()``;
             numbers, texts, bytes, plain tensors, and lists, tuples, dicts of them.
+        format: "dcp" writes a folder by ``torch.distributed.checkpoint`` (through collectives), for ``dcp.load`` of
+            ``{"model": ..., "optim": ...}``; ``path`` is then a new one.
         timeout: seconds to wait for another rank.
 
     The state of torch's generators, the CPU's and the device's, is kept of each rank.
@@ -66,16 +71,20 @@ def save_checkpoint(
         write. OptionError: what a checkpoint cannot hold.
     """
     check_number("timeout", timeout, optional=False)
+    check_choice("format", format, ("safetensors", "dcp"))
     target = Path(path)
     state = collect(model, optimizer, extra)
     group, ranks = _group(state.tensors)
     number = ranks.index(group.rank) if group else 0
     index = _index(state, ranks, generators(model), number)
-    parts = target if target.suffix != SUFFIX else target.with_name(f".{target.name}.parts")
+    in_place = format != "dcp" and target.suffix != SUFFIX
+    parts = target if in_place else target.with_name(f".{target.name}.parts")
 
     def prepare(notes: Mapping[int, str]) -> str:
         _same(notes, target)
-        if parts is not target:
+        if format == "dcp":
+            check_dcp(target, len(ranks))
+        elif not in_place:
             check_writable(target)
         return fresh_folder(parts)
 
@@ -84,14 +93,22 @@ def save_checkpoint(
     index = replace(index, folder=folder)
 
     def write() -> str:
+        if format == "dcp":
+            named = None if optimizer is None else named_state(model, optimizer)
+            own = {name: tensor for name, tensor in state.tensors.items() if name.startswith((f"{RANDOM}/", f"{EXTRA}/"))}
+            write_dcp(parts / folder, dcp_state(dict(model_tensors(model)), named, own, {EXTRA: state.values[EXTRA]}))
+            return ""
         return json.dumps(write_part(parts / folder, number, index, state.tensors))
 
     def switch(notes: Mapping[int, str]) -> str:
-        check_parts(parts / folder, len(ranks))
-        full = with_checksums(index, [json.loads(notes[rank]) for rank in sorted(notes)])
-        finish(parts, full)
-        if parts is not target:
+        if format == "dcp":
+            replace_file(parts / folder, target)
+        else:
+            check_parts(parts / folder, len(ranks))
+            finish(parts, with_checksums(index, [json.loads(notes[rank]) for rank in sorted(notes)]))
+        if format != "dcp" and not in_place:
             write_single(target, parts / f"whole{SUFFIX}", open_folder(parts))
+        if not in_place:
             shutil.rmtree(parts, ignore_errors=True)
         return ""
 
@@ -109,7 +126,7 @@ def load_checkpoint(
     """Puts a checkpoint back, in place, and returns the ``extra`` that was saved with it; every rank of the mesh calls this.
 
     The mesh and the plan may be others than when it was saved, or none: each rank reads what it holds. ``path`` is a
-    checkpoint's folder or file, or a safetensors file of a model's weights from elsewhere.
+    checkpoint's folder or file, a folder that ``dcp.save`` wrote, or a safetensors file of a model's weights from elsewhere.
 
     Args:
         optimizer: gets its state too; it has the groups of parameters that it had.
@@ -150,8 +167,10 @@ def open_checkpoint(path: str | Path) -> Source:
         return open_single(place)
     if (place / INDEX).is_file():
         return open_folder(place)
+    if (place / METADATA).is_file():
+        return open_dcp(place)
     what = "there is no checkpoint" if not place.exists() else "the folder holds no finished checkpoint"
-    raise FileError(what, where=str(place), remedy="give what fxshard.save_checkpoint wrote, a folder or a .safetensors file")
+    raise FileError(what, where=str(place), remedy="give what fxshard.save_checkpoint or dcp.save wrote, or a .safetensors file")
 
 
 def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int, ...]]:

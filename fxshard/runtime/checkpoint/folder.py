@@ -49,7 +49,7 @@ def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, to
         if chunk.file == number
     ]
     sums = write_file(folder / rank_file(number), pieces)
-    sync_folder(folder)
+    sync(folder)
     return sums
 
 
@@ -63,7 +63,7 @@ def check_parts(folder: Path, ranks: int) -> None:
 
 def finish(path: Path, index: Index) -> None:
     """Puts ``index`` in force, then removes the files of others."""
-    fresh = path / f"{INDEX}.new"
+    fresh = path / f"{INDEX}.new"  # always this name: one that a killed process left is written over
     try:
         fresh.write_text(index.to_json())
     except OSError as error:
@@ -90,25 +90,21 @@ def open_folder(path: Path) -> Source:
 
 
 def replace_file(fresh: Path, target: Path) -> None:
-    """``fresh`` takes the place of ``target`` in one step, on disk; raises FileError.
-
-    Its name is always the same, so that one that a killed process left is written over.
-    """
+    """``fresh``, a file or folder, takes the place of ``target`` in one step, on disk; raises FileError."""
     try:
-        with open(fresh, "rb") as file:
-            os.fsync(file.fileno())
+        sync(fresh)
         os.replace(fresh, target)
     except OSError as error:
         raise FileError(f"cannot write the file: {error.strerror or error}", where=str(target), remedy=ROOM) from error
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until the folder's entries are on disk; raises FileError when it is not there."""
+def sync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk; raises FileError when it is not there."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise FileError(f"cannot open the folder: {error.strerror}", where=str(folder), remedy=ROOM) from error
+        raise FileError(f"cannot open it: {error.strerror}", where=str(path), remedy=ROOM) from error
     with contextlib.suppress(OSError):  # some file systems cannot, and say so
         os.fsync(handle)
     os.close(handle)

@@ -43,16 +43,20 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: An
         if seen.setdefault(id(tensor), name) == name:
             state.tensors[name] = tensor.detach()
     if optimizer is not None:
-        said = optimizer.state_dict()
-        names = _numbered(model, optimizer)
-        kept = {names[i]: one for i, one in said["state"].items()}
-        groups = [{**group, "params": [names[i] for i in group["params"]]} for group in said["param_groups"]]
+        named = named_state(model, optimizer)
         state.values[OPTIMIZER] = {
-            "state": encode(kept, OPTIMIZER, state.tensors, distributed=True),
-            "param_groups": encode(groups, GROUPS, state.tensors),
+            "state": encode(named["state"], OPTIMIZER, state.tensors, distributed=True),
+            "param_groups": encode(named["param_groups"], GROUPS, state.tensors),
         }
     state.values[EXTRA] = encode(extra, EXTRA, state.tensors)
     return state
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimiser's ``state_dict`` with names in place of numbers, as torch's ``get_optimizer_state_dict`` has it; takes no step."""
+    said, names = optimizer.state_dict(), _numbered(model, optimizer)
+    groups = [{**group, "params": [names[i] for i in group["params"]]} for group in said["param_groups"]]
+    return {"state": {names[i]: one for i, one in said["state"].items()}, "param_groups": groups}
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
