@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
@@ -40,37 +41,42 @@ def run(settings: Settings, folder: Path, kills: int, seed: int) -> Run:
     a second, so that they meet forward, backward, the optimiser and saving alike; every fourth one while the ranks start.
     """
     draw, said, start = random.Random(seed), Run(), time.monotonic()
-    marks = sorted(draw.sample(range(1, settings.steps), kills))
+    steps = sorted(draw.sample(range(1, settings.steps), kills))
+    lives = [Kill(0, draw.uniform(0.5, 6.0)) if i % 4 == 3 else Kill(step, draw.uniform(0.0, 0.3)) for i, step in enumerate(steps)]
     while True:
-        early = len(marks) > 0 and said.starts % 4 == 2
-        mark = marks.pop(0) if marks else None
-        mark = None if early else mark
-        wait = draw.uniform(0.5, 6.0) if early else draw.uniform(0.0, 0.3)
         said.starts += 1
-        if _one_life(settings, folder, said, draw, mark, wait if early or mark is not None else None, start):
+        kill = lives.pop(0) if lives else None
+        if _one_life(settings, folder, said, kill, draw.randrange(settings.ranks), start + SECONDS):
             said.seconds = time.monotonic() - start
             return said
 
 
-def _one_life(settings: Settings, folder: Path, said: Run, draw: random.Random, mark: int | None, wait: float | None, start: float) -> bool:
-    """Whether the run came to its end; ``mark``: the step whose end is waited for, then ``wait`` seconds, then the kill."""
+@dataclass(frozen=True)
+class Kill:
+    """``wait`` seconds after the end of ``step``; 0: after the start."""
+
+    step: int
+    wait: float
+
+
+def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, victim: int, until: float) -> bool:
+    """From the start of all ranks to a kill or the end; whether it was the end."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    log = log_of(folder, 0)
+    log, due = log_of(folder, 0), math.inf
     log.unlink(missing_ok=True)
     ranks = [_CONTEXT.Process(target=main, args=(settings, folder, r, store.port), daemon=True) for r in range(settings.ranks)]
     for rank in ranks:
         rank.start()
     try:
-        victim, due = draw.randrange(settings.ranks), None if mark is not None or wait is None else time.monotonic() + wait
         while True:
             codes = [rank.exitcode for rank in ranks]
-            if any(codes) or time.monotonic() - start > SECONDS:
+            if any(codes) or time.monotonic() > until:
                 raise RunError(f"the ranks ended with {codes}", where=str(folder), remedy="read the ranks' messages above")
             if set(codes) == {0}:
                 return True
-            if due is None and mark is not None and wait is not None and _step(log) >= mark:
-                due = time.monotonic() + wait
-            if due is not None and time.monotonic() >= due:
+            if kill is not None and _step(log) >= kill.step:
+                due = min(due, time.monotonic() + kill.wait)
+            if time.monotonic() >= due:
                 ranks[victim].kill()
                 said.killed_at.append(_step(log))
                 return False

@@ -25,7 +25,7 @@ from fxshard.runtime.checkpoint import api, load_checkpoint, save_checkpoint
 from fxshard.runtime.parameters import shard_parameters, sharded
 from tests.distributed.ranks import run_scenarios
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 MESHES = {
     "two": ([0, 1], {"e.weight": "S(1)", "up.weight": "S(0)"}),

@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard.errors import FileError, OptionError, RunError
-from fxshard.files import check_writable
 from fxshard.runtime.agreement import TIMEOUT, Group, Meeting, default_group
 from fxshard.runtime.checkpoint.blocks import assigned, ranks_of, with_checksums
 from fxshard.runtime.checkpoint.dcp import METADATA, check_dcp, dcp_state, open_dcp, write_dcp
@@ -84,8 +83,8 @@ def save_checkpoint(
         _same(notes, target)
         if format == "dcp":
             check_dcp(target, len(ranks))
-        elif not in_place:
-            check_writable(target)
+        elif not in_place and target.is_dir():
+            raise FileError("a folder stands where the file is to be", where=str(target), remedy="name a file")
         return fresh_folder(parts)
 
     fields = _fields(target, state)

@@ -12,7 +12,6 @@ import io
 import json
 import math
 import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -157,19 +156,23 @@ class _Reader:
     def _load(self, name: str, offset: tuple[int, ...]) -> Any:
         """A block or a value; raises FileError where it is damaged, or is more than data."""
         place = self.places.get((name, offset))
+        where = str(self.path / METADATA)
         if place is None:
-            raise FileError(f"{name!r} has no block at {offset}", where=str(self.path), remedy=REMAKE)
-        file, start, length = place.get("relative_path"), place.get("offset"), place.get("length")
-        if not isinstance(file, str) or PurePosixPath(file).name != file or place.values.get("transform_descriptors"):
-            raise FileError(f"{name!r} lies at {file!r}, or was changed on its way there", where=str(self.path), remedy="save it plainly")
+            raise FileError(f"{name!r} has no block at {offset}", where=where, remedy=REMAKE)
         try:
-            with open(self.path / file, "rb") as stream:
-                stream.seek(start)
-                data = stream.read(length)
+            file = place.get("relative_path")
+            if PurePosixPath(file).name != file or place.values.get("transform_descriptors"):
+                raise FileError(f"{name!r} lies at {file!r}, or was changed on its way there", where=where, remedy="save it plainly")
+            where = str(self.path / file)
+            with open(where, "rb") as stream:
+                stream.seek(place.get("offset"))
+                data = stream.read(place.get("length"))
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-            said = str(error).partition("\n")[0]
-            raise FileError(f"cannot read {name!r}: {said}", where=str(self.path / file), remedy=REMAKE) from error
+        except FileError:
+            raise
+        except Exception as error:  # torch's reader, given what is damaged, fails in any way
+            said = (str(error) or type(error).__name__).partition("\n")[0]
+            raise FileError(f"cannot read {name!r}: {said}", where=where, remedy=REMAKE) from error
 
 
 def _entry(form: Record) -> Entry:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, make_folder, read_bytes
+from fxshard.files import REMAKE, read_bytes
 from fxshard.runtime.checkpoint.blocks import local_value
 from fxshard.runtime.checkpoint.index import Chunk, Index, read_index
 from fxshard.runtime.checkpoint.safe_file import ROOM, Piece, SafeFile, write_file
@@ -29,10 +29,12 @@ _DATA = re.compile(r"data-[0-9a-f]{16}")
 
 
 def fresh_folder(path: Path) -> str:
-    """Makes a folder for the ranks' files in ``path`` and returns its name."""
+    """Makes a folder for the ranks' files in ``path`` and returns its name; raises FileError."""
     name = f"data-{secrets.token_hex(8)}"
-    make_folder(path)
-    make_folder(path / name)
+    try:
+        (path / name).mkdir(parents=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder: {error.strerror or error}", where=str(path), remedy=ROOM) from error
     return name
 
 
