@@ -379,7 +379,7 @@ class ShardedForward:
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict, as torch.distributed.checkpoint does")
+        raise RunError("a parallelized module cannot be pickled", remedy="save it by fxshard.save_checkpoint")
 
 
 def _autocast(device_type: str) -> Any:
