@@ -84,6 +84,7 @@ def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, vi
     finally:
         for rank in ranks:  # those that survive a kill are ended: all begin again from one checkpoint
             rank.kill()
+        for rank in ranks:
             rank.join()
         said.steps_done += log.read_bytes().count(b"\n") if log.exists() else 0
 
