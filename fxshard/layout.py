@@ -6,8 +6,10 @@ empty. Several axes on one dim cut in mesh order, each cutting what the axis bef
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -17,6 +19,33 @@ from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
 _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
+
+
+@dataclass(frozen=True)
+class Folded(Placement):
+    """A shard on the way of a redistribution, never of a value: tensor dim ``dim`` is cut over the axes of ``nest`` in turn, each
+    piece filled up to the ceil size; this axis holds its own pieces. Of the axes of ``nest`` that do not cut ``dim``, all pieces are
+    there, in the order of ``nest``. Such is an inner shard while an axis before it has left the dim, or is still to come.
+    """
+
+    dim: int
+    nest: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__init__()  # torch's part, which a dataclass does not know
+
+    def __reduce__(self) -> tuple[type[Folded], tuple[int, tuple[int, ...]]]:
+        return Folded, (self.dim, self.nest)
+
+
+def dim_cut_by(placement: Placement) -> int | None:
+    """The tensor dim of which an axis with this placement holds pieces. (``isinstance`` takes long with torch's placements.)"""
+    return getattr(placement, "dim", None)
+
+
+def nest_of(placement: Placement) -> tuple[int, ...]:
+    """The axes over which the dim is folded; none where it is not."""
+    return getattr(placement, "nest", ())
 
 
 class Layout(tuple[Placement, ...]):
@@ -39,6 +68,18 @@ class Layout(tuple[Placement, ...]):
     def axes_on(self, dim: int) -> tuple[int, ...]:
         """Indexes of the mesh axes that shard tensor dim ``dim``, in mesh order."""
         return tuple(i for i, p in enumerate(self) if isinstance(p, Shard) and p.dim == dim)
+
+    def held_on(self, dim: int) -> tuple[int, ...]:
+        """Indexes of the mesh axes that hold pieces of ``dim``, folded or not."""
+        return tuple(i for i, p in enumerate(self) if dim_cut_by(p) == dim)
+
+    def nest_on(self, dim: int) -> tuple[int, ...]:
+        """The axes over which ``dim`` is folded; none where it is not."""
+        return next((nest_of(p) for p in self if dim_cut_by(p) == dim), ())
+
+    @property
+    def is_folded(self) -> bool:
+        return any(map(nest_of, self))
 
     @property
     def has_partial(self) -> bool:
@@ -81,13 +122,15 @@ def _parse(text: str) -> Layout:
 
 
 def placement_str(placement: Placement) -> str:
-    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``."""
+    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d in 0,1)`` for what is folded over axes 0 and 1."""
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Shard):
         return f"S({placement.dim})"
     if isinstance(placement, Partial):
         return "P" if placement.reduce_op == "sum" else f"P({placement.reduce_op})"
+    if isinstance(placement, Folded):
+        return f"S({placement.dim} in {','.join(map(str, placement.nest))})"
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
 
 
@@ -115,12 +158,23 @@ def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple
 
 @lru_cache(maxsize=262144)
 def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, int]:
+    nest = layout.nest_on(dim)
+    if nest:
+        held = layout.held_on(dim)
+        return 0, folded_piece(size, nest, mesh_shape) * math.prod(mesh_shape[a] for a in nest if a not in held)
     axes = layout.axes_on(dim)
     return extent(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
 
 
+def folded_piece(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> int:
+    """Ceil size of one piece when a dim of ``size`` is cut over the axes of ``nest`` in turn."""
+    for axis in nest:
+        size = -(-size // mesh_shape[axis])
+    return size
+
+
 def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
-    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``."""
+    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; a folded one has no offset."""
     return _dim_extent(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
 
 
@@ -157,6 +211,8 @@ def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
 def normal_placement(placement: Placement, ndim: int, what: str) -> Placement:
     """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
     if not isinstance(placement, Shard):
+        if isinstance(placement, Folded):
+            raise LayoutError(f"{what} cannot lie as {placement_str(placement)}", remedy="only redistributions pass through such layouts")
         placement_str(placement)
         return placement
     if not -ndim <= placement.dim < ndim:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.hardware import HARDWARE
 from fxshard.hardware_file import ITEMSIZES, read_hardware, write_hardware
-from fxshard.layout import Layout, check, placement_str
+from fxshard.layout import Folded, Layout, check, placement_str
 from fxshard.memory_profile import KINDS
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import RELABELS, UNKNOWN
-from fxshard.redistribution import Step, sent_bytes, single_step, walk
+from fxshard.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 
 FORMAT = "fxshard-plan"
@@ -34,6 +35,8 @@ BY_HAND = (
     f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
+FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
+OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
 ROUNDING = 1e-9
 """Relative difference between sums of the same costs that counts as none."""
 
@@ -387,10 +390,9 @@ def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, 
         if layout[step.axis] != step.source:
             found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
             raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
-        inner = {p.dim for p in layout[step.axis + 1 :] if isinstance(p, Shard)}
-        if any(isinstance(p, Shard) and p.dim in inner for p in (step.source, step.target)):
-            raise one.fail(f"from {layout}, a later axis cuts the same dim and would have to change first", FIX)
-        layout = layout.with_axis(step.axis, step.target)
+        if not is_legal(step, layout):
+            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is no step from {layout}: {OTHERS}", FIX)
+        layout = step.after(layout)
         steps.append(step)
     if layout != target:
         raise field.fail(f"the steps lead from {source} to {layout}, not to the target {target}", FIX)
@@ -412,7 +414,12 @@ def _read_step(field: Field, shape: tuple[int, ...], mesh: Mesh) -> Step:
 
 
 def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
-    return read_layout(field, Mesh({"one": 1}), shape)[0]
+    folded = FOLDED.fullmatch(field.text())
+    if folded is None:
+        return read_layout(field, Mesh({"one": 1}), shape)[0]
+    if int(folded[1]) >= len(shape):
+        raise field.fail(f"{field.text()} is for a tensor of more than {len(shape)} dims", FIX)
+    return Folded(int(folded[1]), tuple(map(int, folded[2].split(","))))
 
 
 def _check_names(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:

@@ -1,17 +1,15 @@
-"""Moving a tensor from one layout to another: the steps, and the bytes that each rank sends.
+"""Moving a tensor from one layout to another by the cheapest steps.
 
-A step changes the placement of one axis. The cheapest sequence is a shortest path over layouts, under a price that the
-caller gives (bytes by default); ties go to fewer steps, then to a fixed order, so that every rank finds the same path.
-Shards of a dim over several axes are nested in mesh order, so only the innermost axis on a dim can change.
-Bytes follow the ring forms of a buffer N on n ranks: all-reduce 2(n-1)/n N, all-gather and reduce-scatter (n-1)/n of
-the whole, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which is what a padded collective sends.
+A step changes the placement of one axis (``steps``). The cheapest sequence is a shortest path over plain layouts, under a price that
+the caller gives (bytes by default); ties go to fewer steps, then to a fixed order, so that every rank finds the same path. Its edges
+are single steps and sequences of steps through folded layouts (``detours``).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,97 +17,46 @@ import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout import Layout, all_layouts, ceil_shape, placement_str
+from fxshard.detours import Edge, detours
+from fxshard.errors import LayoutError
+from fxshard.layout import Layout, all_layouts, ceil_shape
 from fxshard.mesh import Mesh
+from fxshard.steps import (
+    COLLECTIVES,
+    LOCAL_STEPS,
+    Price,
+    Step,
+    bytes_price,
+    exchange_shape,
+    in_any_order,
+    is_legal,
+    sent_between,
+    sent_bytes,
+    single_step,
+    step_price,
+    walk,
+)
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-LOCAL_STEPS = ("slice", "to_partial")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One change of placement on one axis: ``source`` -> ``target`` (placements) on mesh axis ``axis`` (an index)."""
-
-    kind: str
-    axis: int
-    source: Placement
-    target: Placement
-
-    @property
-    def is_collective(self) -> bool:
-        return self.kind in COLLECTIVES
-
-    def describe(self, mesh: Mesh) -> str:
-        return f"{self.kind}({mesh.axis_names[self.axis]}: {placement_str(self.source)}->{placement_str(self.target)})"
-
-
-Price = Callable[[Step, int, int], float]
-"""(step, bytes sent by a rank, bytes that a rank writes locally) -> price."""
-
-
-def bytes_price(step: Step, sent: int, written: int) -> float:
-    """Bytes sent; local steps are free."""
-    return float(sent)
-
-
-def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
-    """The step between two placements of one axis, None where it takes more than one."""
-    if isinstance(source, Partial):
-        if isinstance(target, Replicate):
-            return Step("all_reduce", axis, source, target)
-        if isinstance(target, Shard):
-            return Step("reduce_scatter", axis, source, target)
-    elif isinstance(source, Shard):
-        if isinstance(target, Replicate):
-            return Step("all_gather", axis, source, target)
-        if isinstance(target, Shard):
-            return Step("all_to_all", axis, source, target)
-    elif isinstance(target, Shard):
-        return Step("slice", axis, source, target)
-    elif isinstance(target, Partial):
-        return Step("to_partial", axis, source, target)
-    return None
-
-
-def is_legal(step: Step, layout: Layout) -> bool:
-    """Whether ``step`` starts at ``layout``, is of its kind, and leaves alone the dims that later axes cut."""
-    later = {p.dim for p in layout[step.axis + 1 :] if isinstance(p, Shard)}
-    moved = {p.dim for p in (step.source, step.target) if isinstance(p, Shard)}
-    return layout[step.axis] == step.source and single_step(step.axis, step.source, step.target) == step and not moved & later
-
-
-def sent_bytes(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
-    """Bytes that each rank sends when ``step`` is applied to a tensor of global ``shape`` in ``layout``."""
-    if not step.is_collective:
-        return 0
-    after = layout.with_axis(step.axis, step.target)
-    return _sent(step, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, after, mesh.shape), itemsize, mesh.shape[step.axis])
-
-
-def _sent(step: Step, before: tuple[int, ...], after: tuple[int, ...], itemsize: int, n: int) -> int:
-    """Bytes that each of n ranks sends in a collective that turns shards of shape ``before`` into ``after``, at ceil sizes."""
-    if step.kind == "all_reduce":
-        return -(-2 * (n - 1) * math.prod(before) * itemsize // n)
-    if step.kind == "all_gather":
-        return (n - 1) * math.prod(before) * itemsize
-    if step.kind == "reduce_scatter":
-        return (n - 1) * math.prod(after) * itemsize
-    return (n - 1) * math.prod(map(min, before, after)) * itemsize
-
-
-def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-    """Shape of the block that goes to one peer: ceil size of the old dim in the old layout, of the new dim in the new one."""
-    before = ceil_shape(shape, layout, mesh.shape)
-    after = ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)
-    return tuple(min(b, a) for b, a in zip(before, after, strict=True))
-
-
-def walk(layout: Layout, steps: tuple[Step, ...]) -> Iterator[tuple[Layout, Step, Layout]]:
-    """(layout before, step, layout after) along ``steps``."""
-    for step in steps:
-        after = layout.with_axis(step.axis, step.target)
-        yield layout, step, after
-        layout = after
+__all__ = [
+    "COLLECTIVES",
+    "LOCAL_STEPS",
+    "Price",
+    "Step",
+    "Table",
+    "bytes_price",
+    "exchange_shape",
+    "is_legal",
+    "path_bytes",
+    "path_communication",
+    "path_price",
+    "sent_bytes",
+    "single_step",
+    "step_price",
+    "steps",
+    "table",
+    "table_of",
+    "walk",
+]
 
 
 def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tuple[Step, Layout]]:
@@ -151,47 +98,78 @@ def path_communication(source: Layout, target: Layout, shape: tuple[int, ...], i
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in path if step.is_collective)
 
 
-def step_price(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
-    """Price of ``step`` from ``layout``; what a rank writes is its shard after the step."""
-    after = layout.with_axis(step.axis, step.target)
-    written = math.prod(ceil_shape(shape, after, mesh.shape)) * itemsize
-    return price(step, sent_bytes(step, layout, shape, itemsize, mesh), written)
-
-
 def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
     return tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What tables of one number of dims have in common: ``layouts`` (the plain ones first), single steps (``edges``) between them,
+    and sequences of them (``ways``: from, to, indexes of edges)."""
+
+    layouts: tuple[Layout, ...]
+    count: int
+    edges: tuple[tuple[int, Step, int], ...]
+    ways: tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
+@lru_cache(maxsize=64)
+def _graph(ndim: int, axes: int, ops: tuple[str, ...]) -> _Graph:
+    plain = all_layouts(ndim, axes, ops)
+    known = [layout for layout in plain if in_any_order(layout)]
+    single: list[tuple[Edge, ...]] = [
+        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops) if in_any_order(after)
+    ]
+    ways = [*single, *detours(known, ndim)]
+    edges = list(dict.fromkeys(itertools.chain.from_iterable(ways)))
+    layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
+    place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))
+    return _Graph(
+        tuple(layouts),
+        len(plain),
+        tuple((place[before], step, place[after]) for before, step, after in edges),
+        tuple((place[way[0][0]], place[way[-1][2]], tuple(number[edge] for edge in way)) for way in ways),
+    )
 
 
 class Table:
     """Cheapest paths between all layouts of one shape (Floyd-Warshall); ``prices[i, j]`` from layout i to layout j."""
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
-        self.layouts = all_layouts(len(shape), mesh.ndim, ops)
+        self._graph = graph = _graph(len(shape), mesh.ndim, ops)
+        self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._sent: dict[int, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
-        count = len(self.layouts)
-        local = [ceil_shape(shape, layout, mesh.shape) for layout in self.layouts]
-        weights = np.full((count, count), np.inf)
+        local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
+        size = [math.prod(one) * itemsize for one in local]
+        prices = [
+            price(step, sent_between(step, local[i], local[j], itemsize, mesh.shape[step.axis]), size[j]) for i, step, j in graph.edges
+        ]
+        weights, hops = np.full((graph.count,) * 2, np.inf), np.zeros((graph.count,) * 2)
         np.fill_diagonal(weights, 0.0)
-        for i, layout in enumerate(self.layouts):
-            for step, after in _neighbours(layout, len(shape), ops):
-                j = self.index[after]
-                sent = _sent(step, local[i], local[j], itemsize, mesh.shape[step.axis]) if step.is_collective else 0
-                weights[i, j] = price(step, sent, math.prod(local[j]) * itemsize)
-        self.prices, self.via = _all_pairs(weights)
+        self._direct: dict[tuple[int, int], tuple[int, ...]] = {}
+        for i, j, way in graph.ways:
+            total = prices[way[0]] if len(way) == 1 else sum(prices[k] for k in way)
+            if total < weights[i, j]:
+                weights[i, j], hops[i, j], self._direct[i, j] = total, len(way) + (len(way) > 1) / 2, way
+        self.prices, self.via = _all_pairs(weights, hops)
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
-        path = self._path(self.index[source], self.index[target])
-        out = []
-        for i, j in itertools.pairwise(path):
-            before, after = self.layouts[i], self.layouts[j]
-            axis = next(a for a, (p, q) in enumerate(zip(before, after, strict=True)) if p != q)
-            step = single_step(axis, before[axis], after[axis])
-            assert step is not None
-            out.append(step)
-        return tuple(out)
+        """The steps of the cheapest path; raises LayoutError where there is none."""
+        i, j = self.index[source], self.index[target]
+        if not np.isfinite(self.prices[i, j]):
+            mixed = source if not in_any_order(source) else target
+            remedy = "leave one kind pending; only sums and means may be pending together"
+            raise LayoutError(
+                f"{mixed} holds pending reductions whose order would matter: nothing leads from {source} to {target}", remedy=remedy
+            )
+        return tuple(step for a, b in itertools.pairwise(self._path(i, j)) for step in self.direct(a, b))
+
+    def direct(self, i: int, j: int) -> tuple[Step, ...]:
+        """The steps of a path that passes through no other plain layout (``via[i, j]`` is negative)."""
+        return tuple(self._graph.edges[k][1] for k in self._direct[i, j])
 
     def sent(self, axis: int) -> np.ndarray:
         """(layouts, layouts) bytes that a rank sends on one axis along each path; 0 where there is none."""
@@ -208,8 +186,8 @@ class Table:
             if middle >= 0:
                 found[i, j] = self._fill(found, axis, i, middle) + self._fill(found, axis, middle, j)
             else:
-                one = self.steps(self.layouts[i], self.layouts[j]) if np.isfinite(self.prices[i, j]) else ()
-                found[i, j] = sum(sent_bytes(step, self.layouts[i], *self.tensor) for step in one if step.axis == axis)
+                one = self.direct(i, j) if i != j and np.isfinite(self.prices[i, j]) else ()
+                found[i, j] = sum(sent_bytes(step, at, *self.tensor) for at, step, _ in walk(self.layouts[i], one) if step.axis == axis)
         return float(found[i, j])
 
     @cached_property
@@ -230,7 +208,8 @@ class Table:
 
 
 TIE = 1e-7
-"""Added to each step's price, so that of two equal paths the one with fewer steps is taken."""
+"""Added to each step's price, so that of two equal paths the one with fewer steps is taken; half of it to a detour's, so that of as
+many steps those on plain layouts are."""
 
 
 @lru_cache(maxsize=4096)
@@ -243,13 +222,14 @@ def table_of(layouts: Iterable[Layout], shape: tuple[int, ...], itemsize: int, m
     return table(shape, itemsize, mesh, _partial_ops(*layouts), price)
 
 
-def _all_pairs(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prices of the best paths and, for each pair, a node between them (-1: the direct step).
+def _all_pairs(weights: np.ndarray, hops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Prices of the best paths and, for each pair, a node between them (-1: the direct way).
 
-    Paths are compared with ``TIE`` added to each step; the prices are without it.
+    ``hops``: steps of each direct way, and what tells detours apart. Paths are compared with ``TIE`` added to each step; the prices are
+    without it.
     """
     prices = weights.copy()
-    distance = weights + np.where(np.eye(len(weights), dtype=bool), 0.0, TIE)
+    distance = weights + TIE * hops
     via = np.full(weights.shape, -1, dtype=np.int32)
     for k in range(len(weights)):
         through = distance[:, k, None] + distance[None, k, :]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fxshard.memory_profile import MemoryProfile
     from fxshard.reasons import CollectiveReason
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout:
         bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
         value=entry.value,
         source=layout,
-        target=layout.with_axis(step.axis, step.target),
+        target=step.after(layout),
         buffer=buffer_shape(step, layout, entry.shape, mesh),
         itemsize=entry.itemsize,
         readers=entry.readers,
@@ -371,7 +371,7 @@ def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh)
     """
     n = mesh.shape[step.axis]
     before = ceil_shape(shape, layout, mesh.shape)
-    after = ceil_shape(shape, layout.with_axis(step.axis, step.target), mesh.shape)
+    after = ceil_shape(shape, step.after(layout), mesh.shape)
     if step.kind == "all_reduce":
         return before
     if step.kind == "all_gather":

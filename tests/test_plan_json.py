@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 
 from fxshard.errors import FileError, PlanError
 from fxshard.plan_json import dumps, load, loads, save
-from fxshard.sharding_plan import Certificate, ShardingPlan
+from fxshard.redistribution import steps
+from fxshard.sharding_plan import Certificate, Redistribution, ShardingPlan
 from tests.plans import L, plans, small_plan
 
 SMALL = json.loads(dumps(small_plan()))
@@ -27,7 +28,7 @@ def test_golden_text() -> None:
         """\
 {
 "format": "fxshard-plan",
-"version": 3,
+"version": 4,
 "partial": false,
 "mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
 "train": false,
@@ -133,6 +134,15 @@ def test_source_lines_are_kept_and_do_not_count() -> None:
     assert loads(dumps(moved)).lines == moved.lines
 
 
+def test_steps_through_folded_layouts_are_written() -> None:
+    plan, ends, shape = small_plan(), (L("S(0)S(0)"), L("S(1)S(1)")), (8, 4)
+    move = Redistribution("w", shape, 4, *ends, steps(*ends, shape, 4, plan.mesh), (), 0.0)
+    plan = dataclasses.replace(plan, redistributions=(*plan.redistributions, move))
+    text = dumps(plan)
+    assert '"from": "S(0)", "to": "S(1 in 0,1)"' in text or '"from": "S(0 in 0,1)", "to": "S(1)"' in text
+    assert loads(text) == plan and [c.kind for c in plan.collectives][1:] == ["all_to_all", "all_to_all"]
+
+
 @given(plans())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_roundtrip(plan: ShardingPlan) -> None:
@@ -223,10 +233,11 @@ def _with(path: str, value: Any) -> dict[str, Any]:
 HARDWARE = {"name": "own", "flops": {}, "memory_bandwidth": 1, "launch": 0, "node_size": 1}
 HARDWARE |= {"inside": {"bandwidth": 1, "latency": 0}, "between": {"bandwidth": 1, "latency": 0}}
 STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
+FOLDED = {"kind": "reduce_scatter", "to": "S(0 in 0,1)"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
     ({"format": "other"}, "not a fxshard plan", "plan.json"),
-    (_with("version", 4), "format version 4, which is unknown: a newer fxshard wrote it", "plan.json"),
+    (_with("version", 5), "format version 5, which is unknown: a newer fxshard wrote it", "plan.json"),
     (_with("version", 0), "format version 0, which is unknown", "plan.json"),
     (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
     (_with("digest", "ab"), "not as it was written: its digest is another", "plan.json"),
@@ -262,6 +273,13 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("redistributions.0.steps.0", STEP | {"axis": "pp"}), "no axis 'pp'", "redistributions[0].steps[0]"),
     (_with("redistributions.0.steps.0", STEP | {"kind": "slice"}), "is all_reduce, not 'slice'", "redistributions[0].steps[0]"),
     (_with("redistributions.0.steps.0", STEP | {"axis": "dp"}), "the value has S(0) on axis dp", "redistributions[0].steps[0]"),
+    (
+        _with("redistributions.0.steps.0", STEP | FOLDED),
+        "is no step from S(0)P: other axes cut the same dim",
+        "redistributions[0].steps[0]",
+    ),
+    (_with("redistributions.0.steps.0", STEP | FOLDED | {"to": "S(4 in 0,1)"}), "more than 2 dims", "redistributions[0].steps[0].to"),
+    (_with("redistributions.0.steps.0", STEP | FOLDED | {"to": "S(0 in )"}), "cannot read layout", "redistributions[0].steps[0].to"),
     (_with("inputs.0.node", "v"), "input node 'v' is not a node", "inputs[0]"),
     (_with("inputs.0.node", "output"), "input node 'output' has no layout", "inputs[0]"),
 ]

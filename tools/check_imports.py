@@ -87,10 +87,12 @@ ROOMS = _rooms()
 
 SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
+    "steps": "redistribution",
+    "detours": "redistribution",
     "verify_program": "program",
 }
 """Files that belong to another file's room: a plan, its JSON and what can be read from it are one, hardware and its file, a program
-and what holds in it."""
+and what holds in it, redistributions and their steps."""
 
 
 @dataclass(frozen=True, order=True)

@@ -11,6 +11,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from fxshard.layout import Layout, ceil_shape, chunk_lengths
 from fxshard.mesh import Mesh
+from fxshard.passes.folded import Passage
 from fxshard.redistribution import Step
 
 NUMBER = torch.int64.itemsize
@@ -76,13 +77,20 @@ class Buffers:
 
 def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, mesh: Mesh) -> Sequence[Stage]:
     """Those of one step from ``layout``, of the largest shard of a tensor of ``shape``."""
-    itemsize, n = dtype.itemsize, mesh.shape[step.axis]
-    before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, layout.with_axis(step.axis, step.target)))
-    x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
+    itemsize, after = dtype.itemsize, step.after(layout)
     if dtype != torch.bool or not step.is_collective:
-        return _buffers(step, before, after, x, y, n, itemsize, dense).stages()
-    inner = _buffers(step, before, after, x, y, n, itemsize, True).stages()  # bools travel as bytes
+        return _stages(step, layout, after, shape, itemsize, dense, mesh)
+    x, y = (math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in (layout, after))
+    inner = _stages(step, layout, after, shape, itemsize, True, mesh)  # bools travel as bytes
     return [(x, True), *((taken + (x if reads else 0), False) for taken, reads in inner), (2 * y, False)]
+
+
+def _stages(step: Step, layout: Layout, to: Layout, shape: tuple[int, ...], itemsize: int, dense: bool, mesh: Mesh) -> Sequence[Stage]:
+    if layout.is_folded or to.is_folded:
+        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
+    before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, to))
+    x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
+    return _buffers(step, before, after, x, y, mesh.shape[step.axis], itemsize, dense).stages()
 
 
 def _buffers(step: Step, before: tuple[int, ...], after: tuple[int, ...], x: int, y: int, n: int, itemsize: int, dense: bool) -> Buffers:

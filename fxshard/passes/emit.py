@@ -6,14 +6,14 @@ nothing is padded or cut. Groups are named by mesh axis until the program is bou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import fx
 from torch.distributed.tensor import Partial, Shard
 
 from fxshard.layout import Layout, ceil_shape, chunk, chunk_lengths
+from fxshard.passes.folded import Passage, emit_passage
 from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.shaping import contiguous, cut_to, pad_to, piece, wait
 from fxshard.redistribution import LOCAL_STEPS, Step, exchange_shape
 
 aten = torch.ops.aten
@@ -23,51 +23,24 @@ c10d = torch.ops._c10d_functional
 def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
     """Applies ``step`` to the local tensor ``x`` of a tensor of global ``shape`` in ``layout``; returns (result, collective node)."""
     if x.meta["val"].dtype != torch.bool or step.kind in LOCAL_STEPS:
-        return _EMIT[step.kind](local, x, step, layout, shape)
+        return _emit(local, x, step, layout, shape)
     # Bools travel as bytes: Inductor promotes a collective's bool operand with its integer arguments, to int64.
     as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
-    result, collective = _EMIT[step.kind](local, as_bytes, step, layout, shape)
+    result, collective = _emit(local, as_bytes, step, layout, shape)
     return local.emit(aten._to_copy.default, result, dtype=torch.bool), collective
 
 
-def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """Zeros behind the end of each dim that is shorter than in ``shape``."""
-    missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
-    if not any(missing):
-        return x
-    return local.emit(aten.constant_pad_nd.default, x, [n for m in reversed(missing) for n in (0, m)], 0)
-
-
-def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """The leading part of ``x`` of the given shape."""
-    for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
-        if want != have:
-            x = local.emit(aten.slice.Tensor, x, dim, 0, want)
-    return x
-
-
-def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    if start == 0 and length == local.shape(x)[dim]:
-        return x
-    return local.emit(aten.slice.Tensor, x, dim, start, start + length)
-
-
-def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
-    return local.emit(c10d.wait_tensor.default, collective)
-
-
-def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
-    """Collectives take dense buffers; a tensor that is one already passes."""
-    if x.meta["val"].is_contiguous():
-        return x
-    return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
+def _emit(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
+    if layout.is_folded or step.after(layout).is_folded:
+        return emit_passage(local, x, Passage(step, layout, shape, local.mesh, local.coordinate))
+    return _EMIT[step.kind](local, x, step, layout, shape)
 
 
 def _shapes(
     local: LocalGraph, step: Step, layout: Layout, shape: tuple[int, ...]
 ) -> tuple[Layout, tuple[int, ...], tuple[int, ...], str, int]:
     """(layout after, ceil shape before, ceil shape after, group, group size)."""
-    after = layout.with_axis(step.axis, step.target)
+    after = step.after(layout)
     mesh = local.mesh
     return (
         after,

@@ -105,13 +105,20 @@ class _Moves:
         if (i, j, stays) not in self.most:
             middle = int(self.paths.via[i, j])
             if middle < 0:
-                (step,) = self.paths.steps(self.paths.layouts[i], self.paths.layouts[j])
-                shape, _, mesh = self.paths.tensor
-                found = _during(step, self.paths.layouts[i], shape, self.dtype, self.dense or not stays, stays, mesh)
+                found = self._direct(i, j, stays)
             else:
                 found = max(self.along(i, middle, stays), self.along(middle, j, False) + (self.sizes[i] if stays else 0))
             self.most[i, j, stays] = found
         return self.most[i, j, stays]
+
+    def _direct(self, i: int, j: int, stays: bool) -> int:
+        """The same where no plain layout lies between the two."""
+        shape, _, mesh = self.paths.tensor
+        most = 0
+        for number, (layout, step, _) in enumerate(walk(self.paths.layouts[i], self.paths.direct(i, j))):
+            given, kept = stays and not number, self.sizes[i] if stays and number else 0
+            most = max(most, _during(step, layout, shape, self.dtype, self.dense or not given, given, mesh) + kept)
+        return most
 
 
 @lru_cache(maxsize=512)

@@ -1,0 +1,227 @@
+"""Emits the steps of a redistribution that leave or enter folded layouts (``layout.Folded``), and says what they take.
+
+A dim that several axes cut is taken as a grid of pieces: one dim for each axis whose pieces are all here, in the order of the nest, and
+one for what is inside a piece, filled up to the ceil size. What a step sends to, or gets from, the ranks of its axis is one of
+these dims: it goes to the front before the collective, and to its place behind it. Where a dim becomes plain again its pieces are
+cut back to their own lengths. With even shards nothing is filled up or cut, and all that is left are views and at most two copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Partial
+
+from fxshard.layout import Layout, ceil_shape, chunk, dim_cut_by, folded_piece, local_shape
+from fxshard.mesh import Mesh
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.shaping import contiguous, cut_to, pad_to, piece, wait
+from fxshard.steps import Step, exchange_shape
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+Lengths = Sequence[tuple[int, int]]
+"""(offset, length) of pieces in a plain dim."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The pieces of a dim that a step leaves or enters: ``before`` x n of the step's axis x ``behind``, each of length ``piece``."""
+
+    dim: int
+    before: int
+    n: int
+    behind: int
+    piece: int
+
+    def spread(self, shape: Sequence[int]) -> list[int]:
+        """``shape`` with the dim taken apart: into (before, n, the rest)."""
+        return [*shape[: self.dim], self.before, self.n, self.behind * self.piece, *shape[self.dim + 1 :]]
+
+    @property
+    def length(self) -> int:
+        return self.before * self.n * self.behind * self.piece
+
+    def apart(self, shape: Sequence[int]) -> bool:
+        """Whether the pieces of one rank lie apart in a tensor of ``shape``."""
+        return self.n > 1 and self.before * math.prod(shape[: self.dim]) > 1
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One step from ``layout`` of a tensor of global ``shape``, folded on one side at least, on the rank at ``coordinate``."""
+
+    step: Step
+    layout: Layout
+    shape: tuple[int, ...]
+    mesh: Mesh
+    coordinate: tuple[int, ...]
+
+    @cached_property
+    def after(self) -> Layout:
+        return self.step.after(self.layout)
+
+    @cached_property
+    def left(self) -> Grid | None:
+        """The dim whose pieces the step brings together."""
+        return self._grid(self.layout, dim_cut_by(self.step.source))
+
+    @cached_property
+    def entered(self) -> Grid | None:
+        """The dim whose pieces the step takes apart."""
+        return self._grid(self.after, dim_cut_by(self.step.target))
+
+    def _nest(self, dim: int) -> tuple[int, ...]:
+        return self.layout.nest_on(dim) or self.after.nest_on(dim) or max(self.layout.held_on(dim), self.after.held_on(dim), key=len)
+
+    def _grid(self, held: Layout, dim: int | None) -> Grid | None:
+        """``held``: the layout in which the step's axis holds pieces of the dim."""
+        if dim is None:
+            return None
+        nest, axis, sizes = self._nest(dim), self.step.axis, self.mesh.shape
+        loose = [a for a in nest if a not in held.held_on(dim)]
+        before, behind = (math.prod(sizes[a] for a in loose if (a < axis) == first) for first in (True, False))
+        return Grid(dim, before, sizes[axis], behind, folded_piece(self.shape[dim], nest, sizes))
+
+    @cached_property
+    def taken_apart(self) -> Lengths:
+        """The pieces of the entered dim, where it is plain before; none where they are filled up already."""
+        return self._pieces(self.layout, self.entered)
+
+    @cached_property
+    def put_together(self) -> Lengths:
+        """The pieces of the dim that was left, where it is plain behind; none where they stay filled up."""
+        return self._pieces(self.after, self.left)
+
+    def _pieces(self, plain: Layout, grid: Grid | None) -> Lengths:
+        if grid is None or plain.nest_on(grid.dim):
+            return []
+        found = [(0, local_shape(self.shape, plain, self.mesh.shape, self.coordinate)[grid.dim])]
+        for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :]:
+            n = self.mesh.shape[axis]
+            found = [(start + offset, length) for start, size in found for offset, length in (chunk(size, n, i) for i in range(n))]
+        return [] if all(length == grid.piece for _, length in found) else found
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """Shape of what a rank has, filled up."""
+        shape = ceil_shape(self.shape, self.layout, self.mesh.shape)
+        return shape if self.entered is None else tuple(self.entered.length if d == self.entered.dim else s for d, s in enumerate(shape))
+
+    @cached_property
+    def block(self) -> tuple[int, ...]:
+        """Shape of what goes to one rank of the axis and comes from one."""
+        return self.whole if self.entered is None else exchange_shape(self.step, self.layout, self.shape, self.mesh)
+
+    def stages(self, itemsize: int, dense: bool) -> list[tuple[int, bool]]:
+        """(bytes beside what is given, whether that is still read) one after another, on rank zero, whose dims are at ceil sizes."""
+        whole, block = math.prod(self.whole) * itemsize, math.prod(self.block) * itemsize
+        made = {"all_gather": block * self.entered_or_left.n, "all_to_all": whole}.get(self.step.kind, block)
+        found: list[tuple[int, bool]] = []
+        held = 0
+
+        def take(size: int, meanwhile: int = 0) -> None:
+            nonlocal held
+            found.append((held + size + meanwhile, not held))
+            held = size
+
+        if self.entered and self.taken_apart:
+            short = sum(length < self.entered.piece for _, length in self.taken_apart)
+            take(whole, short * self.entered.piece * whole // max(self.entered.length, 1))
+        sends = self.step.kind != "slice"
+        if sends and ((self.entered and self.entered.apart(self.whole)) or not (held or dense)):
+            take(whole)
+        take(made)
+        if self.left and self.left.apart(self.block):
+            take(made)
+        result = math.prod(ceil_shape(self.shape, self.after, self.mesh.shape)) * itemsize
+        if self.put_together:
+            take(result)
+        if isinstance(self.step.source, Partial) and self.step.source.reduce_op == "avg":
+            take(result)
+        return found
+
+    @property
+    def entered_or_left(self) -> Grid:
+        found = self.entered or self.left
+        assert found is not None, "a folded step leaves a dim or enters one"
+        return found
+
+
+def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.Node, fx.Node | None]:
+    """Applies the step to the local tensor ``x``; returns (result, collective node)."""
+    p, step = passage, passage.step
+    if p.entered and p.taken_apart:
+        block = (*local.shape(x)[: p.entered.dim], p.entered.piece, *local.shape(x)[p.entered.dim + 1 :])
+        parts = [pad_to(local, piece(local, x, p.entered.dim, *one), block) for one in p.taken_apart]
+        x = local.emit(aten.cat.default, parts, p.entered.dim)
+    x = pad_to(local, x, p.whole)
+    if step.kind == "slice":
+        return _cut(local, _own(local, x, p), p), None
+    sent = contiguous(local, _to_front(local, x, p.entered) if p.entered else x)
+    arrived, collective = _exchange(local, sent, p)
+    result = _to_place(local, arrived, p.left, p.block) if p.left else arrived
+    if p.left and p.put_together:
+        ends = [(k * p.left.piece, length) for k, (_, length) in enumerate(p.put_together)]
+        result = local.emit(aten.cat.default, [piece(local, result, p.left.dim, *one) for one in ends], p.left.dim)
+    result = _cut(local, result, p)
+    if isinstance(step.source, Partial) and step.source.reduce_op == "avg":  # a mean is a sum first
+        result = local.emit(aten.div.Tensor, result, p.entered_or_left.n)
+    return result, collective
+
+
+def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx.Node]:
+    """(what came: of the ranks of the axis one behind the other but after a reduction, collective node)."""
+    n, group = p.entered_or_left.n, p.mesh.axis_names[p.step.axis]
+    if p.step.kind == "all_gather":
+        collective = local.emit(c10d.all_gather_into_tensor.default, sent, n, group)
+        return local.emit(aten.view.default, wait(local, collective), [n, *p.block]), collective
+    if p.step.kind == "all_to_all":
+        collective = local.emit(c10d.all_to_all_single.default, sent, [1] * n, [1] * n, group)
+        return wait(local, collective), collective
+    assert isinstance(p.step.source, Partial)
+    op = p.step.source.reduce_op
+    stacked = local.emit(aten.view.default, sent, [n * p.block[0], *p.block[1:]])
+    collective = local.emit(c10d.reduce_scatter_tensor.default, stacked, "sum" if op == "avg" else op, n, group)
+    return wait(local, collective), collective
+
+
+def _to_front(local: LocalGraph, x: fx.Node, grid: Grid) -> fx.Node:
+    """(n, *block) from a tensor whose dim is a grid of pieces."""
+    apart = local.emit(aten.view.default, x, grid.spread(local.shape(x)))
+    place = grid.dim + 1
+    moved = local.emit(aten.permute.default, apart, [place, *(d for d in range(len(local.shape(apart))) if d != place)])
+    shape = local.shape(x)
+    return local.emit(
+        aten.view.default,
+        contiguous(local, moved),
+        [grid.n, *shape[: grid.dim], grid.before * grid.behind * grid.piece, *shape[grid.dim + 1 :]],
+    )
+
+
+def _to_place(local: LocalGraph, arrived: fx.Node, grid: Grid, block: Sequence[int]) -> fx.Node:
+    """The reverse: from (n, *block) a tensor whose dim is a grid of pieces."""
+    spread = grid.spread(block)
+    place = grid.dim + 1
+    apart = local.emit(aten.view.default, arrived, [grid.n, *spread[:place], *spread[place + 1 :]])
+    order = [*range(1, place + 1), 0, *range(place + 1, len(spread))]
+    moved = contiguous(local, local.emit(aten.permute.default, apart, order))
+    return local.emit(aten.view.default, moved, [*block[: grid.dim], grid.length, *block[grid.dim + 1 :]])
+
+
+def _own(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
+    """The rank's own pieces of what it has whole."""
+    assert p.entered is not None
+    apart = local.emit(aten.view.default, x, p.entered.spread(local.shape(x)))
+    own = local.emit(aten.index_select.default, apart, p.entered.dim + 1, local.axis_index(p.step.axis))
+    return local.emit(aten.view.default, own, list(p.block))
+
+
+def _cut(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
+    return cut_to(local, x, local.local_shape(p.shape, p.after))

@@ -1,0 +1,58 @@
+"""Every pair of layouts, run rank by rank against whole tensors: a fixed slice here, all with ``-m slow``."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxshard.layout import REDUCE_OPS, all_layouts
+from fxshard.mesh import parse_mesh
+from tests.moved import pairs, run_pairs
+
+PAIRS_A_CASE = 160
+"""A fixed sample of so many in the suite."""
+
+SUMS = [
+    ("a=4", (8, 4)),
+    ("a=4", (6, 3)),
+    ("a=4", (5, 2, 3)),
+    ("a=4", ()),
+    ("a=2,b=2", (4,)),
+    ("a=2,b=2", (8, 4)),
+    ("a=2,b=2", (5, 3)),
+    ("a=2,b=2", (3, 2, 5)),
+    ("a=2,b=3", (6, 12)),
+    ("a=2,b=3", (7, 5)),
+    ("a=3,b=2", (4, 1)),
+    ("a=2,b=3", (6, 0)),
+    ("a=2,b=2,c=2", (8, 8)),
+    ("a=2,b=2,c=2", (9, 3)),
+    ("a=2,b=2,c=2", (4, 6, 5)),
+]
+KINDS = [("a=4", (8, 4)), ("a=4", (5, 3)), ("a=2,b=2", (4, 6)), ("a=2,b=3", (7, 2)), ("a=2,b=2,c=2", (5,))]
+
+
+@pytest.mark.parametrize(("axes", "shape"), SUMS)
+def test_a_slice_of_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
+    mesh = parse_mesh(axes)
+    run_pairs(pairs(all_layouts(len(shape), mesh.ndim), PAIRS_A_CASE), shape, mesh)
+
+
+@pytest.mark.parametrize(("axes", "shape"), KINDS)
+def test_a_slice_of_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
+    """Pending values of one kind to those of another, too."""
+    mesh = parse_mesh(axes)
+    run_pairs(pairs(all_layouts(len(shape), mesh.ndim, REDUCE_OPS), PAIRS_A_CASE), shape, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "shape"), SUMS)
+def test_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
+    mesh = parse_mesh(axes)
+    run_pairs(pairs(all_layouts(len(shape), mesh.ndim)), shape, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "shape"), KINDS)
+def test_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
+    mesh = parse_mesh(axes)
+    run_pairs(pairs(all_layouts(len(shape), mesh.ndim, REDUCE_OPS)), shape, mesh)
