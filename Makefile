@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test equal ops solver lint types imports clean prerequisites venv
+.PHONY: help demo test equal pairs ops solver lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ test: lint types imports ## everything that must pass before a commit
 
 equal: $(STAMP) ## the full sweep: sharded models against one device (long)
 	$(PYTEST) -m slow tests/models tests/distributed $(PYTEST_ARGS)
+
+pairs: $(STAMP) ## redistributions between every two layouts, against whole tensors and torch's planners (long)
+	$(PYTEST) -m slow tests/test_every_pair.py tests/bench/test_redistribution.py $(PYTEST_ARGS)
 
 ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
