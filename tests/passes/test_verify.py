@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from fxshard.errors import PlanError
-from fxshard.layout import Layout
+from fxshard.layout import Folded, Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import Decision, write_plan
@@ -153,10 +153,16 @@ def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
         assert error.value.where and error.value.remedy
 
 
-def test_an_outer_axis_may_not_move_under_an_inner_one() -> None:
-    """S(0)S(0) -> RS(0) in one all-gather would put the pieces in the wrong order."""
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (Step("all_gather", 0, Shard(0), L("R")[0]), r"ends at RS\(0 in 0,1\), not at RS\(0\)"),
+        (Step("all_gather", 1, Folded(0, (0, 1)), L("R")[0]), r"takes a step .* from S\(0\)S\(0\)"),
+    ],
+)
+def test_an_outer_axis_may_not_move_under_an_inner_one(step: Step, what: str) -> None:
+    """S(0)S(0) -> RS(0) in one all-gather would put the pieces in the wrong order: it leaves the dim folded, and no step begins so."""
     annotated, plan = planned()
-    step = Step("all_gather", 0, Shard(0), L("R")[0])
     first = dataclasses.replace(plan.redistributions[0], source=L("S(0)S(0)"), target=L("RS(0)"), steps=(step,))
     relu = OpSpec((L("RS(0)"),), (L("RS(0)"),))
     value = annotated.graph.by_name["relu"].args[0].name
@@ -168,5 +174,5 @@ def test_an_outer_axis_may_not_move_under_an_inner_one() -> None:
     )
     shape = tuple(annotated.graph.by_name[value].meta["val"].shape)
     moved = dataclasses.replace(first, value=value, shape=shape, readers=(("relu", 0),))
-    with pytest.raises(PlanError, match=r"takes a step .* from S\(0\)S\(0\)"):
+    with pytest.raises(PlanError, match=what):
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes, redistributions=(moved, *plan.redistributions)))
