@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fxshard.layout import Layout
     from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
-    from fxshard.runtime.clipping import clip_grad_norm_
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
+    from fxshard.runtime.clipping import clip_grad_norm_
     from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan
     from fxshard.strategies.user_rules import register_rule

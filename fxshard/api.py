@@ -17,6 +17,7 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
+from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
 from fxshard.program import ShardedProgram
@@ -122,15 +123,17 @@ def lower(
     example_kwargs: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
     rng: str = "fxshard",
+    without: Sequence[str] = (),
 ) -> ShardedProgram:
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode.
 
+    ``without``: names of passes after lowering to leave out; ``program.effects`` has what each did (docs/after-lowering.md).
     ``rng``: whose random numbers: ``"fxshard"``'s do not depend on the mesh; with ``"torch"`` each shard has its own, by torch's generator.
     """
     check_call(model, example_args)
     check_plan(plan)
     request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train)
-    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng)
+    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng, without)
 
 
 def export(
@@ -148,13 +151,14 @@ def export(
     constraints: Sequence[Constraint] | None = None,
     cache: bool = True,
     rng: str = "fxshard",
+    without: Sequence[str] = (),
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
     Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise;
     shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
-    ``rng`` as in ``lower``. Other arguments and errors as ``plan``; a ``plan`` must be for inference (``train=False``), and stands
-    alone: layouts, pins and limits beside it are an OptionError.
+    ``rng`` and ``without`` as in ``lower``. Other arguments and errors as ``plan``; a ``plan`` must be for inference
+    (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
@@ -174,12 +178,13 @@ def export(
         constraints=check_constraints(constraints),
         cache=cache,
         rng=rng,
+        without=check_without(without),
     )
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
-        lowered = lower(model, example_args, plan, example_kwargs, dump, rng)
+        lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without)
     else:
         state = run(LOWERING, make_plan(Compilation(as_mesh(mesh), request), dump), dump)
         assert state.program is not None

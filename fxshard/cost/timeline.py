@@ -8,7 +8,9 @@ Whoever reads it compares two orders of one program; its sum is not the plan's o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import fx
 from torch.distributed.tensor import Replicate
@@ -29,6 +31,7 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh) -> Timeline:
     """Of ``nodes`` of a local graph, in the order in which they run."""
     clock, free, ends = 0.0, dict.fromkeys(mesh.axis_names, 0.0), dict[fx.Node, int]()
     events: list[Event] = []
+    busy = _Busy()
     for node in nodes:
         if is_collective(node):
             axis, took = str(node.args[-1]), communication_time(node, mesh)
@@ -39,13 +42,36 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh) -> Timeline:
         elif is_wait(node):
             index = ends[node.all_input_nodes[0]]
             event, arrived = events[index], clock
-            hidden = min(max(0.0, arrived - event.start), event.end - event.start)
+            hidden = busy.between(event.start, min(arrived, event.end))
             clock = max(clock, event.end) + (1 - mesh.hardware.overlap) * hidden
-            events[index] = Event(event.name, event.operator, event.stream, event.start, event.end, clock - arrived)
+            events[index] = replace(event, waited=clock - arrived)
         elif took := operator_time(node, mesh):
             events.append(Event(node.name, str(node.target), DEVICE, clock, clock + took))
+            busy.add(clock, took)
             clock += took
     return Timeline(tuple(events), max([clock, *free.values()]))
+
+
+class _Busy:
+    """When the device computes."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.lengths: list[float] = []
+        self.before = [0.0]
+
+    def add(self, start: float, took: float) -> None:
+        self.starts.append(start)
+        self.lengths.append(took)
+        self.before.append(self.before[-1] + took)
+
+    def until(self, time: float) -> float:
+        """Microseconds that were computed before ``time``."""
+        k = bisect_right(self.starts, time)
+        return self.before[k] if k == 0 else self.before[k - 1] + min(self.lengths[k - 1], time - self.starts[k - 1])
+
+    def between(self, start: float, end: float) -> float:
+        return max(0.0, self.until(end) - self.until(start))
 
 
 def communication_time(node: fx.Node, mesh: Mesh) -> float:

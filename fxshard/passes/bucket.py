@@ -185,7 +185,10 @@ def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence
     for member, size in zip(members, sizes, strict=True):
         (wait,) = member.users
         part = emit(aten.slice.Tensor, whole, 1, start, start + size)
-        wait.replace_all_uses_with(emit(aten.reshape.default, part, list(_shape(wait))))
+        own = emit(aten.reshape.default, part, list(_shape(wait)))
+        if not own.meta["val"].is_contiguous():
+            own = emit(aten.clone.default, own, memory_format=torch.contiguous_format)
+        wait.replace_all_uses_with(own)
         graph.erase_node(wait)
         graph.erase_node(member)
         start += size
@@ -208,5 +211,5 @@ def _rows(kind: str, node: fx.Node) -> int:
 
 def _packed_shape(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Of the buffer that is handed in; dim 0 of those of an all-to-all counts ranks."""
-    total, ranks = sum(map(math.prod, shapes)), shapes[0][0]
-    return (ranks, total // ranks) if kind == "all_to_all" else (total,)
+    total = sum(map(math.prod, shapes))
+    return (shapes[0][0], total // shapes[0][0]) if kind == "all_to_all" else (total,)

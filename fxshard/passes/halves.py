@@ -35,14 +35,26 @@ def by_order(program: ShardedProgram) -> bool:
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
     graph = program.local((0,) * program.mesh.ndim).graph
-    early = forward_nodes(program, graph)
+    early = _first(program, graph, _results(program, graph))
     return tuple(n in early for n in graph.nodes if is_collective(n))
 
 
 def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
-    """The nodes of a local graph that the forward runs for certain."""
-    results = returned(graph)[: forward_results(program)]
-    needed = ancestors(n for n in results if isinstance(n, fx.Node))
+    """The nodes of a local graph that the forward runs for certain: where a shard is empty, what the other ranks' collectives need too."""
+    collectives = [n for n in graph.nodes if is_collective(n)]
+    needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}
+    waits = [wait for n in needed for wait in n.users]
+    found = _first(program, graph, [*_results(program, graph), *waits])
+    return found - {n for late in collectives if late not in needed for n in (late, *late.users)}
+
+
+def _results(program: ShardedProgram, graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in returned(graph)[: forward_results(program)] if isinstance(n, fx.Node)]
+
+
+def _first(program: ShardedProgram, graph: fx.Graph, ends: Sequence[fx.Node]) -> set[fx.Node]:
+    """What is needed for ``ends``, and where the order decides, all that does not stand behind the first reader of a tangent."""
+    needed = ancestors(ends)
     if not by_order(program):
         return needed
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]

@@ -36,7 +36,7 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; fields as in ``fxshard.plan``."""
+    """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out."""
 
     model: nn.Module | None = None
     args: tuple[Any, ...] = ()
@@ -52,12 +52,12 @@ class Request:
     optimizer: Any = None
     cache: bool = True
     rng: str = "fxshard"
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from; ``without``:
-    names of passes after lowering to leave out."""
+    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -70,7 +70,6 @@ class Compilation:
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()
     cached: Path | None = None
-    without: tuple[str, ...] = ()
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
@@ -155,7 +154,7 @@ def _lower(c: Compilation) -> tuple[Compilation, str]:
 def _optimising(name: str) -> Pass:
     def optimise_(c: Compilation) -> tuple[Compilation, str]:
         assert c.program is not None
-        if name in c.without:
+        if name in c.request.without:
             return c, "left out, as asked"
         program = optimise.optimised(c.program, name)
         verify_program(program)
@@ -216,7 +215,20 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
-DECIDED = ("model", "args", "kwargs", "input_layouts", "output_layouts", "pins", "constraints", "memory_limit", "optimizer", "cache", "rng")
+DECIDED = (
+    "model",
+    "args",
+    "kwargs",
+    "input_layouts",
+    "output_layouts",
+    "pins",
+    "constraints",
+    "memory_limit",
+    "optimizer",
+    "cache",
+    "rng",
+    "without",
+)
 """What of a request is in the graph and in the constraints, or decides nothing."""
 
 
@@ -284,7 +296,7 @@ def lower_plan(
     graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = ()
 ) -> ShardedProgram:
     """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph."""
-    state = Compilation(plan.mesh, Request(rng=rng), graph, plan=plan, without=optimise.check_without(without))
-    state = run(LOWERING, state, dump)
+    request = Request(rng=rng, without=optimise.check_without(without))
+    state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan), dump)
     assert state.program is not None
     return state.program

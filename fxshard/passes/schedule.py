@@ -133,29 +133,33 @@ def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
 
 
 def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
-    """``nodes`` with each of ``begins``, (collective, turn), moved to its place; what they need comes with them."""
+    """``nodes`` with each of ``begins``, (collective, turn), moved to its place and in that order; what they need comes with them."""
     moved = {node for node, _ in begins}
     order: dict[fx.Node, None] = {}
     here = set(nodes)
     waiting = list(begins)
 
     def place(node: fx.Node) -> None:
+        while node in moved and node not in order:  # those before it in the order begin before it
+            put(waiting.pop(0)[0])
+        put(node)
+
+    def put(node: fx.Node) -> None:
         if node in here and node not in order:
             for operand in node.all_input_nodes:
                 place(operand)
             order[node] = None
 
     for node in nodes:
-        if node in moved or node in order:
-            continue
-        if not is_wait(node) and not is_light(node):
-            while waiting and waiting[0][1] < node.meta["turn"]:
-                place(waiting.pop(0)[0])
-        if not (is_light(node) and node.users and all(user in moved and user not in order for user in node.users)):
+        if is_wait(node) or is_light(node):
+            packing = bool(node.users) and all(user in moved and user not in order for user in node.users)
+        else:
+            packing = False
+            while waiting and node not in moved and waiting[0][1] < node.meta["turn"]:
+                place(waiting[0][0])
+        if node not in moved and not packing:
             place(node)
-    for node, _ in waiting:
-        place(node)
-    for node in nodes:
+    for node in [*(c for c, _ in waiting), *nodes]:
         place(node)
     return list(order)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from fxshard._torch_compat import pytree
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import copied
 from fxshard.passes.schedule import is_light
@@ -41,32 +42,25 @@ def share(program: ShardedProgram) -> ShardedProgram:
 def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
     """Number of a collective -> number of the first one that sends the same, in the same half."""
     early = forward_nodes(program, graph)
-    alike: dict[fx.Node, Hashable] = {}
-    first: dict[Hashable, tuple[Hashable, int]] = {}
+    value: dict[fx.Node, fx.Node] = {}
+    first: dict[Hashable, fx.Node] = {}
+    numbers: dict[fx.Node, int] = {}
     found: dict[int, int] = {}
-    number = -1
     for node in graph.nodes:
-        if not (is_collective(node) or is_wait(node) or is_light(node)):
-            alike[node] = node
-            continue
-        key = (str(node.target), node in early, *map(str, fx.map_arg((node.args, dict(node.kwargs)), lambda n: _Name(alike[n]))))
+        value[node] = node
+        if is_collective(node) or is_wait(node) or is_light(node):
+            read = fx.map_arg((node.args, dict(node.kwargs)), lambda n: value[n])
+            value[node] = first.setdefault((str(node.target), node in early, str(read), *_inputs(read)), node)
         if is_collective(node):
-            number += 1
-            _, known = first.setdefault(key, (node, number))
-            if known != number:
-                found[number] = known
-        alike[node] = key
+            numbers[node] = len(numbers)
+            if value[node] is not node:
+                found[numbers[node]] = numbers[value[node]]
     return found
 
 
-class _Name:
-    """Stands for an operand in a key."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return str(self.value)
+def _inputs(read: Any) -> list[fx.Node]:
+    """The nodes among arguments: names alone are those of one graph."""
+    return [n for n in pytree.tree_leaves(read) if isinstance(n, fx.Node)]
 
 
 def _unread(graph: fx.Graph) -> set[int]:

@@ -128,7 +128,7 @@ class GraphPrograms:
         self._compare(_fields(graph, held, options))
         distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
         plan = self._plan(graph, held, distributed, dump)
-        program = lower_plan(graph, plan, dump, options.rng)
+        program = lower_plan(graph, plan, dump, options.rng, options.without)
         check_held(program, held, options)
         check_whole(program, held, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})

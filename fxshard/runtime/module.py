@@ -30,6 +30,7 @@ from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
 from fxshard.passes.names import Names
+from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
@@ -158,6 +159,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     check_choice("compiler", settings.compiler, COMPILERS)
     check_choice("objective", settings.objective, OBJECTIVES)
     check_generator(settings.rng)
+    check_without(settings.without)
     check_number("timeout", settings.timeout, optional=False)
     check_memory(settings.memory_limit, settings.optimizer)
     check_number("time_limit", settings.time_limit)

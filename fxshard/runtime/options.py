@@ -19,6 +19,7 @@ from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
+from fxshard.passes.optimise import check_without
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import COMPILERS
 from fxshard.sharding_plan import ShardingPlan
@@ -83,6 +84,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
     check_generator(given.get("rng", GENERATORS[0]))
+    check_without(given.get("without", ()))
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
     check_flag("cache", given.get("cache", True))
     check_flag("debug", given.get("debug", False))

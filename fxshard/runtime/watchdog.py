@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from fxshard._torch_compat.groups import backend_of, devices_of, is_lost_connection
 from fxshard.errors import FxshardError, RunError
+from fxshard.passes.halves import forward_collectives
 from fxshard.program import ProgramCollective, ShardedProgram
 from fxshard.runtime.agreement import LOST as STORE_LOST
 from fxshard.runtime.agreement import TIMEOUT, name_ranks
@@ -32,7 +33,6 @@ from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.debug import Checks, debugging
 from fxshard.runtime.heartbeat import LOST, Doing, Heart, Life, heart, said_of
 from fxshard.runtime.launch import mesh_ranks
-from fxshard.runtime.partition import forward_collectives
 
 GRACE = 10.0
 """Seconds that a rank has to come back after its process groups were aborted."""

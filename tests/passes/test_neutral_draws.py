@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxshard
-from fxshard._torch_compat import inductor_decompositions
+from fxshard._torch_compat.inductor import inductor_decompositions
 from fxshard.errors import TraceError
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
