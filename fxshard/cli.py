@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
     memory_help = "show what a device holds at the peak and over time (of a program; for a plan: fxshard plan --memory)"
     inspect.add_argument("--memory", action="store_true", help=memory_help)
+    inspect.add_argument("--timeline", action="store_true", help="of a program: what runs and communicates when, as predicted")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
 
@@ -218,6 +219,7 @@ def _inspect(options: argparse.Namespace) -> None:
     parts += [inspect.collectives_table(subject)] if options.collectives else []
     parts += [_why(inspect.plan_of(subject), number, options.file) for number in options.why]
     parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
+    parts += [inspect.timeline_table(_timeline(subject, options.file))] if options.timeline else []
     print("\n\n".join(parts or [inspect.summary(subject)]))
 
 
@@ -228,6 +230,15 @@ def _why(plan: ShardingPlan, number: int, path: str) -> str:
         return plan.why_collective(number).text(shell=True)
     except PlanError as error:
         raise PlanError(error.what, where=path, remedy="of a plan (.json), fxshard inspect PLAN.json --collectives lists them") from error
+
+
+def _timeline(subject: Any, path: str) -> Any:
+    from fxshard.passes.optimise import predicted
+    from fxshard.program import ShardedProgram
+
+    if not isinstance(subject, ShardedProgram):
+        raise OptionError("a plan has no order of its own, a program has", where=path, remedy="give a program (.pt2) of fxshard export")
+    return predicted(subject)
 
 
 def _memory(subject: Any, path: str) -> Any:

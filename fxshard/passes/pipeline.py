@@ -163,7 +163,7 @@ def _optimising(name: str) -> Pass:
         said += f"; collectives: {effect.collectives[0]} before, {effect.collectives[1]} after"
         return replace(c, program=program), said + (f"; not taken: {effect.left_out}" if effect.left_out else "")
 
-    return Pass(name, optimise_, _modules)
+    return Pass(name, optimise_, _effect)
 
 
 def _specs(c: Compilation) -> str:
@@ -175,6 +175,14 @@ def _variables(c: Compilation) -> str:
     assert c.formulation is not None
     problem = c.formulation.problem
     return "\n".join(f"{problem.name(i)}: {len(costs)} states" for i, costs in enumerate(problem.node_costs))
+
+
+def _effect(c: Compilation) -> str:
+    """The timelines before and after the pass that ran last, and the graphs."""
+    assert c.program is not None
+    events = c.program.effects[-1].after.events if c.program.effects else ()
+    lines = [f"{e.start:12.1f} {e.end:12.1f} {e.stream:8s} {e.name}" for e in events]
+    return "\n".join(["timeline: start, end (us), stream, node", *lines, "", _modules(c)])
 
 
 def _modules(c: Compilation) -> str:

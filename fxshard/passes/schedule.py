@@ -43,23 +43,31 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
     reference = program.local((0,) * program.mesh.ndim).graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
-    begins = [_begins(part, numbers, program.mesh) for part in parts(program, reference)]
+    forward, first, backward = parts(program, reference)
+    stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
+    begins = {0: _begins(forward, numbers, program.mesh), 2: _begins(backward, numbers, program.mesh)}
     modules = {}
     for size_class, module in program.modules.items():
         order = []
         collectives = [n for n in module.graph.nodes if is_collective(n)]
-        for part, begin in zip(parts(program, module.graph), begins, strict=True):
-            order += placed(waited_late(part), [(collectives[b.number], b.turn) for b in begin])
+        for k, part in enumerate(parts(program, module.graph)):
+            moves = [(collectives[b.number], b.turn) for b in begins.get(k, ())]
+            order += placed(waited_late(part), moves) if k in begins else part
         modules[size_class] = rebuilt(module, order)
-    return program.with_modules(modules, [program.collectives[b.number] for begin in begins for b in begin])
+    moved = {k: [program.collectives[b.number] for b in found] for k, found in begins.items()}
+    return program.with_modules(modules, [*moved[0], *stay, *moved[2]])
 
 
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
-    """The calls of the forward, the one that tells where the backward begins, and the others, each in order."""
+    """The calls of the forward, those of the backward up to the first operator, and the others, each in order.
+
+    Where the order tells where the backward begins, those in the middle must stay: one of them is the first to read a tangent.
+    """
     calls = [n for n in graph.nodes if n.op == "call_function"]
     first = forward_nodes(program, graph)
     late = [n for n in calls if n not in first]
-    pinned = 1 if by_order(program) else 0
+    heavy = (k + 1 for k, n in enumerate(late) if not (is_collective(n) or is_wait(n) or is_light(n)))
+    pinned = next(heavy, len(late)) if by_order(program) else 0
     return [[n for n in calls if n in first], late[:pinned], late[pinned:]]
 
 
@@ -138,6 +146,7 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
     order: dict[fx.Node, None] = {}
     here = set(nodes)
     waiting = list(begins)
+    last = max((k for k, n in enumerate(nodes) if not (n in moved or is_wait(n) or is_light(n))), default=-1)
 
     def place(node: fx.Node) -> None:
         while node in moved and node not in order:  # those before it in the order begin before it
@@ -150,7 +159,9 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
                 place(operand)
             order[node] = None
 
-    for node in nodes:
+    for k, node in enumerate(nodes):
+        if k > last:
+            break
         if is_wait(node) or is_light(node):
             packing = bool(node.users) and all(user in moved and user not in order for user in node.users)
         else:
@@ -159,7 +170,7 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
                 place(waiting[0][0])
         if node not in moved and not packing:
             place(node)
-    for node in [*(c for c, _ in waiting), *nodes]:
+    for node in [*[c for c, _ in waiting], *nodes]:
         place(node)
     return list(order)
 

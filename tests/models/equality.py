@@ -12,7 +12,7 @@ from fxshard.hardware import Hardware, Link
 from fxshard.mesh import Mesh, parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
-from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.simulate import simulate_program
@@ -38,16 +38,18 @@ def mesh_of(text: str) -> Mesh:
 
 
 def check(name: str, plan: fxshard.ShardingPlan) -> None:
-    """Lowers and simulates ``plan``; numbers equal one device, and what ran is what the program says, one for one."""
+    """Lowers ``plan`` and simulates it after all passes; numbers equal one device, and what ran is what the program says, one for one."""
     (model, args, kwargs), graph, reference = prepared(name)
-    program = lower(graph, plan)
+    planned = sorted((c.kind, c.axis, c.bytes) for c in plan.collectives)
+    assert planned == sorted((c.kind, c.axis, c.bytes) for c in lower(graph, plan).collectives)
+    program = lower_plan(graph, plan)
     result = simulate_program(program, program_values(program, model, args, kwargs))
     assert_equal_to_one_device(result, reference)
     assert [(c.kind, c.axis, c.shape, c.dtype) for c in program.collectives] == [
         (c.kind, c.axis, c.shape, c.dtype) for c in result.collectives
     ]
-    planned = sorted((c.kind, c.axis, c.bytes) for c in plan.collectives)
-    assert planned == sorted((c.kind, c.axis, c.bytes) for c in program.collectives)
+    assert {pair for c in program.collectives for pair in c.serves} <= {(c.entry, c.step) for c in plan.collectives}
+    assert sum(c.bytes for c in program.collectives) <= sum(c.bytes for c in plan.collectives)
 
 
 def check_solver(name: str, mesh_text: str, **options: Any) -> fxshard.ShardingPlan:

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from zoo import MODELS, Case, make
 
 from fxshard.mesh import parse_mesh
-from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.pipeline import lower_plan as lower
 from fxshard.passes.trace import trace
 from fxshard.runtime.memory import program_memory
 from fxshard.runtime.values import program_values

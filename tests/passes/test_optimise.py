@@ -1,0 +1,133 @@
+"""The passes after lowering leave numbers and bytes as they are, on any plan, alone and together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard
+from fxshard.errors import OptionError
+from fxshard.mesh import Mesh, parse_mesh
+from fxshard.passes.annotate import annotate
+from fxshard.passes.halves import forward_collectives
+from fxshard.passes.lower import lower
+from fxshard.passes.optimise import OPTIMISATIONS
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.program import ShardedProgram, is_collective, is_wait
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values
+from fxshard.testing.random_plan import random_graph_plan
+from fxshard.verify_program import verify_program
+
+MESHES = ("dp=3", "dp=2,tp=2")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.LayerNorm(7), nn.Linear(7, 5)).double()
+
+
+def differences(program: ShardedProgram, model: nn.Module, args: Any, kwargs: Any) -> float:
+    """The greatest relative difference of a gradient from one device, ones as the tangents."""
+    model.zero_grad()
+    out = model(*args, **kwargs)
+    out = out if isinstance(out, torch.Tensor) else out[0]
+    out.sum().backward()
+    result = simulate_program(program, program_values(program, model, args, kwargs))
+    assert [(c.kind, c.axis, c.shape) for c in result.collectives] == [(c.kind, c.axis, c.shape) for c in program.collectives]
+    norm = sum(float(p.grad.norm() ** 2) for p in model.parameters() if p.grad is not None) ** 0.5
+    return max(float((result.grads[n] - p.grad).norm()) / norm for n, p in model.named_parameters() if p.grad is not None)
+
+
+def traffic(program: ShardedProgram) -> Counter[tuple[str, str]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for c in program.collectives:
+        found[c.kind, c.axis] += c.bytes
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("names", [("share",), ("schedule",), ("bucket",), tuple(OPTIMISATIONS)])
+def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
+    model, args = network(), (torch.randn(5, 6, dtype=torch.float64),)
+    graph = trace(model, args)
+    for seed in range(2):
+        plan = random_graph_plan(annotate(graph, parse_mesh(mesh)), seed, frugal=seed == 1)
+        program = before = lower(graph, plan)
+        for name in names:
+            program = OPTIMISATIONS[name](program)
+            verify_program(program)
+        assert differences(program, model, args, {}) < 1e-12
+        if "share" not in names:
+            assert traffic(program) == traffic(before)
+            assert Counter(p for c in program.collectives for p in c.serves) == Counter(p for c in before.collectives for p in c.serves)
+
+
+def data_parallel(hardware: str = "h100") -> ShardedProgram:
+    """Weights whole, the batch cut: one all-reduce a weight and a bias, in the backward."""
+    model, args = network().to("meta"), (torch.empty(1 << 18, 6, dtype=torch.float64, device="meta"),)
+    graph = trace(model, args)
+    pins = {n: "R" for n, _ in model.named_parameters()}
+    return lower(
+        graph, plan_graph(graph, Mesh({"dp": 4}, hardware=hardware), Request(input_layouts="S(0)", output_layouts="S(0)", pins=pins))
+    )
+
+
+def test_gradients_of_biases_share_one_all_reduce() -> None:
+    program = data_parallel()
+    assert Counter(c.kind for c in program.collectives) == {"all_reduce": 8}
+    joined = OPTIMISATIONS["bucket"](OPTIMISATIONS["schedule"](program))
+    assert len(joined.collectives) == 1
+    assert joined.collectives[0].bytes == sum(c.bytes for c in program.collectives)
+    assert len(joined.collectives[0].serves) == 8
+
+
+def test_large_ones_stay_alone() -> None:
+    """Packing two gradients of 64 MB takes longer than starting one more all-reduce."""
+    model = nn.Sequential(nn.Linear(4096, 4096, bias=False), nn.Linear(4096, 4096, bias=False), nn.LayerNorm(4096))
+    graph = trace(model.to("meta"), (torch.empty(1 << 16, 4096, device="meta"),))
+    pins = {n: "R" for n, _ in model.named_parameters()}
+    request = Request(input_layouts="S(0)", output_layouts="S(0)", pins=pins)
+    program = lower(graph, plan_graph(graph, Mesh({"dp": 4}, hardware="h100"), request))
+    program = OPTIMISATIONS["bucket"](OPTIMISATIONS["schedule"](program))
+    assert sorted(len(c.serves) for c in program.collectives) == [1, 1, 2]
+
+
+def distances(program: ShardedProgram) -> list[tuple[int, int]]:
+    """Of each collective: operators before it, and before its wait, of those that compute."""
+    graph, count, begun, found = program.local((0,) * program.mesh.ndim).graph, 0, {}, []
+    for node in graph.nodes:
+        if is_collective(node):
+            begun[node] = count
+        elif is_wait(node):
+            found.append((begun[node.all_input_nodes[0]], count))
+        elif "einsum" in str(node.target) or "tanh" in str(node.target):
+            count += 1
+    return sorted(found)
+
+
+def test_begun_early_and_waited_late() -> None:
+    before = data_parallel()
+    after = OPTIMISATIONS["schedule"](before)
+    last = max(w for _, w in distances(after))
+    assert all(wait == last for _, wait in distances(after)), "gradients are waited for behind the last operator"
+    assert any(wait < last for _, wait in distances(before))
+    assert all(a <= b for (a, _), (b, _) in zip(distances(after), distances(before), strict=True))
+    assert forward_collectives(after) == (False,) * 8
+
+
+def test_a_pass_can_be_left_out() -> None:
+    model, args = network().to("meta"), (torch.empty(1 << 18, 6, dtype=torch.float64, device="meta"),)
+    plan = fxshard.plan(model, args, Mesh({"dp": 2}, hardware="h100"), input_layouts="S(0)", pins={"*.weight": "R", "*.bias": "R"})
+    both, none = fxshard.lower(model, args, plan), fxshard.lower(model, args, plan, without=list(OPTIMISATIONS))
+    assert [e.name for e in both.effects] == list(OPTIMISATIONS) and not none.effects
+    assert len(both.collectives) < len(none.collectives) == len(plan.collectives)
+    text = fxshard.inspect.passes_table(both)
+    assert all(name in text for name in OPTIMISATIONS)
+    with pytest.raises(OptionError, match=r"no pass 'buckets'.*bucket"):
+        fxshard.lower(model, args, plan, without=["buckets"])
