@@ -68,7 +68,7 @@ def small_program(rows: int = 6) -> ShardedProgram:
         output_dtypes=("torch.float32",),
         in_spec=pytree.tree_structure(((0,), {})),
         out_spec=pytree.tree_structure({"logits": 0}),
-        collectives=(ProgramCollective("all_reduce", "tp", sent, buffer, "torch.float32", "all_reduce_default", 0, 0),),
+        collectives=(ProgramCollective("all_reduce", "tp", sent, buffer, "torch.float32", "all_reduce_default", ((0, 0),)),),
         classes=classes,
         aliases={"head.weight": "lin.weight"},
     )

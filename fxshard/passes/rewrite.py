@@ -10,15 +10,18 @@ from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module
 from fxshard.passes.local_graph import FAKES, KEPT
+from fxshard.planning_graph import is_getitem
 
 
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
-    """A copy of a local graph whose calls stand in this order; names and metas are kept."""
+    """A copy of a local graph whose calls stand in this order, parts of a result right behind it; names and metas are kept."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     inputs = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
     for node in (*inputs, *calls, module.graph.output_node()):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        for one in (node, *filter(is_getitem, node.users)):
+            if one not in copies:
+                copies[one] = graph.node_copy(one, copies.__getitem__)
     return lazy_graph_module(graph)
 
 

@@ -84,7 +84,7 @@ IN_THE_PROGRAM = [
     (lambda p: p["inputs"][0].update(layout="RR"), "does not hold together"),
     (lambda p: p["inputs"][0].update(node="y"), "does not have the program's inputs"),
     (lambda p: p["collectives"][0].update(node="y"), "is not in the graph"),
-    (lambda p: p["collectives"][0].update(step=3), "not in the graph, or not in the plan"),
+    (lambda p: p["collectives"][0].update(serves=[[0, 9]]), "not in the graph, or not in the plan"),
     (lambda p: p["collectives"][0].update(axis="pp"), "no 'all_reduce' on axis 'pp'"),
     (lambda p: p["classes"].append(p["classes"][0]), "two size classes are the same"),
     (lambda p: p["classes"][0].update(graph="../model"), "the program has no models/../model.json"),
@@ -107,7 +107,7 @@ def test_in_the_manifest(path: Path) -> None:
     good = path.read_bytes()
     for change, what in (
         ({"format": "other"}, "not a fxshard program"),
-        ({"version": 2}, "format version 2, which is unknown"),
+        ({"version": 1}, "format version 1, which is unknown"),
         ({"torch": "2.99"}, "is of torch 2.99"),
     ):
         path.write_bytes(good)

@@ -77,10 +77,11 @@ def trace_back(program: ShardedProgram) -> None:
     for module in program.modules.values():
         assert [n.name for n in module.graph.nodes if is_collective(n)] == [c.node for c in program.collectives]
     for c in program.collectives:
-        step = plan.redistributions[c.entry].steps[c.step]
+        ((entry, number),) = c.serves
+        step = plan.redistributions[entry].steps[number]
         assert (step.kind, plan.mesh.axis_names[step.axis]) == (c.kind, c.axis)
-    planned = Counter((c.entry, c.step, c.kind, c.axis, c.bytes) for c in plan.collectives)
-    assert planned == Counter((c.entry, c.step, c.kind, c.axis, c.bytes) for c in program.collectives)
+    planned = Counter((((c.entry, c.step),), c.kind, c.axis, c.bytes) for c in plan.collectives)
+    assert planned == Counter((c.serves, c.kind, c.axis, c.bytes) for c in program.collectives)
     assert max(planned.values(), default=1) == 1
 
 
@@ -101,7 +102,7 @@ def test_a_shared_redistribution_is_emitted_once(count: int) -> None:
     pins = {"relu_default": "S(0)", "neg*": "R"}
     plan = plan_graph(graph, Mesh({"a": 4}, TOY), Request(pins=pins, output_layouts="R", input_layouts="S(0)"))
     program = lower(graph, plan)
-    assert [(c.kind, c.node, len(plan.redistributions[c.entry].readers)) for c in program.collectives] == [
+    assert [(c.kind, c.node, len(plan.redistributions[c.serves[0][0]].readers)) for c in program.collectives] == [
         ("all_gather", "all_gather_into_tensor_default", count)
     ]
 
