@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fxshard.mesh import Mesh
     from fxshard.program import ShardedProgram
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
+    from fxshard.runtime.accumulation import no_sync
     from fxshard.runtime.clipping import clip_grad_norm_
     from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan
@@ -49,6 +50,7 @@ _HOME = {
     "clip_grad_norm_": "fxshard.runtime.clipping",
     "load_checkpoint": "fxshard.runtime.checkpoint",
     "save_checkpoint": "fxshard.runtime.checkpoint",
+    "no_sync": "fxshard.runtime.accumulation",
     "program_memory": "fxshard.runtime.memory",
     "OpSpec": "fxshard.sharding_plan",
     "ShardingPlan": "fxshard.sharding_plan",
@@ -77,6 +79,7 @@ __all__ = [
     "load_checkpoint",
     "local_batch",
     "lower",
+    "no_sync",
     "parallelize",
     "plan",
     "program_memory",

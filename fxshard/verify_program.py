@@ -18,8 +18,8 @@ from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective, is_
 REMEDY = "this is a fault of the lowering pass; please report it"
 
 
-def verify_program(program: ShardedProgram) -> None:
-    """Raises PlanError naming the size class and the node that is wrong."""
+def verify_program(program: ShardedProgram, *, deferred: bool = False) -> None:
+    """Raises PlanError naming the size class and the node that is wrong. ``deferred``: gradients may be returned pending."""
     coordinates: dict[SizeClass, tuple[int, ...]] = {}
     for coordinate, size_class in program.classes.items():
         coordinates.setdefault(size_class, coordinate)
@@ -35,7 +35,8 @@ def verify_program(program: ShardedProgram) -> None:
         _verify_ends(program, coordinate, program.inputs, inputs, program.input_shapes, program.input_layouts, program.input_dtypes, where)
         results = graph.output_node().args[0]
         outputs = (program.output_shapes, program.output_layouts, program.output_dtypes)
-        _verify_ends(program, coordinate, program.outputs, results, *outputs, where)
+        pending = ("gradient",) if deferred else ()
+        _verify_ends(program, coordinate, program.outputs, results, *outputs, where, pending)
         _verify_collectives(program, graph, where)
 
 
@@ -48,8 +49,9 @@ def _verify_ends(
     layouts: Sequence[Layout],
     dtypes: Sequence[str],
     where: str,
+    pending: tuple[str, ...] = (),
 ) -> None:
-    """Each end is there, in its local shape and dtype, with nothing pending that is returned."""
+    """Each end is there, in its local shape and dtype, with nothing pending that is returned but ends of the kinds in ``pending``."""
     if len(nodes) != len(ends):
         raise PlanError(f"{len(nodes)} ends in a graph for {len(ends)}", where=where, remedy=REMEDY)
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
@@ -58,7 +60,7 @@ def _verify_ends(
         if plain_shape(value.shape) != want or str(value.dtype) != dtype:
             what = f"{end.kind} {end.name} in {layout} is {tuple(value.shape)} {value.dtype}, not {want} {dtype}"
             raise PlanError(what, where=where, remedy=REMEDY)
-        if isinstance(end, GraphOutput) and layout.has_partial:
+        if isinstance(end, GraphOutput) and end.kind not in pending and layout.has_partial:
             raise PlanError(f"{end.kind} {end.name} is returned pending, in {layout}", where=where, remedy=REMEDY)
 
 

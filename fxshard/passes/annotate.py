@@ -55,15 +55,16 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     local = region_specs(graph, mesh)
-    inputs: dict[tuple[int, ...], tuple[OpSpec, ...]] = {}
+    inputs: dict[tuple[tuple[int, ...], bool], tuple[OpSpec, ...]] = {}
+    batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
     for node in planned_nodes(graph):
         if node.name in local:
             specs[node.name] = (local[node.name],)
         elif node.op == "placeholder":
-            shape = plain_shape(node.meta["val"].shape)
-            if shape not in inputs:
-                inputs[shape] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh))
-            specs[node.name] = inputs[shape]
+            key = plain_shape(node.meta["val"].shape), node.name in batches
+            if key not in inputs:
+                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, batch=key[1]))
+            specs[node.name] = inputs[key]
         elif node.op == "call_function":
             call = calls[node.name]
             strategy = _replicated(call, mesh, late[node.name]) if node.name in late else op_strategy(call, mesh, reductions[node.name])
@@ -107,10 +108,13 @@ def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
     return OpStrategy((spec,), True, reason)
 
 
-def input_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
-    """Layouts without Partial; dims of size 1 and tensors of unknown size stay whole."""
+def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False) -> list[Layout]:
+    """Layouts without Partial; dims of size 1 and tensors of unknown size stay whole.
+
+    ``batch``: dim 0 may be cut whatever its size: a last batch of one row lies as those before it, on one rank.
+    """
     shape = plain_shape(node.meta["val"].shape)
     if UNKNOWN in shape:
         return [Layout.replicated(mesh.ndim)]
     layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=())
-    return [layout for layout in layouts if all(shape[d] > 1 or not layout.axes_on(d) for d in range(len(shape)))]
+    return [layout for layout in layouts if all(shape[d] > 1 or (batch and d == 0) or not layout.axes_on(d) for d in range(len(shape)))]

@@ -484,4 +484,4 @@ def _agree(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.
 
 def result_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
     """Layouts in which an output may be returned."""
-    return input_layouts(node, mesh)
+    return input_layouts(node, mesh, batch=True)

@@ -46,9 +46,12 @@ from fxshard.strategies.conversion import identity
 aten = torch.ops.aten
 
 
-def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
-    """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out."""
-    graph = check_plan(graph, plan)
+def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
+    """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
+
+    ``deferred``: gradients may be returned pending, as ``fxshard.passes.defer`` leaves them.
+    """
+    graph = check_plan(graph, plan, deferred=deferred)
     all_cuts = cuts(_tensors(graph, plan), plan.mesh)
     classes = size_classes(all_cuts, plan.mesh)
     modules: dict[Any, fx.GraphModule] = {}
@@ -82,7 +85,7 @@ def lower(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
     )
 
 
-def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> PlanningGraph:
+def check_plan(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> PlanningGraph:
     """The graph with what ``plan`` computes again; raises PlanError unless the plan covers exactly it and holds together."""
     if plan.graph_hash != graph.hash:
         raise PlanError(
@@ -99,7 +102,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan) -> PlanningGraph:
             where=source_line(graph.by_name[missing[0]]) or f"plan on mesh {plan.mesh}",
             remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
         )
-    verify_edges(graph, plan)
+    verify_edges(graph, plan, deferred=deferred)
     return graph
 
 

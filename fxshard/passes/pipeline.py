@@ -21,6 +21,7 @@ from fxshard.mesh import Mesh
 from fxshard.passes import annotate, choose, constrain, formulate, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
+from fxshard.passes.defer import deferred
 from fxshard.passes.formulate import OBJECTIVES, Formulation
 from fxshard.passes.generator import check_generator, draw_from
 from fxshard.passes.recompute import expanded
@@ -298,6 +299,14 @@ def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = 
     state = make_plan(Compilation(mesh, request, graph), dump)
     assert state.plan is not None
     return state.plan
+
+
+def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard") -> ShardedProgram:
+    """Lowers a plan so that parameters' gradients leave with their sums pending; it is legal if ``plan`` is."""
+    program = lower.lower(graph, deferred(graph, plan), deferred=True)
+    draw_from(program, rng)
+    verify_program(program, deferred=True)
+    return program
 
 
 def lower_plan(

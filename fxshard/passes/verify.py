@@ -61,9 +61,9 @@ def verify_blocks(graph: PlanningGraph, plan: ShardingPlan) -> None:
             raise PlanError(what, where=f"recomputed, plan on mesh {plan.mesh}", remedy="correct the name in its file, or plan again")
 
 
-def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
+def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> None:
     """The part that asks no rule: the graph's nodes, specs of the right form, layouts that meet on each edge, results that
-    may be returned."""
+    may be returned. ``deferred``: gradients may be pending."""
     planned = {n.name: n for n in plan.nodes}
     moves: dict[tuple[str, int], list[Redistribution]] = {}
     kept: dict[str, set[Layout]] = {}
@@ -90,7 +90,7 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan) -> None:
             f"the plan names {next(iter(planned))}, which the graph lacks", where=f"plan on mesh {plan.mesh}", remedy="plan again"
         )
     _check_readers(graph, plan, served)
-    _check_results(graph, plan)
+    _check_results(graph, plan, deferred)
 
 
 def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, int], tuple[str, Layout]]) -> None:
@@ -184,11 +184,13 @@ def _check_way(move: Redistribution, value: fx.Node, given: Set[Layout | None]) 
         raise PlanError(f"the redistribution of {value.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
 
 
-def _check_results(graph: PlanningGraph, plan: ShardingPlan) -> None:
+def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> None:
     """No result is pending; gradients and mutated buffers lie as their inputs do, tangents as their outputs."""
     layouts = {end.name: plan.specs[end.node].outputs[0] for end in graph.inputs}
     output = graph.module.graph.output_node()
     for end, node, layout in zip(graph.outputs, operands(output), plan.specs["output"].inputs, strict=True):
+        if deferred and end.kind == "gradient" and layout.has_partial:
+            continue
         if layout.has_partial:
             remedy = "outputs can be replicated or sharded"
             raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)

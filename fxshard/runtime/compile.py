@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import changes_of, wrap_like
 from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides
 from fxshard.errors import OptionError, RunError, closest
+from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
@@ -39,7 +40,8 @@ class Artefact:
 
     ``forward``: inputs -> ``results`` results, then what is kept; ``backward`` (None for inference): inputs at
     ``kept_inputs``, kept values, tangents -> gradients. ``tangent_of``: for each tangent the result that it belongs to;
-    ``gradient_of``: for each input the gradient that is its own, or None. ``graphs`` are the graphs that were compiled.
+    ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies. ``graphs`` are the
+    graphs that were compiled.
     """
 
     forward: Run
@@ -48,6 +50,7 @@ class Artefact:
     kept_inputs: tuple[int, ...]
     tangent_of: tuple[int, ...]
     gradient_of: tuple[int | None, ...]
+    gradient_layouts: tuple[Layout | None, ...]
     graphs: tuple[fx.GraphModule, ...]
 
 
@@ -153,13 +156,15 @@ def _compile(b: _Building) -> tuple[_Building, str]:
     said = f"by {b.compiler}"
     if b.parts is None:
         whole = _run(b.module, b.compiler, results, is_inference=True)
-        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (b.module,))), said
+        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (), (b.module,))), said
     forward = _run(b.parts.forward, b.compiler, results)
     if b.compiler == "inductor":
         _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
     count = sum(o.kind == "gradient" for o in b.program.outputs)
     backward = _run(b.parts.backward, b.compiler, count, is_backward=True)
-    ends = _tangent_of(b.program), _gradient_of(b.program, len(b.bound.axes))
+    of = _gradient_of(b.program, len(b.bound.axes))
+    layouts = [x for x, o in zip(b.program.output_layouts, b.program.outputs, strict=True) if o.kind == "gradient"]
+    ends = _tangent_of(b.program), of, tuple(None if i is None else layouts[i] for i in of)
     graphs = (b.parts.forward, b.parts.backward)
     return replace(b, artefact=Artefact(forward, backward, results, b.parts.kept_inputs, *ends, graphs)), said
 
@@ -283,7 +288,8 @@ class _Step(torch.autograd.Function):
         saved.extend(tangents)
         with plain_arithmetic(tangents[0].device.type):
             out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
-        return (None, *(_gradient(out, i, like) for i, like in zip(artefact.gradient_of, ctx.like, strict=True)))
+        ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
+        return (None, *(_gradient(out, i, like, layout) for i, like, layout in ends))
 
 
 def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -299,7 +305,11 @@ def _read_later(
     return sorted(i for i in found if isinstance(inputs[i], DTensor))
 
 
-def _gradient(out: Sequence[torch.Tensor], index: int | None, like: DTensor | None) -> torch.Tensor | None:
+def _gradient(out: Sequence[torch.Tensor], index: int | None, like: DTensor | None, layout: Layout | None) -> torch.Tensor | None:
     if index is None:
         return None
-    return out[index] if like is None else wrap_like(out[index], like)
+    if like is None:
+        return out[index]
+    if layout is None or tuple(layout) == tuple(like.placements):
+        return wrap_like(out[index], like)
+    return DTensor.from_local(out[index], like.device_mesh, tuple(layout), run_check=False, shape=like.shape, stride=like.stride())

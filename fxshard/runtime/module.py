@@ -36,6 +36,7 @@ from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
+from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import Attributes, attributes_of, differing
 from fxshard.runtime.bind import bind, mesh_device
@@ -187,6 +188,7 @@ class Made:
     spec: pytree.TreeSpec
     attributes: Attributes
     runner: Runner
+    graph: PlanningGraph
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes) -> bool:
@@ -213,6 +215,7 @@ class ShardedForward:
         self.modules = list(self.model.modules())
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
+        self.accumulation = Accumulation(self.places, self.settings.compiler)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,10 +224,14 @@ class ShardedForward:
         now = attributes_of(self.modules)
         for made in self.runners.get(self._key(leaves, train), ()):
             if made.serves(spec, now):
-                return made.runner(leaves)
-        return self.prepare(args, kwargs, train)(leaves)
+                break
+        else:
+            made = self.prepare(args, kwargs, train)
+        if train and self.accumulation.defers():
+            return self.accumulation.runner(made.runner, made.graph)(leaves)
+        return made.runner(leaves)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Runner:
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
         first = not self.runners
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -243,7 +250,7 @@ class ShardedForward:
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
                 self.runners[key].append(made.also_for(attributes))
-                return made.runner
+                return made
         if not first:
             announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
         with plain_arithmetic(self.device.type):
@@ -258,8 +265,9 @@ class ShardedForward:
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
-        self.runners.setdefault(key, []).append(Made(spec, attributes, runner))
-        return runner
+        made = Made(spec, attributes, runner, graph)
+        self.runners.setdefault(key, []).append(made)
+        return made
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
