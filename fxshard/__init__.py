@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fxshard.hardware import Hardware, Link
     from fxshard.layout import Layout
     from fxshard.mesh import Mesh
+    from fxshard.passes.mixed_precision import MixedPrecision
     from fxshard.program import ShardedProgram
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
     from fxshard.runtime.accumulation import no_sync
@@ -46,6 +47,7 @@ _HOME = {
     "Hardware": "fxshard.hardware",
     "Link": "fxshard.hardware",
     "Mesh": "fxshard.mesh",
+    "MixedPrecision": "fxshard.passes.mixed_precision",
     "ShardedProgram": "fxshard.program",
     "clip_grad_norm_": "fxshard.runtime.clipping",
     "load_checkpoint": "fxshard.runtime.checkpoint",
@@ -67,6 +69,7 @@ __all__ = [
     "Layout",
     "Link",
     "Mesh",
+    "MixedPrecision",
     "OpSpec",
     "Optimizer",
     "Pin",

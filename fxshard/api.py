@@ -18,6 +18,7 @@ from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
 from fxshard.passes.optimise import check_without
+from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
 from fxshard.program import ShardedProgram
@@ -48,6 +49,7 @@ def plan(
     constraints: Sequence[Constraint] | None = None,
     optimizer: Any = "none",
     cache: bool = True,
+    mixed_precision: MixedPrecision | None = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -72,6 +74,7 @@ def plan(
             a class of ``torch.optim`` or an optimizer of one, or a ``fxshard.Optimizer`` with the dtype of its state.
         cache: whether a plan that was made before, for the same of all this, is taken from disk, and this one kept there
             (``FXSHARD_CACHE_DIR`` says where, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` is cache=False for all).
+        mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs.
 
     The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
 
@@ -95,6 +98,7 @@ def plan(
         check_constraints(constraints),
         optimizer,
         cache,
+        check_mixed_precision(mixed_precision),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None
@@ -124,15 +128,17 @@ def lower(
     dump: str | Path | None = None,
     rng: str = "fxshard",
     without: Sequence[str] = (),
+    mixed_precision: MixedPrecision | None = None,
 ) -> ShardedProgram:
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode.
 
     ``without``: names of passes after lowering to leave out; ``program.effects`` has what each did (docs/after-lowering.md).
     ``rng``: whose random numbers: ``"fxshard"``'s do not depend on the mesh; with ``"torch"`` each shard has its own, by torch's generator.
+    ``mixed_precision``: the one that the plan was made with.
     """
     check_call(model, example_args)
     check_plan(plan)
-    request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train)
+    request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train, mixed_precision=mixed_precision)
     return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng, without)
 
 

@@ -94,6 +94,8 @@ class PlanningGraph:
     aliases: dict[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     returned: Mapping[str, Calls] = field(default_factory=dict)
+    unreduced: frozenset[str] = frozenset()
+    """Values in which no pending sum may be taken: forms of gradients in a dtype in which the user wants none to be added up."""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -114,10 +116,9 @@ class PlanningGraph:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of operators, arguments, shapes, dtypes and the names of the ends; no source lines, no devices."""
-        text = json.dumps(
-            [[_describe(n) for n in self.nodes], [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]],
-            sort_keys=True,
-        )
+        ends = [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]
+        marks = [sorted(self.unreduced)] if self.unreduced else []
+        text = json.dumps([[_describe(n) for n in self.nodes], *ends, *marks], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

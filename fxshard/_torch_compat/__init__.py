@@ -431,9 +431,6 @@ __all__ = [
     "flex_attention_of_any_device",
     "forget_inner_sizes",
     "get_decompositions",
-    "inductor_compile",
-    "inductor_decompositions",
-    "inductor_output_strides",
     "is_flex_attention",
     "lazy_graph_module",
     "mesh_of_one",
@@ -449,6 +446,5 @@ __all__ = [
     "sharding_functions",
     "sizes_from_data",
     "storage_key",
-    "values_to_save",
     "wrap_like",
 ]

@@ -36,6 +36,7 @@ from fxshard.passes.groups import Group, groups, handed_over, joint_specs
 from fxshard.passes.lifetimes import Span
 from fxshard.passes.memory_floor import Floor
 from fxshard.passes.memory_use import Brought, Kept, Reader, Usage
+from fxshard.passes.mixed_precision import settles
 from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes, Wants, in_modes
 from fxshard.passes.names import Place
 from fxshard.passes.overlap import Beside
@@ -372,7 +373,9 @@ class _Builder:
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
             prices, (given, wanted) = self.alike(
-                ("prices", *shape_and_itemsize(crossing.value), None), ends, lambda: self._priced(crossing.value, ends, None)
+                ("prices", *shape_and_itemsize(crossing.value), None, self._unreduced(crossing.value)),
+                ends,
+                lambda: self._priced(crossing.value, ends, None),
             )
             self.transfers.append(Transfer(made[0], given, ((to, wanted),), np.zeros_like(prices)))
         self.kept.append(Kept(crossing, to, kept, read, transfer, ends))
@@ -387,7 +390,8 @@ class _Builder:
         ends = [have, *(want for _, want in others)]
         beside = self.annotated.windows.of(node, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
-        prices, (source_numbers, *numbers) = self.alike(("prices", *shape_and_itemsize(node), beside), ends, priced)
+        key = ("prices", *shape_and_itemsize(node), beside, self._unreduced(node))
+        prices, (source_numbers, *numbers) = self.alike(key, ends, priced)
         alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
@@ -406,7 +410,12 @@ class _Builder:
         prices[some] = _between(paths, paths.prices, there)
         if beside is not None:
             prices[some] -= beside.hidden(_between(paths, paths.communication, there))
+        if self._unreduced(node):
+            prices[some] = np.where(settles(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
+
+    def _unreduced(self, node: fx.Node) -> bool:
+        return node.name in self.graph.unreduced
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
         return table_of(layouts, *shape_and_itemsize(node), self.mesh, self.price)

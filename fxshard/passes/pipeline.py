@@ -24,6 +24,7 @@ from fxshard.passes.constrain import Constraints
 from fxshard.passes.defer import deferred
 from fxshard.passes.formulate import OBJECTIVES, Formulation
 from fxshard.passes.generator import check_generator, draw_from
+from fxshard.passes.mixed_precision import MixedPrecision
 from fxshard.passes.recompute import expanded
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
@@ -54,6 +55,7 @@ class Request:
     cache: bool = True
     rng: str = "fxshard"
     without: tuple[str, ...] = ()
+    mixed_precision: MixedPrecision | None = None
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class Compilation:
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
-    assert c.request.model is not None
-    graph = trace.trace(c.request.model, c.request.args, c.request.kwargs, train=c.request.train)
+    r = c.request
+    assert r.model is not None
+    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision)
     verify.verify_graph(graph)
     return replace(c, graph=graph), f"graph of {len(list(graph.nodes))} nodes, hash {graph.hash[:12]}"
 
@@ -225,18 +228,8 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
 
 
 DECIDED = (
-    "model",
-    "args",
-    "kwargs",
-    "input_layouts",
-    "output_layouts",
-    "pins",
-    "constraints",
-    "memory_limit",
-    "optimizer",
-    "cache",
-    "rng",
-    "without",
+    *("model", "args", "kwargs", "mixed_precision", "input_layouts", "output_layouts", "pins", "constraints"),
+    *("memory_limit", "optimizer", "cache", "rng", "without"),
 )
 """What of a request is in the graph and in the constraints, or decides nothing."""
 

@@ -45,6 +45,7 @@ from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.inlined import inlined
+from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
@@ -62,7 +63,14 @@ WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
 """Modules whose parameters and gradients torch manages itself."""
 
 
-def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, train: bool = True) -> PlanningGraph:
+def trace(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    mixed_precision: MixedPrecision | None = None,
+) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. Raises TraceError
@@ -72,29 +80,32 @@ def trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     arguments = (tuple(args), dict(kwargs or {}))
     with readable_errors(type(model).__name__), _grad(train), without_code():
         try:
-            joint, names, out_spec = _capture(model, arguments, train, {})
+            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision)
         except FxshardError:
             raise
         except Exception as error:
             try:
-                joint, names, out_spec = _capture(model, arguments, train, SPELLED)
+                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision)
             except Exception:
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
-    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)))
+    marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
+    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
 
 
 def _capture(
-    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: Mapping[Any, Any]
+    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: Mapping[Any, Any], precision: MixedPrecision | None
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     fake_model = fake_copy(model, mode, train)
     leaves, in_spec = pytree.tree_flatten(arguments)
-    leaves = [fake_tensor(a, mode, train) for a in leaves]
+    given = [fake_tensor(a, mode, train) for a in leaves]
+    masters = {} if precision is None else lower_parameters(fake_model, precision)
+    leaves = given if precision is None else [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
@@ -126,6 +137,10 @@ def _capture(
     with again():
         spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
+    if precision is not None:
+        given = [a for a in given if not _is_bound(a)]
+        spell_casts(captured, masters, flat, given, precision)
+        flat = given
     return joint_graph(captured, flat, train, spelled), names, out_spec
 
 

@@ -29,6 +29,7 @@ from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
+from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.names import Names
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
@@ -86,6 +87,7 @@ class Settings:
     cache: bool = True
     rng: str = GENERATORS[0]
     without: Sequence[str] = ()
+    mixed_precision: MixedPrecision | None = None
     planner: Planner = plan_graph
     src_data_rank: int | Literal["same"] | None = "same"
 
@@ -118,7 +120,8 @@ def parallelize(
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
             from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``planner``,
+            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
+            compute and to reduce in, beside those of the parameters), ``planner``,
             ``src_data_rank`` (whose weights and buffers are the truth: that rank of the mesh, by its
             global number, sends the others what they need of its own; "same", the default: each rank cuts what it holds,
             and samples of it are compared first; None: the same, nothing compared or sent).
@@ -172,6 +175,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
     check_flag("cache", settings.cache)
     check_flag("debug", settings.debug)
+    check_mixed_precision(settings.mixed_precision)
     if not callable(settings.planner):
         raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
     return settings
@@ -242,7 +246,7 @@ class ShardedForward:
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
-            graph = trace_model(Request(self.model, args, kwargs, train), self.mesh, dump)
+            graph = trace_model(self._traced(args, kwargs, train), self.mesh, dump)
         names = leaf_names(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         named = dict(zip(names, leaves, strict=True))
@@ -268,6 +272,9 @@ class ShardedForward:
         made = Made(spec, attributes, runner, graph)
         self.runners.setdefault(key, []).append(made)
         return made
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Request:
+        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""

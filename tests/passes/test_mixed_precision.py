@@ -1,0 +1,94 @@
+"""Mixed precision: what is moved in which dtype, and numbers beside one device that makes the same casts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import fxshard
+from fxshard.errors import OptionError
+from fxshard.mesh import Mesh
+
+f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
+
+
+class Net(nn.Module):
+    """Tied weights, read by an embedding and a matmul; a dtype that is asked for while tracing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up, self.norm = nn.Embedding(11, 6), nn.Linear(6, 9), nn.LayerNorm(9)
+        self.down, self.head = nn.Linear(9, 6, bias=False), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        one = torch.ones(6, dtype=self.up.weight.dtype)  # in another dtype it would change that of all that follows
+        y = self.norm(F.gelu(self.up(self.table(x) * scale * one)))
+        return F.cross_entropy(self.head(self.down(y)), x)
+
+
+PINS = {name: "S(0)" for name in ("table", "up", "norm", "down", "head", "*.weight", "*.bias")}
+
+
+def one_device(model: Net, x: Tensor, scale: Tensor, to: torch.dtype) -> Tensor:
+    cast = {name: p.to(to) for name, p in model.named_parameters()}
+    loss: Tensor = functional_call(model, cast, (x, scale.to(to)), tie_weights=True)
+    loss.backward()
+    return loss
+
+
+DTYPES = [(f64, f32, f64), (f64, f32, f32), (f64, f32, None), (f32, f32, f64), (f32, bf16, f32), (f32, bf16, None), (f64, bf16, f32)]
+
+
+@pytest.mark.parametrize(("master", "compute", "reduce"), DTYPES)
+def test_dtypes_and_numbers(master: torch.dtype, compute: torch.dtype, reduce: torch.dtype | None) -> None:
+    """Weights are gathered in the one dtype, each gradient is reduced in the other, masters and gradients keep their own.
+
+    One device that makes the same casts is not the truth, it rounds too: both are held against float64, and we are to be as near.
+    """
+    torch.manual_seed(0)
+    precision = fxshard.MixedPrecision(compute, reduce)
+    model, x, scale = Net().to(master), torch.randint(0, 11, (65,)), torch.rand(6, dtype=master)
+    options = {"input_layouts": ["S(0)", "R"], "output_layouts": "R", "objective": "communication"}
+    plan = fxshard.plan(model, (x, scale), Mesh({"dp": 2}), pins=PINS, mixed_precision=precision, **options)
+    program = fxshard.lower(model, (x, scale), plan, mixed_precision=precision)
+    found = {kind: [(c.dtype, c.bytes) for c in program.collectives if c.kind == kind] for kind in ("all_gather", "reduce_scatter")}
+    assert len(found["all_gather"]) == len(found["reduce_scatter"]) == 6
+    assert {dtype for dtype, _ in found["all_gather"]} == {str(compute)}
+    assert {dtype for dtype, _ in found["reduce_scatter"]} == {str(reduce or compute)}
+    rows = {name: -(-p.shape[0] // 2) * p[0].numel() for name, p in model.named_parameters()}  # of the larger shard
+    assert sum(size for _, size in found["all_gather"]) == sum(rows.values()) * compute.itemsize
+    result = fxshard.simulate(program, (x, scale), weights=dict(model.named_parameters()))
+    exact = copy.deepcopy(model).double()
+    losses = [one_device(m, x, scale, dtype).item() for m, dtype in ((model, compute), (exact, f64))]
+    assert result.outputs.dtype == compute and abs(float(result.outputs) - losses[0]) <= 2 * torch.finfo(compute).eps * losses[0]
+    ours = theirs = 0.0
+    for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert result.grads[name].dtype == p.grad.dtype == master
+        ours += float((result.grads[name] - q.grad).square().sum())
+        theirs += float((p.grad - q.grad).square().sum())
+    assert 0 < ours**0.5 <= 1.25 * theirs**0.5
+
+
+def test_the_same_plan_does_not_serve_another_precision() -> None:
+    """Nor one that differs in nothing but the dtype of reductions."""
+    model, x, scale = Net(), torch.randint(0, 11, (65,)), torch.rand(6)
+    plan = fxshard.plan(model, (x, scale), Mesh({"dp": 2}), mixed_precision=fxshard.MixedPrecision(bf16))
+    for other in (None, fxshard.MixedPrecision(bf16, f32), fxshard.MixedPrecision(torch.float16)):
+        with pytest.raises(fxshard.errors.PlanError, match="for another graph"):
+            fxshard.lower(model, (x, scale), plan, mixed_precision=other)
+
+
+def test_a_users_mistakes() -> None:
+    for dtype in (torch.int32, torch.float8_e4m3fn, "bfloat16", None):
+        with pytest.raises(OptionError, match="param_dtype is"):
+            fxshard.MixedPrecision(dtype)
+    with pytest.raises(OptionError, match=r"reduce_dtype is torch\.bool"):
+        fxshard.MixedPrecision(bf16, torch.bool)
+    with pytest.raises(OptionError, match="mixed_precision is a dtype"):
+        fxshard.plan(nn.Linear(2, 2), (torch.ones(2, 2),), Mesh({"dp": 2}), mixed_precision=bf16)
