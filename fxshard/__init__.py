@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fxshard.mesh import Mesh
     from fxshard.passes.mixed_precision import MixedPrecision
     from fxshard.program import ShardedProgram
-    from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
     from fxshard.runtime.accumulation import no_sync
+    from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
     from fxshard.runtime.clipping import clip_grad_norm_
     from fxshard.runtime.memory import program_memory
     from fxshard.sharding_plan import OpSpec, ShardingPlan

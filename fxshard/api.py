@@ -17,8 +17,8 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
-from fxshard.passes.optimise import check_without
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
 from fxshard.program import ShardedProgram

@@ -219,7 +219,7 @@ class ShardedForward:
         self.modules = list(self.model.modules())
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
-        self.accumulation = Accumulation(self.places, self.settings.compiler)
+        self.accumulation = Accumulation(self.places, self.settings.compiler, self.settings.rng, self.settings.debug)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
