@@ -98,7 +98,7 @@ def plan(
         check_constraints(constraints),
         optimizer,
         cache,
-        check_mixed_precision(mixed_precision),
+        mixed_precision=check_mixed_precision(mixed_precision),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None

@@ -27,10 +27,13 @@ from fxshard.runtime.runner import Runner
 
 @dataclass(eq=False)
 class Accumulation:
-    """When the gradients of one parallelized module are reduced. ``places``: where its parameters are, as (owner, attribute)."""
+    """When the gradients of one parallelized module are reduced. ``places``: where its parameters are, as (owner, attribute);
+    ``compiler``, ``rng``, ``debug``: as the module's programs are made."""
 
     places: Sequence[tuple[nn.Module, str]]
     compiler: str
+    rng: str
+    debug: bool
     reduces: bool = True
     runners: dict[Runner, Runner] = field(default_factory=dict)
     watched: dict[nn.Parameter, None] = field(default_factory=dict)
@@ -44,9 +47,11 @@ class Accumulation:
         if whole not in self.runners:
             bound = whole.bound
             with plain_arithmetic(bound.device.type):
-                program = lower_deferred(graph, whole.program.plan)
+                program = lower_deferred(graph, whole.program.plan, self.rng)
                 compare({"program": program.hash}, ranks=mesh_ranks(bound.device_mesh), timeout=whole.timeout)
-                compiled = compile_program(bind(program, bound.device_mesh, bound.device), self.compiler)
+                compiled = compile_program(
+                    bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug
+                )
             self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout)
         return self.runners[whole]
 
