@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -152,6 +153,20 @@ def test_compiled_program_is_differentiable_on_local_tensors(backend: str) -> No
         with torch.no_grad():
             (out,) = compiled([model.weight, model.bias, x])
         assert not out.requires_grad and not isinstance(out, DTensor)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_inductor_keeps_what_it_compiles() -> None:
+    """On disk, so that a restart does not compile again: Inductor passes graphs over whose mode of tracing it does not know."""
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        graph = trace(nn.Linear(6, 4), (torch.randn(5, 6),))
+        counters["inductor"].clear()
+        compile_program(bind(lower(graph, plan_graph(graph, parse_mesh("dp=1"), Request())), mesh), "inductor")
+        found = counters["inductor"]
+        assert found["fxgraph_cache_hit"] + found["fxgraph_cache_miss"] == 2 and not found["fxgraph_cache_bypass"]
     finally:
         dist.destroy_process_group()
 
