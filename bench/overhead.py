@@ -1,0 +1,152 @@
+"""``python -m bench.overhead``: microseconds of small calls beside the same without fxshard, interleaved medians in one run.
+
+One process; torch's ``fake`` process group, whose collectives return at once, stands for the other rank.
+
+- A layer of two 8x8 products, cut as Megatron does, forward and backward: the parallelized module over the same local products compiled by
+  torch, with the same two all-reduces as functional collectives and without any.
+- One addmm: the bound program called on local tensors over eager DTensor; through ``torch.compile`` with the backend over compiled plain torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import fxshard
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime.bind import bind
+from fxshard.runtime.compile import compile_program
+
+RANKS, SIZE, CALLS, ROUNDS = 2, 8, 50, 40
+
+
+class Layer(nn.Module):
+    """Two products without biases, ``size`` x ``hidden`` and back."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(SIZE, hidden, bias=False), nn.Linear(hidden, SIZE, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Summed(torch.autograd.Function):
+    """An all-reduce whose gradient is passed through, and the other way round: Megatron's f and g."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, now: bool) -> Tensor:
+        ctx.group, ctx.now = group, now
+        return all_reduce(x, "sum", group) if now else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (grad if ctx.now else all_reduce(grad, "sum", ctx.group)), None, None
+
+
+class Communicating(Layer):
+    """The local part of the layer with its two all-reduces."""
+
+    def __init__(self, hidden: int, group: Any) -> None:
+        super().__init__(hidden)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Summed.apply(super().forward(Summed.apply(x, self.group, False)), self.group, True)
+        return out
+
+
+def layer_ways(mesh: DeviceMesh) -> Mapping[str, Callable[[], Any]]:
+    x, ones = torch.randn(SIZE, SIZE, requires_grad=True), torch.ones(SIZE, SIZE)
+    pins = {"up.weight": "S(0)", "down.weight": "S(1)"}
+    ours = fxshard.parallelize(Layer(SIZE * RANKS), (x,), mesh, pins=pins, src_data_rank=None)
+    plain = torch.compile(Layer(SIZE))
+    both = torch.compile(Communicating(SIZE, mesh.get_group()))
+
+    def stepping(model: Any) -> Callable[[], Any]:
+        inputs = [x, *model.parameters()]
+        return lambda: torch.autograd.grad(model(x), inputs, ones)
+
+    return {"fxshard": stepping(ours), "local, with collectives": stepping(both), "local, without": stepping(plain)}
+
+
+def addmm_ways(mesh: DeviceMesh) -> Mapping[str, Callable[[], Any]]:
+    bias, a, b = torch.randn(SIZE), torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+
+    class Addmm(nn.Module):
+        def forward(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return torch.addmm(bias, a, b)
+
+    layouts = {"input_layouts": ["R", "S(0)", "R"], "output_layouts": "S(0)"}
+    graph = trace(Addmm(), (bias, a, b), train=False)
+    plan = plan_graph(graph, fxshard.Mesh({"tp": RANKS}), Request(train=False, cache=False, **layouts))
+    bound = compile_program(bind(lower_plan(graph, plan), mesh))
+    local = [bias, a[: SIZE // RANKS].contiguous(), b]
+    placements = [[Replicate()], [Shard(0)], [Replicate()]]
+    shared = [
+        DTensor.from_local(t, mesh, p) if p == [Shard(0)] else distribute_tensor(t, mesh, p) for t, p in zip(local, placements, strict=True)
+    ]
+    compiled = torch.compile(Addmm(), backend="fxshard", options={"mesh": mesh})
+    plain = torch.compile(Addmm())
+    calls = {
+        "fxshard, bound program": lambda: bound(local),
+        "DTensor, eager": lambda: torch.addmm(*shared),
+        "fxshard, through torch.compile": lambda: compiled(bias, a, b),
+        "plain, compiled": lambda: plain(bias, a, b),
+    }
+
+    def quietly(call: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            with torch.no_grad():
+                call()
+
+        return run
+
+    return {name: quietly(call) for name, call in calls.items()}
+
+
+def medians(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds a call, each way in turn."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for call in ways.values():
+        for _ in range(CALLS):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in ways.items():
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            times[name].append((time.perf_counter() - start) / CALLS * 1e6)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    layer, addmm = medians(layer_ways(mesh)), medians(addmm_ways(mesh))
+    ours = layer["fxshard"]
+    rows = [("layer, forward and backward", name, f"{us:.1f}", f"{ours / us:.2f}") for name, us in layer.items()]
+    pairs = (("fxshard, bound program", "DTensor, eager"), ("fxshard, through torch.compile", "plain, compiled"))
+    for mine, other in pairs:
+        rows += [
+            ("one addmm", mine, f"{addmm[mine]:.1f}", ""),
+            ("one addmm", other, f"{addmm[other]:.1f}", f"{addmm[mine] / addmm[other]:.2f}"),
+        ]
+    print(tabulate(rows, headers=("what", "way", "us", "fxshard / this"), disable_numparse=True))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
