@@ -45,6 +45,7 @@ from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.inlined import inlined
+from fxshard.passes.kernels_of_users import refuse_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
@@ -54,6 +55,7 @@ from fxshard.passes.returned import let_go, noted, other_names, renamed, values_
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
+from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 
@@ -78,6 +80,7 @@ def trace(
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
+    _check_tensors(model, arguments)
     with readable_errors(type(model).__name__), _grad(train), without_code():
         try:
             joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision)
@@ -94,6 +97,14 @@ def trace(
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
+
+
+def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    named += [(_path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments)[0]]
+    for name, value in named:
+        if isinstance(value, torch.Tensor):
+            check_dense(value, name)
 
 
 def _capture(
@@ -230,6 +241,7 @@ def planning_graph(
     spell_strides(joint)
     _tidy(joint)
     _refuse_sparse(joint, train)
+    refuse_kernels(joint.graph)
     check_draws(joint)
     numbers = tensors_of_numbers(joint)
     keep_numbers_in_tensors(joint)
@@ -264,8 +276,7 @@ def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
     """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    if value.layout != torch.strided:
-        raise TraceError(f"a tensor of shape {tuple(value.shape)} is sparse ({value.layout})", remedy="pass dense tensors")
+    check_dense(value)
     with mode:
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         if isinstance(value, nn.Parameter):

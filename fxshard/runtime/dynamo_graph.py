@@ -16,6 +16,7 @@ from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, p
 from fxshard.errors import TraceError
 from fxshard.passes.probe import probe
 from fxshard.passes.returned import note_calls
+from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
@@ -120,6 +121,9 @@ class Output:
 
 def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
     """``graph`` for the scalars of one call: (module of tensors only, which returns what is computed; its inputs; outputs)."""
+    for name, value in zip(graph.names, args, strict=True):
+        if isinstance(value, torch.Tensor):
+            check_dense(value, name)
     module = _own_copy(graph.module)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for node, kind, value in zip(placeholders, graph.kinds, args, strict=True):

@@ -1,0 +1,40 @@
+"""Which tensors can be planned: dense ones, whatever class they have, as long as that class computes nothing of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.shards import AsyncCollectiveTensor
+from fxshard.errors import TraceError
+
+OURS = (DTensor, FakeTensor, AsyncCollectiveTensor)
+"""Classes with a dispatch of their own that stands for a dense tensor, which this package knows."""
+PLAIN = (torch.Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)
+
+
+def check_dense(value: torch.Tensor, name: str = "") -> None:
+    """Raises TraceError naming ``value`` where it is sparse, nested, or of a class that computes in its own way (quantised weights).
+
+    Planned as dense tensors those would lose what their class does, and shards would take the memory of dense ones.
+    """
+    kind, where = type(value), name or f"a tensor of type {type(value).__name__}"
+    if value.is_nested:
+        what = f"{where} is nested ({str(value.layout).removeprefix('torch.')}): its rows differ in length"
+        raise TraceError(what, remedy="pad it (x.to_padded_tensor(0.0)) and pass the mask, or pass its values and offsets as dense tensors")
+    if value.layout != torch.strided:
+        what = f"{name or 'a tensor'} of shape {tuple(value.shape)} is sparse ({value.layout})"
+        raise TraceError(what, remedy="pass dense tensors")
+    if isinstance(value, OURS):
+        return
+    own = "__torch_dispatch__" if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ else ""
+    if getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in PLAIN:
+        own = own or "__torch_function__"
+    if own:
+        remedy = (
+            "hold its inner tensors as parameters or buffers and compute with them in forward (dequantise there), or make it dense first "
+            "(x.dequantize(), x.get_data()); subclasses without such methods are planned as the tensors they are"
+        )
+        raise TraceError(f"{where} is of class {kind.__name__}, which computes by a {own} of its own", where=name, remedy=remedy)
