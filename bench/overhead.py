@@ -4,7 +4,8 @@ One process; torch's ``fake`` process group, whose collectives return at once, s
 
 - A layer of two 8x8 products, cut as Megatron does, forward and backward: the parallelized module over the same local products compiled by
   torch, with the same two all-reduces as functional collectives and without any.
-- One addmm: the bound program called on local tensors over eager DTensor; through ``torch.compile`` with the backend over compiled plain torch.
+- One addmm: the bound program called on local tensors over eager DTensor; through ``torch.compile`` with the backend over compiled
+  plain torch.
 """
 
 from __future__ import annotations

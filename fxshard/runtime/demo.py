@@ -167,9 +167,9 @@ def _alone(text: torch.Tensor) -> list[float]:
 
 def _report(losses: list[float], alone: list[float], issued: list[Any], model: nn.Module) -> None:
     program = _program(model)
-    predicted = Counter((c.kind, c.axis) for c in program.plan.collectives)
+    predicted = Counter((c.kind, c.axis) for c in program.collectives)
     sent = Counter[tuple[str, str]]()
-    for c in program.plan.collectives:
+    for c in program.collectives:
         sent[c.kind, c.axis] += c.bytes
     ran = Counter((c.kind, c.axis) for c in issued)
     rows = [(kind, axis, predicted[kind, axis], ran[kind, axis], sent[kind, axis]) for kind, axis in sorted({*predicted, *ran})]
@@ -200,7 +200,7 @@ def simulated(text: torch.Tensor) -> None:
         _descend(alone, {n: p.grad for n, p in alone.named_parameters() if p.grad is not None})
         alone.zero_grad()
     counted = Counter((c.kind, c.axis) for c in result.collectives)
-    wanted = Counter((c.kind, c.axis) for c in plan.collectives)
+    wanted = Counter((c.kind, c.axis) for c in program.collectives)
     kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
     print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
     print(f"objective {proof(plan)}")
