@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def _lower(c: Compilation) -> tuple[Compilation, str]:
     return replace(c, program=program), f"{len(program.modules)} local graphs, {len(program.collectives)} collectives"
 
 
-def _optimising(name: str) -> Pass:
+def _optimising(name: str) -> Callable[[Compilation], tuple[Compilation, str]]:
     def optimise_(c: Compilation) -> tuple[Compilation, str]:
         assert c.program is not None
         if name in c.request.without:
@@ -167,7 +167,7 @@ def _optimising(name: str) -> Pass:
         said += f"; collectives: {effect.collectives[0]} before, {effect.collectives[1]} after"
         return replace(c, program=program), said + (f"; not taken: {effect.left_out}" if effect.left_out else "")
 
-    return Pass(name, optimise_, _effect)
+    return optimise_
 
 
 def _specs(c: Compilation) -> str:
@@ -207,8 +207,12 @@ PLANNING: tuple[Pass, ...] = (
     Pass("choose", _choose, lambda c: str(c.plan)),
     Pass("verify", _verify, lambda c: str(c.plan)),
 )
-OPTIMISING: tuple[Pass, ...] = tuple(map(_optimising, optimise.OPTIMISATIONS))
-LOWERING: tuple[Pass, ...] = (Pass("lower", _lower, _modules), *OPTIMISING)
+LOWERING: tuple[Pass, ...] = (
+    Pass("lower", _lower, _modules),
+    Pass("share", _optimising("share"), _effect),
+    Pass("schedule", _optimising("schedule"), _effect),
+    Pass("bucket", _optimising("bucket"), _effect),
+)
 PIPELINE = (*PLANNING, *LOWERING)
 SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
 """Where the passes begin that a plan of the cache stands in for."""
