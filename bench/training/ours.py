@@ -40,6 +40,11 @@ def sharded(setting: Setting) -> Contestant:
     return _parallelized(setting, _local(setting), pins=pins)
 
 
+def replicated(setting: Setting) -> Contestant:
+    """All weights whole, the batch cut: what DDP holds."""
+    return _parallelized(setting, _local(setting), pins={"*weight": "R"})
+
+
 def free(setting: Setting) -> Contestant:
     """The whole batch on each rank, nothing asked for."""
     return _parallelized(setting, batch(setting.length))
@@ -48,5 +53,6 @@ def free(setting: Setting) -> Contestant:
 OURS: dict[str, Callable[[Setting], Contestant]] = {
     "fxshard, Megatron's layouts": megatron,
     "fxshard, FSDP's layouts": sharded,
+    "fxshard, DDP's layouts": replicated,
     "fxshard, its own choice": free,
 }
