@@ -54,7 +54,10 @@ def test_it_is_what_the_plan_says() -> None:
 
 def test_the_same_words_as_of_a_program() -> None:
     plan, profile = planned()
-    program = fxshard.program_memory(fxshard.lower(Stack(), (torch.ones(ROWS, DIM),), plan), torch.optim.AdamW)
+    lowered = fxshard.lower(
+        Stack(), (torch.ones(ROWS, DIM),), plan, without=["schedule", "bucket"]
+    )  # which may hold more where nothing limits them
+    program = fxshard.program_memory(lowered, torch.optim.AdamW)
     for kind in ("parameter", "optimizer", "input"):
         assert program.by_kind()[kind] - profile.by_kind()[kind] in range(33), "a program counts numbers that say where a rank is"
     assert abs(program.peak - profile.peak) <= 0.1 * program.peak
