@@ -119,5 +119,5 @@ def test_from_one_dim_to_another_is_an_all_to_all() -> None:
 
 
 def test_two_axes_move_without_gathering_the_whole() -> None:
-    """One axis gathers its part of what the other still holds in shards."""
-    assert moves("S(0)S(0)", "S(1)S(1)", {"a": 2, "b": 2}) == [("all_gather", "b"), ("all_to_all", "a")]
+    """Nothing is gathered at all: the outer axis goes first."""
+    assert moves("S(0)S(0)", "S(1)S(1)", {"a": 2, "b": 2}) == [("all_to_all", "a"), ("all_to_all", "b")]
