@@ -1,7 +1,7 @@
 """``python -m bench.training``: milliseconds of a training step on two gloo ranks with one thread each, all ways interleaved in one run.
 
 ``ratio`` is the median time over that of ``parallelize_module`` compiled. ``--sizes 256/128,512/256`` are width and length,
-``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated), ``--hardware`` what the plans are made for.
+``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated), ``--hardware`` what fxshard's plans are made for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="256/128,512/256")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--hardware", default="cpu", help="what fxshard plans for: a preset, or a file of `fxshard calibrate`")
     parser.add_argument("--details", action="store_true", help="print the plans")
     chosen = parser.parse_args(arguments)
     for size in chosen.sizes.split(","):
@@ -40,13 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measured(size: str, chosen: Any) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        job = {"size": size, "rounds": chosen.rounds, "only": chosen.only, "details": chosen.details, "folder": folder}
+        job = {"size": size, "rounds": chosen.rounds, "only": chosen.only, "folder": folder}
+        job |= {"details": chosen.details, "hardware": chosen.hardware}
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "bench.training", "--rank"]
         ranks = [subprocess.Popen([*command, str(r), json.dumps(job)], env=environment) for r in range(RANKS)]
         if any([r.wait() for r in ranks]):
             raise SystemExit("a rank failed; its message is above")
-        return json.loads(Path(folder, "times").read_text())  # type: ignore[no-any-return]
+        times: dict[str, Any] = json.loads(Path(folder, "times").read_text())
+        return times
 
 
 def _table(times: Mapping[str, Any]) -> str:
@@ -73,7 +76,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
     store = dist.FileStore(f"{job['folder']}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     width, length = map(int, job["size"].split("/"))
-    setting = Setting(width, length, init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",)))
+    setting = Setting(width, length, init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",)), job["hardware"])
     wanted = {n: make for n, make in {**PEERS, **OURS}.items() if not job["only"] or any(o in n for o in job["only"])}
     ways, losses = {}, {}
     for name, make in wanted.items():

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from examples.llama import Attention, Llama, LlamaConfig
+from examples.llama import Attention, Llama, LlamaConfig, rotate
 
 BATCH = 4
 
@@ -19,8 +19,6 @@ class ManualAttention(Attention):
     """``Attention`` with its softmax written out."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        from examples.llama import rotate
-
         q = rotate(self.split_heads(self.wq(x)), cos, sin)
         k = rotate(self.split_heads(self.wk(x)), cos, sin)
         v = self.split_heads(self.wv(x))

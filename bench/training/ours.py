@@ -21,9 +21,8 @@ MEGATRON = {
 
 
 def _parallelized(setting: Setting, inputs: tuple[Any, ...], **options: Any) -> Contestant:
-    model = fxshard.parallelize(llama(setting.width), inputs, setting.mesh, **options)
-    program = model.forward.programs[0]  # type: ignore[union-attr]
-    return Contestant(stepping(model, inputs), program)
+    model: Any = fxshard.parallelize(llama(setting.width), inputs, setting.mesh, hardware=setting.hardware, **options)
+    return Contestant(stepping(model, inputs), model.forward.programs[0])
 
 
 def _local(setting: Setting) -> tuple[Any, ...]:

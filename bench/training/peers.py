@@ -19,11 +19,12 @@ from bench.training.model import batch, llama
 
 @dataclass(frozen=True)
 class Setting:
-    """Width of the model, length of a sequence, and the mesh of one axis."""
+    """Width of the model, length of a sequence, the mesh of one axis, and what fxshard plans for: a preset or a file."""
 
     width: int
     length: int
     mesh: DeviceMesh
+    hardware: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,12 @@ class Contestant:
     detail: Any = None
 
 
-def stepping(model: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Tensor]:
+def stepping(model: nn.Module, inputs: tuple[Any, ...], compiled: bool = False) -> Callable[[], Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    called: Callable[..., Tensor] = torch.compile(model) if compiled else model
 
     def step() -> Tensor:
-        loss: Tensor = model(*inputs)
+        loss = called(*inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -54,10 +56,6 @@ def mine(setting: Setting) -> tuple[Tensor, Tensor]:
     return tokens.chunk(ranks)[rank].contiguous(), targets.chunk(ranks)[rank].contiguous()
 
 
-def _compiled(model: nn.Module, wanted: bool) -> nn.Module:
-    return torch.compile(model) if wanted else model  # type: ignore[return-value]
-
-
 def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
     """Megatron's layouts by ``parallelize_module``; the embedding is cut by the width: Dynamo cannot trace its masked sum twice."""
     styles: dict[str, Any] = {
@@ -69,7 +67,7 @@ def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
     for name in ("attention.wo", "feed_forward.w2"):
         styles[f"layers.*.{name}"] = RowwiseParallel()
     model = parallelize_module(llama(setting.width), setting.mesh, styles)
-    return Contestant(stepping(_compiled(model, compiled), batch(setting.length)))
+    return Contestant(stepping(model, batch(setting.length), compiled))
 
 
 def fsdp(setting: Setting, compiled: bool) -> Contestant:
@@ -89,17 +87,17 @@ def fsdp_whole(setting: Setting, compiled: bool) -> Contestant:
     for layer in model.layers:
         fully_shard(layer, mesh=setting.mesh)
     fully_shard(model, mesh=setting.mesh)
-    return Contestant(stepping(_compiled(model, compiled), mine(setting)))
+    return Contestant(stepping(model, mine(setting), compiled))
 
 
 def ddp(setting: Setting, compiled: bool) -> Contestant:
     model = DistributedDataParallel(llama(setting.width), process_group=setting.mesh.get_group())
-    return Contestant(stepping(_compiled(model, compiled), mine(setting)))
+    return Contestant(stepping(model, mine(setting), compiled))
 
 
 def alone(setting: Setting, compiled: bool) -> Contestant:
     """The whole batch on one device; every rank does it, beside the other."""
-    return Contestant(stepping(_compiled(llama(setting.width), compiled), batch(setting.length)))
+    return Contestant(stepping(llama(setting.width), batch(setting.length), compiled))
 
 
 PEERS: dict[str, Callable[[Setting], Contestant]] = {

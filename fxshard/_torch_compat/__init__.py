@@ -313,6 +313,13 @@ def schema_of(operator: Any) -> torch.FunctionSchema | None:
     return getattr(operator, "_schema", None)
 
 
+def named_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments of a call of ``operator`` by name, those that were left out with their defaults."""
+    known = operator._schema.arguments
+    defaults = {a.name: a.default_value for a in known if a.has_default_value()}
+    return {**defaults, **dict(zip((a.name for a in known), args, strict=False)), **(kwargs or {})}
+
+
 def find_operator(op: Any) -> OpOverload | None:
     """One overload of an operator, from its name (``"mylib::op"``: the default one), a packet, a custom op or the overload itself."""
     from torch._library.custom_ops import CustomOpDef

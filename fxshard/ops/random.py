@@ -298,24 +298,15 @@ def dropped(
     offsets: Sequence[torch.Tensor],
     rng: str = GENERATORS[0],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ``dropout_shard`` is: the mask as one operator, and arithmetic that a compiler joins with what is around it."""
+    """``dropout`` of a shard: ``shape`` is that of the whole, ``offsets`` the shard's place on the dims ``cut``.
+
+    The mask is one operator, the rest is arithmetic that a compiler joins with what is around it.
+    """
     mask = torch.ops.fxshard.keep_mask(p, seed, call, shape, x.shape, cut, offsets, x.device, rng)
     return scaled(x, mask, p).contiguous(), mask
 
 
-@torch.library.custom_op("fxshard::dropout_shard", mutates_args=())
-def dropout_shard(
-    x: torch.Tensor,
-    p: float,
-    seed: torch.Tensor,
-    call: int,
-    shape: Sequence[int],
-    cut: Sequence[int],
-    offsets: Sequence[torch.Tensor],
-    rng: str = GENERATORS[0],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``dropout`` of a shard: ``shape`` is that of the whole, ``offsets`` the shard's place on the dims ``cut``."""
-    return dropped(x, p, seed, call, shape, cut, offsets, rng)
+dropout_shard = torch.library.custom_op("fxshard::dropout_shard", dropped, mutates_args=())
 
 
 @dropout_shard.register_fake

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
-from fxshard._torch_compat import pytree
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import copied
 from fxshard.passes.schedule import is_light
@@ -50,17 +48,12 @@ def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
         value[node] = node
         if is_collective(node) or is_wait(node) or is_light(node):
             read = fx.map_arg((node.args, dict(node.kwargs)), lambda n: value[n])
-            value[node] = first.setdefault((str(node.target), node in early, str(read), *_inputs(read)), node)
+            value[node] = first.setdefault((str(node.target), node in early, str(read)), node)
         if is_collective(node):
             numbers[node] = len(numbers)
             if value[node] is not node:
                 found[numbers[node]] = numbers[value[node]]
     return found
-
-
-def _inputs(read: Any) -> list[fx.Node]:
-    """The nodes among arguments: names alone are those of one graph."""
-    return [n for n in pytree.tree_leaves(read) if isinstance(n, fx.Node)]
 
 
 def _unread(graph: fx.Graph) -> set[int]:

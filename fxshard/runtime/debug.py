@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, schema_of
+from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.errors import RunError
 from fxshard.runtime.agreement import Meeting, default_group, name_ranks
 from fxshard.runtime.bind import axis_of_group
@@ -72,9 +72,7 @@ class Checks(TorchDispatchMode):
 
 def signature(kind: str, func: Any, args: Sequence[Any]) -> str:
     """``all_reduce of (4, 8) float32, sum, over tp``: everything that ranks must have in common."""
-    schema = schema_of(func)
-    assert schema is not None
-    given = dict(zip([a.name for a in schema.arguments], args, strict=False))
+    given = named_arguments(func, args)
     tensor: torch.Tensor = given.get("input", args[0])
     others = [str(x) for x in args if not isinstance(x, torch.Tensor) and x != given["group_name"]]
     shape = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

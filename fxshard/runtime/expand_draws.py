@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxshard._torch_compat import schema_of
+from fxshard._torch_compat import named_arguments
 from fxshard._torch_compat.inductor import inductor_decompositions
 from fxshard.ops import random
 
@@ -31,7 +31,7 @@ def mark_masks(module: fx.GraphModule) -> None:
 def expand_draws(module: fx.GraphModule) -> int:
     """Replaces draws of ``module``, in place, by what they compute. Returns how many."""
     graph = module.graph
-    draws = {n: _arguments(n) for n in graph.nodes if n.target in (MASK, DRAW) and _expands(n)}
+    draws = {n: named_arguments(n.target, n.args, n.kwargs) for n in graph.nodes if n.target in (MASK, DRAW) and _expands(n)}
     keys: dict[fx.Node, _Keys] = {}
     for node, given in draws.items():
         seed = given["seed"]
@@ -51,17 +51,9 @@ def expand_draws(module: fx.GraphModule) -> int:
 
 
 def _expands(node: fx.Node) -> bool:
-    given = _arguments(node)
+    given = named_arguments(node.target, node.args, node.kwargs)
     kind = "kept" if node.target is MASK else given["kind"]
     return given["rng"] == random.GENERATORS[0] and random.is_plain(kind, given["shape"], node.meta["val"].dtype)
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Arguments by name, those left out too."""
-    schema = schema_of(node.target)
-    assert schema is not None
-    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return {**named, **dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
 
 
 class _Keys:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, schema_of
+from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.passes.halves import forward_collectives
 from fxshard.program import KINDS, ProgramCollective, ShardedProgram
 from fxshard.runtime.bind import axis_of_group
@@ -56,8 +56,6 @@ class _Recorder(TorchDispatchMode):
 
 
 def _recorded(kind: str, func: Any, args: Any) -> Recorded:
-    schema = schema_of(func)
-    assert schema is not None
-    given = dict(zip([a.name for a in schema.arguments], args, strict=False))
+    given = named_arguments(func, args)
     buffer: torch.Tensor = given.get("input", args[0])
     return Recorded(kind, axis_of_group(given["group_name"]), tuple(buffer.shape), str(buffer.dtype), func.overloadpacket.__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,22 +18,12 @@ from fxshard.mesh import Mesh
 from fxshard.passes.local_graph import LocalGraph
 from fxshard.runtime.shards import gather, scatter
 from fxshard.runtime.simulate import run_lockstep
+from tests.moved import Ranks
 from tests.reference_shards import assert_is_sharded, coordinates
 
 L = Layout.parse
 c10d = torch.ops._c10d_functional
 MESH, PAIR = Mesh({"a": 2, "b": 3}), Mesh({"a": 2})
-
-
-@dataclass
-class Ranks:
-    """What run_lockstep needs of a program: one graph a rank."""
-
-    mesh: Mesh
-    graphs: dict[tuple[int, ...], fx.GraphModule]
-
-    def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
-        return self.graphs[coordinate]
 
 
 Body = Callable[[LocalGraph, fx.Node], fx.Node]

@@ -124,7 +124,10 @@ class _Reader:
             self.places[key.get("fqn"), tuple(key.values.get("offset") or ())] = place
 
     def source(self, identity: str) -> Source:
-        entries, torch_names, optimizer, values = {}, {}, {}, {}  # type: ignore[var-annotated]
+        entries: dict[str, Entry] = {}
+        torch_names: dict[str, str] = {}
+        optimizer: dict[Any, Any] = {}
+        values: dict[str, Any] = {}
         whole_model = not any(self._path(name)[0] in (MODEL, *OPTIMIZERS, OWN) for name in self.held)
         for name, form in self.held.items():
             parts = (MODEL, name) if whole_model else self._path(name)

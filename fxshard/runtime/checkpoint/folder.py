@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -45,7 +45,7 @@ def rank_file(number: int) -> str:
 def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Writes the blocks of the ``number``-th rank, to disk; their checksums."""
     pieces = [
-        Piece(name, entry.dtype, chunk.shape, lambda name=name: local_value(tensors[name]))  # type: ignore[misc]
+        Piece(name, entry.dtype, chunk.shape, partial(local_value, tensors[name]))
         for name, entry in index.entries.items()
         for chunk in entry.chunks
         if chunk.file == number

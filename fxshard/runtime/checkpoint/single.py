@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fxshard.errors import FileError
@@ -24,7 +25,7 @@ def write_single(path: Path, fresh: Path, source: Source) -> None:
     """
     index = source.index
     forms = {name: index.entries[index.aliases.get(name, name)] for name in (*index.entries, *index.aliases)}
-    pieces = [Piece(name, e.dtype, e.shape, lambda name=name: source.whole(name)) for name, e in forms.items()]  # type: ignore[misc]
+    pieces = [Piece(name, e.dtype, e.shape, partial(source.whole, name)) for name, e in forms.items()]
 
     def metadata(sums: Mapping[str, str]) -> dict[str, str]:
         entries = {name: Entry(e.dtype, e.shape, _one(e, sums[name])) for name, e in forms.items()}
