@@ -98,6 +98,18 @@ def path_communication(source: Layout, target: Layout, shape: tuple[int, ...], i
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in path if step.is_collective)
 
 
+def path_start(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price) -> float:
+    """What is saved of the cheapest path where its collective joins others: ``joining`` of it. Nothing of paths with several: where
+    one waits for another, it may not meet those that it could join."""
+    return _start(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, joining)
+
+
+def _start(source: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, joining: Price) -> float:
+    if sum(step.is_collective for step in path) != 1:
+        return 0.0
+    return sum(step_price(step, layout, shape, itemsize, mesh, joining) for layout, step, _ in walk(source, path) if step.is_collective)
+
+
 def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
     return tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
 
@@ -140,6 +152,7 @@ class Table:
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._sent: dict[int, np.ndarray] = {}
+        self._starts: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
@@ -199,6 +212,16 @@ class Table:
                 path = walk(source, self.steps(source, target))
                 found[i, j] = sum(step_price(step, layout, *self.tensor, self._price) for layout, step, _ in path if step.is_collective)
         return found
+
+    def starts(self, joining: Price) -> np.ndarray:
+        """(layouts, layouts) ``joining`` of each path that has one collective, 0 elsewhere; see ``path_start``."""
+        if joining not in self._starts:
+            found = np.zeros(self.prices.shape)
+            for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
+                if i != j and np.isfinite(self.prices[i, j]):
+                    found[i, j] = _start(source, self.steps(source, target), *self.tensor, joining)
+            self._starts[joining] = found
+        return self._starts[joining]
 
     def _path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]

@@ -124,6 +124,26 @@ def collective_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
     return timing(mesh, kind, axis)(sent) if mesh.shape[axis] > 1 else 0.0
 
 
+def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
+    """Microseconds of packing a collective's buffer with others' and, where its result lies in pieces, of taking that apart."""
+    n = mesh.shape[axis]
+    buffer = sent / (n - 1) if kind == "all_gather" else sent / share(kind, n)
+    return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))
+
+
+@lru_cache(maxsize=64)
+def joining_price(mesh: Mesh) -> Price:
+    """What a collective on ``mesh`` costs less where others of its kind share its start: that less the packing, if that is anything."""
+
+    def price(step: Step, sent: int, written: int) -> float:
+        if not step.is_collective or mesh.shape[step.axis] == 1:
+            return 0.0
+        start = collective_time(step.kind, step.axis, 0, mesh)
+        return max(0.0, start - packing_time(step.kind, step.axis, sent, mesh))
+
+    return price
+
+
 @lru_cache(maxsize=64)
 def time_price(mesh: Mesh) -> Price:
     """The price of redistribution steps in microseconds on ``mesh``; a local step costs the bytes that it writes."""

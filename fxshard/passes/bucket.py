@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard.cost.collectives import collective_time
-from fxshard.cost.compute import traffic_time
+from fxshard.cost.collectives import collective_time, packing_time
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import Emitter, copied
 from fxshard.passes.schedule import is_light
@@ -90,9 +89,7 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
 def _worth(program: ShardedProgram, one: ProgramCollective) -> bool:
     """Whether a collective costs more to start than to pack and, where its result lies in pieces, to unpack."""
     axis = program.mesh.axis(one.axis)
-    size = math.prod(one.shape) * getattr(torch, one.dtype.removeprefix("torch.")).itemsize
-    moved = 2 * size * (1 + program.mesh.shape[axis] * (one.kind == "all_gather"))
-    return traffic_time(program.mesh.hardware, moved) < collective_time(one.kind, axis, 0, program.mesh)
+    return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
 
 
 def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: int) -> bool:

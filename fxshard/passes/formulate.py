@@ -23,7 +23,7 @@ import numpy as np
 from torch import fx
 
 from fxshard.call import Call
-from fxshard.cost import compute_time, time_price
+from fxshard.cost import compute_time, joining_price, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -409,7 +409,8 @@ class _Builder:
         prices = np.zeros((len(layouts), len(layouts)))
         prices[some] = _between(paths, paths.prices, there)
         if beside is not None:
-            prices[some] -= beside.hidden(_between(paths, paths.communication, there))
+            saved = _between(paths, paths.starts(joining_price(self.mesh)), there) if beside.joins else 0.0
+            prices[some] -= saved + beside.hidden(_between(paths, paths.communication, there) - saved)
         if self._unreduced(node):
             prices[some] = np.where(settles(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]

@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import fx
 
+from fxshard.cost import joining_price
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated
@@ -16,7 +17,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Recomputed
 from fxshard.planning_graph import producer, shape_and_itemsize
-from fxshard.redistribution import Price, path_communication, path_price, steps
+from fxshard.redistribution import Price, path_communication, path_price, path_start, steps
 from fxshard.sharding_plan import OpSpec, Redistribution, again
 
 Specs = Mapping[str, OpSpec]
@@ -87,7 +88,8 @@ def _entry(
     source, target, anew = move
     moved = source, target, *shape_and_itemsize(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
-    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
+    saved = path_start(*moved, joining_price(mesh)) if beside is not None and beside.joins else 0.0
+    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved) - saved))
     return Redistribution(
         value.node.name,
         *shape_and_itemsize(value.node),
@@ -95,7 +97,7 @@ def _entry(
         target,
         steps(*moved),
         tuple(value.moves[move]),
-        cost=path_price(*moved) - hidden,
+        cost=path_price(*moved) - saved - hidden,
         hidden=hidden,
         ahead=value.ahead(move, kept),
     )

@@ -66,11 +66,12 @@ class Claim:
 @dataclass(frozen=True)
 class Beside:
     """What compute hides of the redistributions of a value: the ``part`` of their time that can run beside it, at most ``window``
-    microseconds, of which ``share`` costs nothing."""
+    microseconds, of which ``share`` costs nothing. ``joins``: they become one with others of their kind, which start once."""
 
     share: float
     part: float
     window: float
+    joins: bool = False
 
     def hidden(self, communication: FloatOrArray) -> FloatOrArray:
         """Microseconds that are not paid of so many in which collectives run."""
@@ -92,19 +93,19 @@ class Windows:
 
         What the forward reads is brought there for it, so that then the backward's readers say nothing.
         """
-        share = self.mesh.hardware.overlap
+        share, joins = self.mesh.hardware.overlap, value in self._returned
         if not share:
-            return None
+            return Beside(0.0, 0.0, 0.0, joins) if joins else None
         source, output = producer(value)
         made = source not in self._given
         early = [reader for reader in readers if reader[0] in self._early]
         places = [(True, (source.name, output))] if made else [(False, reader) for reader in early or readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
         if not window:
-            return None
+            return Beside(0.0, 0.0, 0.0, joins) if joins else None
         tensor = value.meta["val"]
         full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
-        return Beside(share, min(1.0, window / full) if full else 1.0, window)
+        return Beside(share, min(1.0, window / full) if full else 1.0, window, joins)
 
     @cached_property
     def _early(self) -> set[str]:

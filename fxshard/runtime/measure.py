@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,8 @@ from fxshard.redistribution import COLLECTIVES
 c10d = torch.ops._c10d_functional
 Work = Callable[[], object]
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
+LEAST = 1.0
+"""Microseconds that a collective takes at least, where the difference of two measurements says less."""
 ELEMENT = 4
 """Bytes of an element of the buffers of collectives: float32, which every backend reduces."""
 
@@ -53,11 +56,12 @@ class Clock:
 
     def measure(self, works: Sequence[Work]) -> list[float]:
         """Microseconds of one call of each, on the slowest rank."""
-        counts = [self._count(work) for work in works]
+        counts = [self.count(work) for work in works]
         rounds = [[self._batch(work, n) / n for work, n in zip(works, counts, strict=True)] for _ in range(self.effort.rounds)]
         return self._slowest([min(times) for times in zip(*rounds, strict=True)])
 
-    def _count(self, work: Work) -> int:
+    def count(self, work: Work) -> int:
+        """How many calls are a batch."""
         self._batch(work, 2)
         once = self._slowest([self._batch(work, 1)])[0]
         return max(1, min(1000, round(self.effort.batch / max(once, 0.1))))
@@ -166,7 +170,11 @@ def _work(case: Case, pool: torch.Tensor) -> Work:
 
 
 def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[CollectiveTime]:
-    """Each collective on each axis, by the calls that lowered programs make; buffers of 1 KiB and more, every other one to check."""
+    """Each collective on each axis, by the calls that lowered programs make; buffers of 1 KiB and more, every other one to check.
+
+    As in a step, where products come before and after: what a batch of products and a collective takes more than the products. Back
+    to back, ranks are awake and their caches warm: an all-reduce of two gloo processes then took a third to a half of that.
+    """
     powers = range(10, clock.effort.buffer + 1)
     cases = [
         (kind, axis, 2**power, (i % 2 == 0 or i + 1 == len(powers)))
@@ -177,8 +185,29 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
     ]
     pool = torch.ones(2**clock.effort.buffer // ELEMENT + device_mesh.size(), device=clock.device)
     calls = [_collective(kind, size, device_mesh, axis, pool) for kind, axis, size, _ in cases]
-    times = clock.measure([work for work, _ in calls])
-    return [CollectiveTime(kind, axis, sent, t, fitted) for (kind, axis, _, fitted), (_, sent), t in zip(cases, calls, times, strict=True)]
+    busy = _busy(clock)
+    alone, *times = clock.measure([busy, *(partial(_one_after_another, busy, work) for work, _ in calls)])
+    beyond = [max(t - alone, LEAST) for t in times]
+    return [CollectiveTime(kind, axis, sent, t, fitted) for (kind, axis, _, fitted), (_, sent), t in zip(cases, calls, beyond, strict=True)]
+
+
+def _busy(clock: Clock) -> Work:
+    """Products that take about a batch."""
+    side = clock.effort.product // 2
+    a, b, out = (torch.rand(side, side, device=clock.device) for _ in range(3))
+    work = partial(torch.mm, a, b, out=out)
+    count = clock.count(work)
+
+    def products() -> None:
+        for _ in range(count):
+            work()
+
+    return products
+
+
+def _one_after_another(*works: Work) -> None:
+    for work in works:
+        work()
 
 
 def _collective(kind: str, size: int, device_mesh: DeviceMesh, axis: int, pool: torch.Tensor) -> tuple[Work, int]:

@@ -203,7 +203,9 @@ class Enumeration:
         if have == want:
             return 0.0
         price = path_price(have, want, tuple(value.shape), value.dtype.itemsize, self.annotated.mesh, self.price)
-        return price - (self.truth.hidden(self.specs, operand, want) if self.objective == "time" else 0.0)
+        if self.objective != "time":
+            return price
+        return price - self.truth.saved(self.specs, operand, want) - self.truth.hidden(self.specs, operand, want)
 
     def _sent(self, sent: tuple[int, ...], moves: Collection[tuple[fx.Node, Layout]]) -> tuple[int, ...]:
         """Bytes sent on each axis once these values are moved too."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, cached_property
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import fx
 
-from fxshard.cost import compute_time, time_price
-from fxshard.layout import Layout, all_layouts
+from fxshard.cost import collective_time, compute_time, time_price
+from fxshard.layout import Layout, all_layouts, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, producer
@@ -69,8 +70,23 @@ class Truth:
         cut = [layout for layout in all_layouts(tensor.dim(), mesh.ndim, reduce_ops=()) if str(layout).count("S") == mesh.ndim]
         ends = [(Layout.parse("P" * mesh.ndim), layout) if made else (layout, Layout.parse("R" * mesh.ndim)) for layout in cut]
         full = min(_sent(*end, tensor, mesh) for end in ends)
-        sent = _sent(have, want, tensor, mesh)
+        sent = _sent(have, want, tensor, mesh) - self.saved(specs, value, want)
         return mesh.hardware.overlap * (min(sent, window) if window >= full else min(sent * window / full, window))
+
+    def saved(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
+        """What starts with others: a gradient's collective, if it is the only one, for what packing it takes, twice the buffer's bytes."""
+        source, index = producer(value)
+        have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
+        if have is None or have == want or value not in self.made:
+            return 0.0
+        path = walk(have, steps(have, want, tuple(tensor.shape), tensor.dtype.itemsize, mesh, time_price(mesh)))
+        sending = [(layout, step) for layout, step, _ in path if step.kind.startswith(("all_", "reduce_"))]
+        if len(sending) != 1:
+            return 0.0
+        ((layout, step),) = sending
+        buffer = tensor.dtype.itemsize * prod(ceil_shape(tuple(tensor.shape), layout, mesh.shape))
+        packing = 2 * buffer * (1 + mesh.shape[step.axis] if step.kind == "all_gather" else 1) / mesh.hardware.memory_bandwidth * 1e6
+        return max(0.0, collective_time(step.kind, step.axis, 0, mesh) - packing)
 
     def _window(self, value: fx.Node) -> float:
         graph = self.annotated.graph

@@ -1,0 +1,64 @@
+"""Reductions of gradients become buckets that start once: what planning pays for them, and what runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxshard.hardware import Hardware, Link
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.sharding_plan import ShardingPlan
+
+SLOW_START = Hardware("slow start", {4: 1e9}, 1e9, 0.0, 64, Link(1e8, 1000.0), Link(1e8, 1000.0))
+"""A hop takes a millisecond; a kilobyte takes 10 us to send and, written and read again, 2 us to pack."""
+SIZE, LAYERS, BYTES = 16, 6, 1024
+
+
+def chain() -> PlanningGraph:
+    """Six products with weights of a kilobyte each."""
+    return trace(nn.Sequential(*(nn.Linear(SIZE, SIZE, bias=False) for _ in range(LAYERS))), (torch.randn(8, SIZE),))
+
+
+def plan_of(graph: PlanningGraph, mesh: Mesh, weights: str, rows: str) -> ShardingPlan:
+    """Each rank sums the gradients of its rows."""
+    returned = {o.name for o in graph.module.graph.output_node().all_input_nodes[1:]}
+    pins = {n.name: "P" * mesh.ndim if n.name in returned else rows for n in graph.nodes if "einsum" in n.name}
+    pins |= {end.node: weights for end in graph.inputs_of("parameter")}
+    return plan_graph(graph, mesh, Request(pins=pins, input_layouts=rows, output_layouts=rows))
+
+
+def paid(plan: ShardingPlan, *kinds: str) -> list[float]:
+    """Microseconds of the redistributions that use one of these collectives."""
+    return [r.cost for r in plan.redistributions if any(step.kind in kinds for step in r.steps)]
+
+
+def test_a_gradient_pays_its_bytes_and_its_packing() -> None:
+    """An all-reduce on two ranks: 2 hops, as many bytes as the buffer has."""
+    graph = chain()
+    plan = plan_of(graph, Mesh({"a": 2}, SLOW_START), "R", "S(0)")
+    assert [c.kind for c in plan.collectives] == ["all_reduce"] * LAYERS
+    assert paid(plan, "all_reduce") == pytest.approx([BYTES / 1e8 * 1e6 + 2 * BYTES / 1e9 * 1e6] * LAYERS)
+    program = lower_plan(graph, plan)
+    assert [c.kind for c in program.collectives] == ["all_reduce"], "they are one, as was paid for"
+
+
+def test_what_is_read_pays_its_start() -> None:
+    """Weights cut, gathered for their readers and reduced as gradients: on two ranks one hop each, and half of the bytes."""
+    graph = chain()
+    plan = plan_of(graph, Mesh({"a": 2}, SLOW_START), "S(0)", "S(0)")
+    sent = BYTES / 2 / 1e8 * 1e6
+    gathers, reductions = paid(plan, "all_gather"), paid(plan, "reduce_scatter")
+    assert len(gathers) >= LAYERS and gathers == pytest.approx([1000 + sent] * len(gathers))
+    assert reductions == pytest.approx([sent + 2 * BYTES / 1e9 * 1e6] * LAYERS)
+
+
+def test_one_after_another_pays_all_starts() -> None:
+    """On two axes a gradient is cut along one, all-reduced along the other and gathered: each waits for the one before, and may
+    not meet others. Together four hops, and three times half of the bytes."""
+    graph = chain()
+    plan = plan_of(graph, Mesh({"a": 2, "b": 2}, SLOW_START), "RR", "S(0)S(0)")
+    assert paid(plan, "all_reduce") == pytest.approx([4 * 1000 + 3 * BYTES / 2 / 1e8 * 1e6] * LAYERS)
