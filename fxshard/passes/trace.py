@@ -38,6 +38,7 @@ from fxshard._torch_compat import (
     storage_key,
 )
 from fxshard._torch_compat.capture import without_code, without_guards
+from fxshard._torch_compat.functions import all_functions
 from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
@@ -129,6 +130,7 @@ def _capture(
         flex_attention_of_any_device(),
         sizes_from_data(),
         regions(),
+        all_functions(),
         noted(fake_model),
         without_guards(),
     )
