@@ -1,7 +1,8 @@
-"""The local tensors of DTensors, without autograd and without asking DTensor."""
+"""Private names of DTensor (2.13): their local tensors, without autograd and without asking DTensor; operators of one's own on them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,3 +22,8 @@ def local_like(value: Any, like: DTensor) -> torch.Tensor | None:
 def spec_of(value: DTensor) -> Any:
     """What says how ``value`` lies: compared by identity, it tells whether it lies as before."""
     return value._spec
+
+
+def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
+    """From now on ``op`` on DTensors is ``handler(op, args, kwargs)``, as torch's own ``loss_parallel`` does it for its operators."""
+    DTensor._op_dispatcher._custom_op_handlers[op] = handler

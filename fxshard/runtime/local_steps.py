@@ -44,8 +44,7 @@ NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
 """State that is one plain number a parameter; the rest is shaped like the parameter."""
 
 UNSURE = ("capturable", "differentiable")
-AMP = ("grad_scale", "found_inf")
-"""Settings of a group, and attributes that a gradient scaler gives a fused optimiser, with which DTensor's way is taken."""
+"""Settings of a group with which DTensor's way is taken."""
 
 MARK = "fxshard_steps_locally"
 
@@ -70,7 +69,7 @@ def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict
     if torch.compiler.is_compiling() or type(optimizer) not in ELEMENTWISE:
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is not None or any(hasattr(optimizer, name) for name in AMP) or not _is_ours(optimizer):
+    if closure is not None or not _is_ours(optimizer):
         return None
     return (_stand_in(optimizer), *args[1:]), kwargs
 

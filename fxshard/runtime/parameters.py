@@ -13,6 +13,7 @@ from fxshard.layout import Layout, local_shape
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
 from fxshard.runtime.distribute import distribute
+from fxshard.runtime.grad_scaler import agree_on_overflows
 from fxshard.runtime.inputs import as_dtensor
 from fxshard.runtime.local_steps import step_locally
 from fxshard.runtime.shards import scatter
@@ -47,6 +48,7 @@ def shard_parameters(
                 made[id(parameter)] = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
+        agree_on_overflows()
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if buffer.is_meta or isinstance(buffer, DTensor):

@@ -1,4 +1,4 @@
-"""Loops that users write, on two ranks: adapters, last batches, precision, scalers, checkpointing; each against one device."""
+"""Loops that users write, on two ranks: adapters, last batches, precision, checkpointing; each against one device."""
 
 from __future__ import annotations
 
@@ -141,36 +141,6 @@ def precision_compiled() -> None:
     precision("inductor")
 
 
-def scaler() -> None:
-    """An overflow on one rank makes all skip the step and lower the scale, where the first gradient is cut."""
-    torch.set_default_dtype(torch.float64)
-    device_mesh, x = mesh(), torch.randn(6, 6)
-    model = Net()
-    reference = copy.deepcopy(model)
-    pins = RETURNED | {"two.up.weight": "S(0)"}
-    fxshard.parallelize(model, (mine(x, device_mesh),), device_mesh, compiler="eager", pins=pins, **CUT)
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1) for _ in range(2)]
-    optimizers = [torch.optim.SGD([m.two.up.weight, m.two.down.weight, *m.one.parameters()], lr=0.01) for m in (model, reference)]
-    for step in range(3):
-        scalers[0].scale(model(mine(x, device_mesh)).to_local()).backward()
-        scalers[1].scale(reference(x)).backward()
-        if step == 1:
-            reference.two.up.weight.grad[-1] = torch.inf
-            if dist.get_rank() == 1:  # whose shard has the last row
-                model.two.up.weight.grad.to_local()[-1] = torch.inf
-        for one, optimizer in zip(scalers, optimizers, strict=True):
-            one.step(optimizer)
-            one.update()
-            optimizer.zero_grad()
-        assert (scalers[0].get_scale(), scalers[1].get_scale()) == ((16.0,) * 2, (8.0,) * 2, (16.0,) * 2)[step], (
-            step,
-            scalers[0].get_scale(),
-            scalers[1].get_scale(),
-        )
-    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        close(p, q)
-
-
 def keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -222,4 +192,4 @@ def checkpoints() -> None:
                     close(p.grad, want)
 
 
-found, test_two_ranks = two_ranks(adapters, last_batches, precision_eager, precision_compiled, scaler, checkpoints)
+found, test_two_ranks = two_ranks(adapters, last_batches, precision_eager, precision_compiled, checkpoints)
