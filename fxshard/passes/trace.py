@@ -39,6 +39,7 @@ from fxshard._torch_compat import (
 )
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
+from fxshard._torch_compat.kernels import kernels_captured
 from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
@@ -46,7 +47,7 @@ from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.inlined import inlined
-from fxshard.passes.kernels_of_users import refuse_kernels
+from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
@@ -131,6 +132,7 @@ def _capture(
         sizes_from_data(),
         regions(),
         all_functions(),
+        kernels_captured(),
         noted(fake_model),
         without_guards(),
     )
@@ -198,7 +200,7 @@ def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, s
     """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
     in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)
-    with contextlib.ExitStack() as stack, _grad(train), Neutralise(spelled):
+    with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
         exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
     return exported.graph_module
 
@@ -243,7 +245,7 @@ def planning_graph(
     spell_strides(joint)
     _tidy(joint)
     _refuse_sparse(joint, train)
-    refuse_kernels(joint.graph)
+    carry_kernels(joint)
     check_draws(joint)
     numbers = tensors_of_numbers(joint)
     keep_numbers_in_tensors(joint)

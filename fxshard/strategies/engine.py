@@ -115,12 +115,18 @@ def cache_clear() -> None:
 on_change(cache_clear)
 
 
+_WHOLE = {
+    "fxshard_users.triton_kernel.default": "a call of a Triton kernel holds the sizes of whole tensors; in an operator it can have a rule"
+}
+"""Operators that no rule could cut, and why."""
+
+
 def _lacking(call: Call) -> str:
     """Why a call without a rule is replicated; torch wraps an operator that changes its arguments in one of its own."""
     inner = call.args[0] if call.args else None
     if isinstance(inner, OpOverload):
         return f"{inner} changes its arguments, so it can have no rule; an operator that returns new tensors can"
-    return f"{NO_RULE} {call.op}"
+    return _WHOLE.get(call.op, f"{NO_RULE} {call.op}")
 
 
 def _options(call: Call) -> _Options:

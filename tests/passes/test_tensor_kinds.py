@@ -1,4 +1,4 @@
-"""Tensors of other kinds: planned as what they are, or refused by name with what to do; user kernels likewise."""
+"""Tensors of other kinds: planned as what they are, or refused by name with what to do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 import fxshard
 from fxshard.errors import TraceError
 from fxshard.mesh import Mesh
-from fxshard.passes.kernels_of_users import refuse_kernels
 
 PAIR = Mesh({"a": 2})
 
@@ -120,32 +119,3 @@ def test_planned_as_they_are(trained: bool) -> None:
     assert set(result.grads) == {name for name, p in model.named_parameters() if p.requires_grad}
     for name, grad in result.grads.items():
         torch.testing.assert_close(grad, dict(model.named_parameters())[name].grad.as_subclass(Tensor))
-
-
-@pytest.mark.parametrize("kind", ["functional", "mutation"])
-def test_triton_kernels_are_refused_by_name(kind: str) -> None:
-    """As Dynamo writes them into a graph; without Triton nothing can make them, so that the graph is written by hand."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.call_function(getattr(torch.ops.higher_order, f"triton_kernel_wrapper_{kind}"), (), {"kernel_idx": 0, "kwargs": {"x": x}})
-    graph.output(x)
-    with pytest.raises(TraceError, match=r"calls a Triton kernel(.|\n)*custom_op"):
-        refuse_kernels(graph)
-
-
-def test_a_triton_op_is_opened_up() -> None:
-    """Torch traces what it consists of; here that are plain operators, which are planned."""
-    with torch.library._scoped_library("fxshard_kinds", "FRAGMENT"):
-
-        @torch.library.triton_op("fxshard_kinds::twice", mutates_args=())
-        def twice(x: Tensor) -> Tensor:
-            return x * 2
-
-        class Twice(Net):
-            def forward(self, x: Tensor) -> Tensor:
-                return twice(super().forward(x))
-
-        model, x = Twice().double(), torch.randn(5, 4, dtype=torch.float64)
-        plan = fxshard.plan(model, (x,), PAIR, train=False, input_layouts="S(0)")
-        assert not plan.fallbacks and not any("twice" in node.op for node in plan.nodes)
-        torch.testing.assert_close(fxshard.simulate(model, (x,), plan).outputs, model(x).detach())

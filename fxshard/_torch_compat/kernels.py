@@ -1,0 +1,63 @@
+"""Private names of torch (2.13), like ``_torch_compat``: calls of users' Triton kernels in a traced graph.
+
+torch keeps kernels, and arguments that a graph cannot hold, in tables of the process; a node holds their numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
+from torch._prims_common import clone_preserve_strides as clone_preserve_strides
+
+FUNCTIONAL, MUTATION = triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
+"""A call that gives new tensors in the place of those that the kernel writes to, and one that writes to them."""
+NONE = -1
+"""Our place in torch's table of arguments: it stays empty, all are given with the call."""
+
+
+def kernel_and_constants(number: int, constants: int) -> tuple[Any, Mapping[str, Any]]:
+    """What a node's numbers stand for: the kernel, and arguments that a graph cannot hold, by name."""
+    return kernel_side_table.get_kernel(number), kernel_side_table.get_constant_args(constants)
+
+
+def run_kernel(
+    kernel: Any, grid: Sequence[Any], descriptors: Mapping[str, Any], arguments: Mapping[str, Any], written: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Calls a kernel on copies of what it writes to, and gives these by name."""
+    kernel_side_table.constant_args.setdefault(NONE, {})  # torch forgets its tables when Dynamo is reset
+    result: dict[str, torch.Tensor] = FUNCTIONAL(
+        kernel_idx=kernel_side_table.add_kernel(kernel),
+        constant_args_idx=NONE,
+        grid=list(grid),
+        tma_descriptor_metadata=dict(descriptors),
+        kwargs=dict(arguments),
+        tensors_to_clone=list(written),
+    )
+    return result
+
+
+@contextlib.contextmanager
+def kernels_captured() -> Iterator[None]:
+    """While a model is traced: Triton kernels are captured on a machine without a device too, where Triton is installed, and
+    what ``torch.library.triton_op`` made stays one operator, like any other of the user's, instead of being opened up.
+
+    What a kernel writes to is read off its intermediate form, which is the same for all devices: it is asked for one that is not there.
+    """
+    from torch._functorch import config
+    from torch.utils import _triton
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch(decompose_custom_triton_ops=False))
+        if _triton.has_triton_package() and not _triton.has_triton():
+            from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+            from triton.runtime import driver  # type: ignore[import-not-found]
+
+            absent = mock.Mock(get_current_target=lambda: GPUTarget("cuda", 80, 32))
+            stack.enter_context(mock.patch.object(_triton, "has_triton", lambda: True))
+            stack.enter_context(mock.patch.object(driver, "_active", absent))
+        yield
