@@ -217,6 +217,7 @@ class Simulate:
         weights: Mapping[str, torch.Tensor] | None = None,
         reduction: str = "exact",
         rng: str | None = None,
+        mixed_precision: MixedPrecision | None = None,
     ) -> Simulation:
         """Runs all ranks, up to 64, in this process, in lock-step.
 
@@ -226,7 +227,7 @@ class Simulate:
             weights: parameters and buffers by name, for a program that does not carry its own.
             reduction: the order in which ranks are added up: ``"exact"`` (rank order), ``"gloo"`` or ``"nccl"`` (their rings), in the
                 tensors' dtype.
-            rng: as in ``lower``, for a model; a program says it itself.
+            rng, mixed_precision: as in ``lower``, for a model; a program says them itself.
 
         Returns:
             ``.outputs``, ``.grads`` (by parameter name, for a training plan), ``.mutations`` and ``.collectives``; tensors are global.
@@ -237,7 +238,7 @@ class Simulate:
             replicas that differ, tensors unlike those of the example or without memory.
         """
         check_reduction(reduction)
-        lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng)
+        lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         if weights is None and isinstance(lowered, ExportedProgram):
             weights = lowered.weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
@@ -270,6 +271,7 @@ def _lowered(
     kwargs: Mapping[str, Any] | None,
     mesh: Mesh | DeviceMesh | None,
     rng: str | None,
+    precision: MixedPrecision | None,
 ) -> ShardedProgram:
     """The program to simulate: ``source`` itself, or lowered by ``plan``, or by one that is made for ``mesh``."""
     if isinstance(source, nn.Module):
@@ -277,13 +279,15 @@ def _lowered(
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
         if plan is None:
             assert mesh is not None
-            plan = _make_plan(source, args, simulated_mesh(mesh), kwargs)
+            plan = _make_plan(source, args, simulated_mesh(mesh), kwargs, mixed_precision=precision)
         check_plan(plan, mesh)
-        return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0])
+        return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0], mixed_precision=precision)
     if not isinstance(source, ShardedProgram):
         raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")
     if rng is not None:
         raise OptionError("a program says whose random numbers it draws, so that rng would be ignored", remedy="leave rng out")
+    if precision is not None:
+        raise OptionError("a program has its casts already, so that mixed_precision would be ignored", remedy="give it to fxshard.lower")
     if plan is not None:
         raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
     check_plan(source.plan, mesh)

@@ -75,6 +75,23 @@ def test_dtypes_and_numbers(master: torch.dtype, compute: torch.dtype, reduce: t
     assert 0 < ours**0.5 <= 1.25 * theirs**0.5
 
 
+def test_simulating_a_model() -> None:
+    """What the same program gives that was lowered apart, with a plan of its own or one that is given."""
+    model, args, mesh = Net(), (torch.randint(0, 11, (65,)), torch.rand(6)), Mesh({"dp": 2})
+    precision = fxshard.MixedPrecision(bf16, f32)
+    plan = fxshard.plan(model, args, mesh, mixed_precision=precision)
+    program = fxshard.lower(model, args, plan, mixed_precision=precision)
+    want = fxshard.simulate(program, args, weights=dict(model.named_parameters()))
+    assert want.outputs.dtype == bf16
+    for given in ({"plan": plan}, {"mesh": mesh}):
+        have = fxshard.simulate(model, args, **given, mixed_precision=precision)
+        torch.testing.assert_close((have.outputs, have.grads), (want.outputs, want.grads), rtol=0, atol=0)
+    with pytest.raises(OptionError, match="mixed_precision would be ignored"):
+        fxshard.simulate(program, args, mixed_precision=precision)
+    with pytest.raises(OptionError, match="mixed_precision is a dtype"):
+        fxshard.simulate(model, args, plan, mixed_precision=bf16)
+
+
 def test_the_same_plan_does_not_serve_another_precision() -> None:
     """Nor one that differs in nothing but the dtype of reductions."""
     model, x, scale = Net(), torch.randint(0, 11, (65,)), torch.rand(6)
