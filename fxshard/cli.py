@@ -233,7 +233,7 @@ def _why(plan: ShardingPlan, number: int, path: str) -> str:
 
 
 def _timeline(subject: Any, path: str) -> Any:
-    from fxshard.passes.optimise import predicted
+    from fxshard.passes.schedule import predicted
     from fxshard.program import ShardedProgram
 
     if not isinstance(subject, ShardedProgram):

@@ -9,7 +9,7 @@ Whoever reads it compares two orders of one program; its sum is not the plan's o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -27,8 +27,12 @@ from fxshard.sharding_plan import OpSpec
 from fxshard.timeline import DEVICE, Event, Timeline
 
 
-def timeline(nodes: Iterable[fx.Node], mesh: Mesh) -> Timeline:
-    """Of ``nodes`` of a local graph, in the order in which they run."""
+def timeline(nodes: Iterable[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Node] | None = None) -> Timeline:
+    """Of ``nodes`` of a local graph, in the order in which they run.
+
+    ``same``: where they come of two graphs, for a collective that waits of one name the one of the other that runs in its place.
+    """
+    same = same or {}
     clock, free, ends = 0.0, dict.fromkeys(mesh.axis_names, 0.0), dict[fx.Node, int]()
     events: list[Event] = []
     busy = _Busy()
@@ -40,7 +44,8 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh) -> Timeline:
             ends[node] = len(events)
             events.append(Event(node.name, KINDS[node.target], axis, start, start + took))
         elif is_wait(node):
-            index = ends[node.all_input_nodes[0]]
+            begun = node.all_input_nodes[0]
+            index = ends[same.get(begun, begun)]
             event, arrived = events[index], clock
             hidden = busy.between(event.start, min(arrived, event.end))
             clock = max(clock, event.end) + (1 - mesh.hardware.overlap) * hidden
@@ -90,8 +95,19 @@ def bytes_sent(node: fx.Node, ranks: int) -> int:
     return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))
 
 
+TIME = "operator_time"
+"""Where a node keeps what it takes, beside the mesh for which that is: copies of a graph keep it too."""
+
+
 def operator_time(node: fx.Node, mesh: Mesh) -> float:
     """Microseconds of an operator of a local graph, whose shapes are those of the rank."""
+    kept = node.meta.get(TIME)
+    if kept is None or kept[0] is not mesh:
+        kept = node.meta[TIME] = mesh, _operator_time(node, mesh)
+    return kept[1]
+
+
+def _operator_time(node: fx.Node, mesh: Mesh) -> float:
     if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload):
         return 0.0
     call = call_of(node)

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from fxshard.cost.lives import End
 from fxshard.cost.memory import Stage, profile_stages
-from fxshard.cost.timeline import timeline
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.passes.bucket import bucket
-from fxshard.passes.schedule import parts, schedule
+from fxshard.passes.chunk import chunk
+from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
 from fxshard.program import ShardedProgram
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
-OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "bucket": bucket}
+OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
 """In the order in which they run."""
 
 LONGER = 1e-9
@@ -40,18 +40,21 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
     """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
+    before = _before(program)
     made = OPTIMISATIONS[name](program)
-    before, after = predicted(program), predicted(made)
+    after = before if made is program else predicted(made)
     reason = _refused(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
     return replace(program if reason else made, effects=(*program.effects, effect))
 
 
-def predicted(program: ShardedProgram) -> Timeline:
-    """The timeline of the first rank: the forward, then the backward."""
-    graph = program.local((0,) * program.mesh.ndim).graph
-    return timeline([n for part in parts(program, graph) for n in part], program.mesh)
+def _before(program: ShardedProgram) -> Timeline:
+    """The timeline that the pass before left, or a new one."""
+    if not program.effects:
+        return predicted(program)
+    last = program.effects[-1]
+    return last.before if last.left_out else last.after
 
 
 def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxshard.cost.timeline import communication_time, operator_time
+from fxshard.cost.timeline import communication_time, operator_time, timeline
 from fxshard.mesh import Mesh
 from fxshard.passes.halves import by_order, forward_nodes
 from fxshard.passes.rewrite import rebuilt
 from fxshard.planning_graph import FREE
 from fxshard.program import ShardedProgram, is_collective, is_wait
+from fxshard.timeline import Timeline
 
 aten = torch.ops.aten
 
@@ -56,6 +57,12 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
         modules[size_class] = rebuilt(module, order)
     moved = {k: [program.collectives[b.number] for b in found] for k, found in begins.items()}
     return program.with_modules(modules, [*moved[0], *stay, *moved[2]])
+
+
+def predicted(program: ShardedProgram) -> Timeline:
+    """The timeline of the first rank: the forward, then the backward."""
+    graph = program.local((0,) * program.mesh.ndim).graph
+    return timeline([n for part in parts(program, graph) for n in part], program.mesh)
 
 
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
+from passes.beside_one_device import differences, traffic
 from torch import nn
 
 import fxshard
@@ -19,8 +19,6 @@ from fxshard.passes.optimise import OPTIMISATIONS
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.program import ShardedProgram, is_collective, is_wait
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
 from fxshard.testing.random_plan import random_graph_plan
 from fxshard.verify_program import verify_program
 
@@ -30,25 +28,6 @@ MESHES = ("dp=3", "dp=2,tp=2")
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.LayerNorm(7), nn.Linear(7, 5)).double()
-
-
-def differences(program: ShardedProgram, model: nn.Module, args: Any, kwargs: Any) -> float:
-    """The greatest relative difference of a gradient from one device, ones as the tangents."""
-    model.zero_grad()
-    out = model(*args, **kwargs)
-    out = out if isinstance(out, torch.Tensor) else out[0]
-    out.sum().backward()
-    result = simulate_program(program, program_values(program, model, args, kwargs))
-    assert [(c.kind, c.axis, c.shape) for c in result.collectives] == [(c.kind, c.axis, c.shape) for c in program.collectives]
-    norm = sum(float(p.grad.norm() ** 2) for p in model.parameters() if p.grad is not None) ** 0.5
-    return max(float((result.grads[n] - p.grad).norm()) / norm for n, p in model.named_parameters() if p.grad is not None)
-
-
-def traffic(program: ShardedProgram) -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
-    for c in program.collectives:
-        found[c.kind, c.axis] += c.bytes
-    return found
 
 
 @pytest.mark.parametrize("mesh", MESHES)
