@@ -12,7 +12,7 @@ around it, its shards being too short, sends pieces of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from fxshard.cost.collectives import collective_time
+from fxshard.cost.compute import traffic_time
 from fxshard.cost.timeline import communication_time, operator_time, timeline
 from fxshard.mesh import Mesh
 from fxshard.passes.around import PRODUCT, Cuts, Halves, ends, makers, readers
@@ -172,22 +173,26 @@ def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, m
     """The cut that makes a window around a collective shortest, if one makes it shorter."""
     best, least = None, 0.0
     for dim in range(node.all_input_nodes[0].meta["val"].ndim):
+        around = _around(node, Choice(dim, COUNTS[0]), halves)
         for count in COUNTS:
-            choice = Choice(dim, count)
-            around = {n for cuts in _around(node, choice, halves) for n in cuts}
-            if _bound(node, around, count, mesh) <= least:
-                continue
-            gain = _gain(nodes, places, node, choice, around, mesh, halves)
-            if gain > least:
-                best, least = choice, gain
+            if _bound(node, around, count, mesh) > least:
+                choice = Choice(dim, count)
+                gain = _gain(nodes, places, node, choice, mesh, halves)
+                best, least = (choice, gain) if gain > least else (best, least)
     return best
 
 
-def _bound(node: fx.Node, around: Iterable[fx.Node], count: int, mesh: Mesh) -> float:
-    """Microseconds that a cut saves at most: the first piece of the one and the last of the other run alone, and starting takes longer."""
-    products, sending = sum(operator_time(n, mesh) for n in around if n.target is PRODUCT), communication_time(node, mesh)
+def _bound(node: fx.Node, around: tuple[Cuts, Cuts], count: int, mesh: Mesh) -> float:
+    """Microseconds that a cut saves at most: the first piece of the one and the last of the other run alone, starting takes longer, and
+    what others read is joined."""
+    products = sum(operator_time(n, mesh) for cuts in around for n in cuts if n.target is PRODUCT)
+    sending = communication_time(node, mesh)
+    (wait,) = node.users
+    joined = [n for n in around[1] or (wait,) if any(user not in around[1] for user in n.users)]
+    values = [n.meta["val"] for n in joined]
+    joining = sum(traffic_time(mesh.hardware, 2 * v.numel() * v.element_size()) for v in values)
     least = max(products + sending / count, products / count + sending + (count - 1) * _start(node, mesh))
-    return products + sending - least
+    return products + sending - least - joining
 
 
 def _gain(
@@ -195,12 +200,11 @@ def _gain(
     places: dict[fx.Node, int],
     node: fx.Node,
     choice: Choice,
-    around: set[fx.Node],
     mesh: Mesh,
     halves: Halves,
 ) -> float:
     """Microseconds by which the operators from the first to the last of those around a collective take less, each launched alone."""
-    reach = [places[n] for n in (node, *node.users, *around)]
+    reach = [places[n] for cuts in _around(node, choice, halves) for n in (node, *node.users, *cuts)]
     start, stop = min(reach), max(reach) + 1
     if stop - start > APART:
         return 0.0

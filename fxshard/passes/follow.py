@@ -121,7 +121,8 @@ def read(node: fx.Node, cut: Cut) -> list[Cut | None] | None:
 
 def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
     """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
-    for dim, size in enumerate(plain_shape(node.meta["val"].shape)):
+    value = node.meta.get("val")
+    for dim, size in enumerate(plain_shape(value.shape) if isinstance(value, Tensor) else ()):
         labels = _made(node, dim, size, given)
         if labels is not None and not bool((labels == NOBODY).any()):
             return Cut(dim, labels)

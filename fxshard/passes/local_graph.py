@@ -56,6 +56,12 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
     return _RESULTS[key]
 
 
+def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of a call on nodes of a graph that is finished, whose values are fakes."""
+    args, kwargs = fx.map_arg((args, kwargs), lambda n: _on_meta(n.meta["val"]))
+    return pytree.tree_map_only(torch.Tensor, _fake, meta_result(target, args, kwargs, reads_tensors=True))
+
+
 def _on_cpu(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, _fake, (args, kwargs))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
-from fxshard._torch_compat import lazy_graph_module, pytree
-from fxshard.passes.local_graph import FAKES, KEPT
+from fxshard._torch_compat import lazy_graph_module
+from fxshard.passes.local_graph import KEPT, fake_result
 from fxshard.planning_graph import is_getitem
 
 
@@ -30,29 +29,6 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     return rebuilt(module, [n for n in module.graph.nodes if n.op == "call_function"])
 
 
-_RESULTS: dict[Any, Any] = {}
-"""By operator, shapes, strides, dtypes and constants: layers repeat."""
-
-
-def _result(target: Any, args: Any, kwargs: Any) -> Any:
-    """The fake value of a call on nodes."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    key = (target, spec, tuple(map(_key, leaves)))
-    if key not in _RESULTS:
-        if len(_RESULTS) > 50_000:
-            _RESULTS.clear()
-        values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with FAKES, torch.no_grad():
-            _RESULTS[key] = target(*values, **keywords)
-    return _RESULTS[key]
-
-
-def _key(value: Any) -> Any:
-    """Constants keep their type: 1, 1.0 and True are different arguments."""
-    tensor = value.meta["val"] if isinstance(value, fx.Node) else None
-    return (type(value), value) if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-
 class Emitter:
     """Adds calls to a local graph right before ``place``; they are of the same half of the step and, unless said otherwise, its turn."""
 
@@ -64,5 +40,5 @@ class Emitter:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.place):
             node = self.graph.call_function(target, args, kwargs)
-        node.meta = {**self.kept, "val": _result(target, args, kwargs), "turn": self.turn}
+        node.meta = {**self.kept, "val": fake_result(target, args, kwargs), "turn": self.turn}
         return node
