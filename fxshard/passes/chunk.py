@@ -31,8 +31,10 @@ from fxshard.program import KINDS, ProgramCollective, ShardedProgram, is_collect
 
 COUNTS = (2, 4, 8)
 """Into how many pieces a collective may be cut."""
-AROUND = 96
-"""So many operators before and behind are looked at too: they say whether two collectives stand alike, and what else is being sent."""
+NEAR = 12
+"""Collectives that are waited for as long, with the same operators so far before and behind, are decided on once."""
+AROUND = 64
+"""So many operators before and behind are counted in, for what else is being sent then."""
 APART = 256
 """Where more operators stand between a collective and its wait, or around it, there is enough beside it."""
 
@@ -136,10 +138,10 @@ def choices(program: ShardedProgram) -> dict[int, Choice]:
         start, stop = places[node], places[wait]
         if waited[node.name] * mesh.hardware.overlap <= _start(node, mesh) or stop - start > APART:
             continue
-        first = max(0, start - AROUND)
-        key = start - first, stop - start, tuple(looks[first : stop + AROUND])
+        first = max(0, start - NEAR)
+        key = float(f"{waited[node.name]:.1e}"), start - first, stop - start, tuple(looks[first : stop + NEAR])
         if key not in known:
-            known[key] = _best(nodes, places, node, mesh, halves)
+            known[key] = _best(nodes, places, node, waited[node.name], mesh, halves)
         choice = known[key]
         if choice is not None:
             inside = {n for cuts in _around(node, choice, halves) for n in cuts}
@@ -149,11 +151,12 @@ def choices(program: ShardedProgram) -> dict[int, Choice]:
     return found
 
 
-def _look(node: fx.Node, places: dict[fx.Node, int]) -> Any:
-    """What tells an operator in its surroundings: itself, its result, and how far back its operands stand."""
+def _look(node: fx.Node, places: dict[fx.Node, int]) -> int:
+    """What tells an operator in its surroundings: itself, its result, and how far back its operands stand, if that is near."""
     value = node.meta.get("val")
     shape = (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
-    return hash((node.target if node.op == "call_function" else node.op, shape, *(places[node] - places[o] for o in node.all_input_nodes)))
+    back = (places[node] - places[o] for o in node.all_input_nodes)
+    return hash((node.target if node.op == "call_function" else node.op, shape, *(far if far < NEAR else NEAR for far in back)))
 
 
 def _start(node: fx.Node, mesh: Mesh) -> float:
@@ -169,30 +172,31 @@ def _around(node: fx.Node, choice: Choice, halves: Halves) -> tuple[Cuts, Cuts]:
     return makers(node, cuts[0], choice.count, halves), readers(wait, cuts[1], choice.count, halves)
 
 
-def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, mesh: Mesh, halves: Halves) -> Choice | None:
-    """The cut that makes a window around a collective shortest, if one makes it shorter."""
+def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, waited: float, mesh: Mesh, halves: Halves) -> Choice | None:
+    """The cut that makes a window around a collective shortest, if one does; of each dim into as many pieces as promise most."""
     best, least = None, 0.0
     for dim in range(node.all_input_nodes[0].meta["val"].ndim):
         around = _around(node, Choice(dim, COUNTS[0]), halves)
-        for count in COUNTS:
-            if _bound(node, around, count, mesh) > least:
-                choice = Choice(dim, count)
-                gain = _gain(nodes, places, node, choice, mesh, halves)
-                best, least = (choice, gain) if gain > least else (best, least)
+        bound, count = max((min(waited, _bound(node, around, count, mesh)), -count) for count in COUNTS)
+        bound -= _joining(node, around[1], mesh)
+        if bound > least:
+            choice = Choice(dim, -count)
+            gain = _gain(nodes, places, node, choice, mesh, halves)
+            best, least = (choice, gain) if gain > least else (best, least)
     return best
 
 
 def _bound(node: fx.Node, around: tuple[Cuts, Cuts], count: int, mesh: Mesh) -> float:
-    """Microseconds that a cut saves at most: the first piece of the one and the last of the other run alone, starting takes longer, and
-    what others read is joined."""
+    """Microseconds that hide at most: the first piece of the one and the last of the other run alone, and starting takes longer."""
     products = sum(operator_time(n, mesh) for cuts in around for n in cuts if n.target is PRODUCT)
-    sending = communication_time(node, mesh)
-    (wait,) = node.users
-    joined = [n for n in around[1] or (wait,) if any(user not in around[1] for user in n.users)]
-    values = [n.meta["val"] for n in joined]
-    joining = sum(traffic_time(mesh.hardware, 2 * v.numel() * v.element_size()) for v in values)
-    least = max(products + sending / count, products / count + sending + (count - 1) * _start(node, mesh))
-    return products + sending - least - joining
+    sending, more = communication_time(node, mesh), (count - 1) * _start(node, mesh)
+    return products + sending - max(products + (sending + more) / count, products / count + sending + more)
+
+
+def _joining(node: fx.Node, behind: Cuts, mesh: Mesh) -> float:
+    """Microseconds of joining what others read whole."""
+    joined = [n.meta["val"] for n in behind or node.users if any(user not in behind for user in n.users)]
+    return sum(traffic_time(mesh.hardware, 2 * v.numel() * v.element_size()) for v in joined)
 
 
 def _gain(
