@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
+from equality import SLOW, check, prepared
 from passes.beside_one_device import differences, traffic
 from torch import nn
 
-from fxshard.mesh import parse_mesh
+import fxshard
+from fxshard.hardware import Hardware, Link
+from fxshard.mesh import Mesh, parse_mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.around import PRODUCT
 from fxshard.passes.chunk import Choice, cut_program
 from fxshard.passes.lower import lower
+from fxshard.passes.optimise import OPTIMISATIONS
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
+from fxshard.program import ShardedProgram, is_collective
 from fxshard.testing.random_plan import random_graph_plan
 from fxshard.verify_program import verify_program
 
@@ -50,8 +58,60 @@ def test_numbers_and_bytes_stay(mesh: str, shape: tuple[int, int]) -> None:
         assert traffic(program) == traffic(before)
         assert {p for c in program.collectives for p in c.serves} == {p for c in before.collectives for p in c.serves}
         cut, piecewise = cut + number, piecewise + products(program) - products(before)
-    print("CUT", cut, piecewise)
+    assert cut > 40 and piecewise > 40, "collectives were cut, and products around them"
 
 
 def products(program: ShardedProgram) -> int:
     return sum(n.target is PRODUCT for module in program.modules.values() for n in module.graph.nodes)
+
+
+def megatron(rows: str, hardware: str | Hardware = "h100", mesh: int = 4, size: int = 1) -> ShardedProgram:
+    """An MLP whose products are cut by columns, then by rows, its activations between blocks in ``rows``; sizes of a large model."""
+    tokens, width, hidden = 16384 // size, 8192 // size, 28672 // size
+    up, down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+    model = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(), down, nn.LayerNorm(width)).to("meta", torch.bfloat16)
+    args = (torch.empty(tokens, width, device="meta", dtype=torch.bfloat16, requires_grad=True),)
+    graph = trace(model, args)
+    pins = {"1.weight": "S(0)", "3.weight": "S(1)", "0.*": "R", "4.*": "R"} | ({} if rows == "R" else {"0": rows, "3": rows})
+    request = Request(input_layouts=rows, output_layouts=rows, pins=pins)
+    return lower_plan(graph, plan_graph(graph, Mesh({"tp": mesh}, hardware=hardware), request))
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [("R", {"all_reduce"}), ("S(0)", {"all_gather", "reduce_scatter"})])
+def test_the_timeline_falls(rows: str, kinds: set[str]) -> None:
+    """At least half of what the device still waited for, and 5 % of the whole."""
+    program = megatron(rows)
+    (effect,) = (e for e in program.effects if e.name == "chunk")
+    assert effect.left_out is None
+    assert effect.after.total < 0.95 * effect.before.total
+    assert effect.after.waited < 0.5 * effect.before.waited
+    serving = Counter(pair for c in program.collectives for pair in c.serves)
+    assert kinds <= {c.kind for c in program.collectives if any(serving[pair] > 1 for pair in c.serves)}
+    assert "chunk" in fxshard.inspect.passes_table(program)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", Hardware("late", {2: 1e15, 4: 1e15}, 1e12, 3.0, 8, Link(1e12, 500.0), None, overlap=1.0)])
+def test_nothing_is_cut_in_vain(hardware: str | Hardware) -> None:
+    """On a CPU nothing runs beside a product; where starting takes longer than sending, pieces take longer than the whole."""
+    (effect,) = (e for e in megatron("S(0)", hardware, size=8).effects if e.name == "chunk")
+    assert effect.collectives[0] == effect.collectives[1] and effect.after == effect.before
+
+
+def test_the_pass_can_be_left_out() -> None:
+    program = megatron("R")
+    graph = [n for n in program.local((0,)).graph.nodes if is_collective(n)]
+    assert len(graph) == len(program.collectives) > len(program.plan.collectives)
+    model, args = nn.Linear(8, 8).to("meta"), (torch.empty(4, 8, device="meta"),)
+    plan = fxshard.plan(model, args, Mesh({"tp": 2}, hardware="h100"))
+    names = [e.name for e in fxshard.lower(model, args, plan, without=["chunk"]).effects]
+    assert names == [n for n in OPTIMISATIONS if n != "chunk"]
+
+
+@pytest.mark.parametrize("mesh", ["a=3", "a=2,b=2"])
+def test_a_llama(mesh: str) -> None:
+    """Where links have no latency and computing hides all, many collectives are worth cutting; numbers are those of one device."""
+    _, graph, _ = prepared("llama")
+    plan = plan_graph(graph, parse_mesh(mesh, replace(SLOW, overlap=1.0)), Request())
+    (effect,) = (e for e in lower_plan(graph, plan).effects if e.name == "chunk")
+    assert effect.left_out is None and effect.collectives[1] > 1.5 * effect.collectives[0]
+    check("llama", plan)
