@@ -209,7 +209,10 @@ PLANNING: tuple[Pass, ...] = (
 )
 LOWERING: tuple[Pass, ...] = (
     Pass("lower", _lower, _modules),
-    *(Pass(name, _optimising(name), _effect) for name in optimise.OPTIMISATIONS),
+    Pass("share", _optimising("share"), _effect),
+    Pass("schedule", _optimising("schedule"), _effect),
+    Pass("chunk", _optimising("chunk"), _effect),
+    Pass("bucket", _optimising("bucket"), _effect),
 )
 PIPELINE = (*PLANNING, *LOWERING)
 SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")

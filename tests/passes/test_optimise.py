@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("names", [("share",), ("schedule",), ("bucket",), tuple(OPTIMISATIONS)])
+@pytest.mark.parametrize("names", [("share",), ("schedule",), ("chunk",), ("bucket",), tuple(OPTIMISATIONS)])
 def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
     model, args = network(), (torch.randn(5, 6, dtype=torch.float64),)
     graph = trace(model, args)
