@@ -24,6 +24,8 @@ from fxshard.program import KINDS, ProgramCollective, ShardedProgram, is_collect
 
 aten = torch.ops.aten
 REDUCING = ("all_reduce", "reduce_scatter")
+FULL = 10
+"""A bucket that takes so many starts is closed, so that it runs while what comes after is still computed."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
             continue
         key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
         into = open_.get(key)
-        if into is None or not _join(program, graphs, into, k):
+        if into is None or _is_full(program, into) or not _join(program, graphs, into, k):
             open_[key] = Bucket([k])
             found.append(open_[key])
     return found
@@ -90,6 +92,13 @@ def _worth(program: ShardedProgram, one: ProgramCollective) -> bool:
     """Whether a collective costs more to start than to pack and, where its result lies in pieces, to unpack."""
     axis = program.mesh.axis(one.axis)
     return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
+
+
+def _is_full(program: ShardedProgram, into: Bucket) -> bool:
+    """Whether to send on what is there: another start is little beside the time that it takes."""
+    first, mesh = program.collectives[into.members[0]], program.mesh
+    axis, sent = mesh.axis(first.axis), sum(program.collectives[m].bytes for m in into.members)
+    return collective_time(first.kind, axis, sent, mesh) > FULL * collective_time(first.kind, axis, 0, mesh)
 
 
 def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: int) -> bool:

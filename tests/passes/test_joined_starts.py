@@ -62,3 +62,11 @@ def test_one_after_another_pays_all_starts() -> None:
     graph = chain()
     plan = plan_of(graph, Mesh({"a": 2, "b": 2}, SLOW_START), "RR", "S(0)S(0)")
     assert paid(plan, "all_reduce") == pytest.approx([4 * 1000 + 3 * BYTES / 2 / 1e8 * 1e6] * LAYERS)
+
+
+def test_a_full_bucket_is_sent_on() -> None:
+    """A start of 100 us, 369 us for each gradient of 36 KiB: three of them take more than ten starts."""
+    quick = Hardware("quick start", {4: 1e9}, 1e12, 0.0, 64, Link(1e8, 50.0), Link(1e8, 50.0))
+    graph = trace(nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(LAYERS))), (torch.randn(8, 96),))
+    program = lower_plan(graph, plan_of(graph, Mesh({"a": 2}, quick), "R", "S(0)"))
+    assert [(c.kind, c.shape) for c in program.collectives] == [("all_reduce", (3 * 96 * 96,))] * (LAYERS // 3)
