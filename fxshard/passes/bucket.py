@@ -17,6 +17,8 @@ import torch
 from torch import fx
 
 from fxshard.cost.collectives import collective_time, packing_time
+from fxshard.cost.timeline import operator_time
+from fxshard.mesh import Mesh
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import Emitter, copied
 from fxshard.passes.schedule import is_light
@@ -39,6 +41,8 @@ class Bucket:
 def bucket(program: ShardedProgram) -> ShardedProgram:
     """The program with its buckets; the same on all ranks."""
     found = [b for b in buckets(program) if len(b.members) > 1]
+    if not found:
+        return program
     modules = {}
     for size_class, module in program.modules.items():
         copy = copied(module)
@@ -74,6 +78,7 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
     graphs = [_Places(module.graph) for module in program.modules.values()]
     reference = program.local((0,) * program.mesh.ndim).graph
     first = forward_nodes(program, reference)
+    began = _began(reference, program.mesh)
     open_: dict[Any, Bucket] = {}
     found: list[Bucket] = []
     for k, node in enumerate(n for n in reference.nodes if is_collective(n)):
@@ -82,7 +87,7 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
             continue
         key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
         into = open_.get(key)
-        if into is None or _is_full(program, into) or not _join(program, graphs, into, k):
+        if into is None or _is_full(program, into) or not _join(program, graphs, into, k, began):
             open_[key] = Bucket([k])
             found.append(open_[key])
     return found
@@ -101,14 +106,37 @@ def _is_full(program: ShardedProgram, into: Bucket) -> bool:
     return collective_time(first.kind, axis, sent, mesh) > FULL * collective_time(first.kind, axis, 0, mesh)
 
 
-def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: int) -> bool:
-    """Adds the ``k``-th collective to a bucket if that can be on all ranks."""
+def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:
+    """For each collective the microseconds that were computed before it."""
+    clock, found = 0.0, []
+    for node in graph.nodes:
+        if is_collective(node):
+            found.append(clock)
+        else:
+            clock += operator_time(node, mesh)
+    return found
+
+
+def _delays(program: ShardedProgram, into: Bucket, k: int, early: bool, began: Sequence[float]) -> bool:
+    """Whether waiting for the ``k``-th, until it has arrived and before that to begin, may keep more from running beside compute than a
+    start takes."""
+    one, mesh = program.collectives[k], program.mesh
+    axis = mesh.axis(one.axis)
+    start = collective_time(one.kind, axis, 0, mesh)
+    late = collective_time(one.kind, axis, one.bytes, mesh) - start + (0.0 if early else began[k] - began[into.members[0]])
+    return mesh.hardware.overlap * late > start
+
+
+def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: int, began: Sequence[float]) -> bool:
+    """Adds the ``k``-th collective to a bucket if that can be on all ranks, and is a gain."""
     taken = {pair for m in into.members for pair in program.collectives[m].serves}
     if taken & set(program.collectives[k].serves):  # parts of one step, cut apart on purpose
         return False
     members = [*into.members, k]
     for early in (False, True):
         if len(into.members) > 1 and early != into.early:
+            continue
+        if _delays(program, into, k, early, began):
             continue
         if all(g.may_be_early(members) if early else g.may_be_late(members) for g in graphs):
             into.members, into.early = members, early

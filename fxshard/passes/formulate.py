@@ -409,8 +409,8 @@ class _Builder:
         prices = np.zeros((len(layouts), len(layouts)))
         prices[some] = _between(paths, paths.prices, there)
         if beside is not None:
-            saved = _between(paths, paths.starts(joining_price(self.mesh)), there) if beside.joins else 0.0
-            prices[some] -= saved + beside.hidden(_between(paths, paths.communication, there) - saved)
+            saved = paths.starts(joining_price(self.mesh)) if beside.joins else beside.hidden(paths.communication)
+            prices[some] -= _between(paths, saved, there)
         if self._unreduced(node):
             prices[some] = np.where(settles(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]

@@ -89,7 +89,7 @@ def _entry(
     moved = source, target, *shape_and_itemsize(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
     saved = path_start(*moved, joining_price(mesh)) if beside is not None and beside.joins else 0.0
-    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved) - saved))
+    hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
     return Redistribution(
         value.node.name,
         *shape_and_itemsize(value.node),

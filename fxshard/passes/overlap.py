@@ -79,6 +79,10 @@ class Beside:
         return found
 
 
+JOINED = Beside(0.0, 0.0, 0.0, joins=True)
+"""Of a gradient where nothing hides: reductions wait for the end of the step together (``passes.bucket``)."""
+
+
 @dataclass(frozen=True)
 class Windows:
     """Of a graph on a mesh, with what its nodes may do: the compute that hides a redistribution."""
@@ -93,19 +97,19 @@ class Windows:
 
         What the forward reads is brought there for it, so that then the backward's readers say nothing.
         """
-        share, joins = self.mesh.hardware.overlap, value in self._returned
+        share = self.mesh.hardware.overlap
         if not share:
-            return Beside(0.0, 0.0, 0.0, joins) if joins else None
+            return JOINED if value in self._returned else None
         source, output = producer(value)
         made = source not in self._given
         early = [reader for reader in readers if reader[0] in self._early]
         places = [(True, (source.name, output))] if made else [(False, reader) for reader in early or readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
         if not window:
-            return Beside(0.0, 0.0, 0.0, joins) if joins else None
+            return None
         tensor = value.meta["val"]
         full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
-        return Beside(share, min(1.0, window / full) if full else 1.0, window, joins)
+        return Beside(share, min(1.0, window / full) if full else 1.0, window)
 
     @cached_property
     def _early(self) -> set[str]:

@@ -19,12 +19,12 @@ from fxshard.program import ShardedProgram, is_collective, is_wait
 
 def share(program: ShardedProgram) -> ShardedProgram:
     """The program without collectives that repeat another one of the same half of the step, or that nobody reads."""
-    graphs = {size_class: copied(module) for size_class, module in program.modules.items()}
-    found = [_repeated(program, module.graph) for module in graphs.values()]
+    found = [_repeated(program, module.graph) for module in program.modules.values()]
     same = {k: first for k, first in found[0].items() if all(other.get(k) == first for other in found)}
-    unread = set.intersection(*(_unread(module.graph) for module in graphs.values()))
+    unread = set.intersection(*(_unread(module.graph) for module in program.modules.values()))
     if not same and not unread:
         return program
+    graphs = {size_class: copied(module) for size_class, module in program.modules.items()}
     for module in graphs.values():
         collectives = [n for n in module.graph.nodes if is_collective(n)]
         for k in sorted({*same, *unread}, reverse=True):

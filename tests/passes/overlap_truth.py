@@ -70,14 +70,17 @@ class Truth:
         cut = [layout for layout in all_layouts(tensor.dim(), mesh.ndim, reduce_ops=()) if str(layout).count("S") == mesh.ndim]
         ends = [(Layout.parse("P" * mesh.ndim), layout) if made else (layout, Layout.parse("R" * mesh.ndim)) for layout in cut]
         full = min(_sent(*end, tensor, mesh) for end in ends)
-        sent = _sent(have, want, tensor, mesh) - self.saved(specs, value, want)
+        sent = _sent(have, want, tensor, mesh)
         return mesh.hardware.overlap * (min(sent, window) if window >= full else min(sent * window / full, window))
 
     def saved(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
-        """What starts with others: a gradient's collective, if it is the only one, for what packing it takes, twice the buffer's bytes."""
+        """What starts with others where nothing hides: a gradient's collective, if it is the only one.
+
+        Packing takes twice the buffer's bytes.
+        """
         source, index = producer(value)
         have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
-        if have is None or have == want or value not in self.made:
+        if have is None or have == want or value not in self.made or mesh.hardware.overlap:
             return 0.0
         path = walk(have, steps(have, want, tuple(tensor.shape), tensor.dtype.itemsize, mesh, time_price(mesh)))
         sending = [(layout, step) for layout, step, _ in path if step.kind.startswith(("all_", "reduce_"))]
