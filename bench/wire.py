@@ -1,0 +1,114 @@
+"""``python -m bench.wire``: bytes that gloo ranks put on the loopback device in a step, over what the plan says that they send.
+
+Each collective alone, then steps of a small Llama under several layouts; two ranks, or as many as ``--ranks`` says. The kernel counts
+(``/proc/net/dev``, Linux), so that nothing else may talk over the loopback device meanwhile; the least of several rounds counts, less
+a barrier. Headers of TCP are in it. Predicted are the ring forms (docs/hardware.md); gloo's reduce-scatter reduces everything
+everywhere, and sends as much as an all-reduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+ROUNDS, STEPS = 5, 10
+FLOATS = 1 << 18
+"""Elements of the buffers of single collectives, float32: a MiB."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.wire", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hardware", default="cpu", help="what the Llama is planned for: a preset, or a file of `fxshard calibrate`")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.rank is not None:
+        rank_main(chosen.rank, chosen.ranks, chosen.store, chosen.hardware)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "bench.wire", "--ranks", str(chosen.ranks), "--hardware", chosen.hardware]
+        command += ["--store", str(Path(folder, "store"))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ranks = [subprocess.Popen([*command, "--rank", str(r)], env=environment) for r in range(chosen.ranks)]
+        return max([abs(r.wait()) for r in ranks])
+
+
+def rank_main(rank: int, ranks: int, store: str, hardware: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    rows = []
+    for name, step, predicted in (*_collectives(mesh), *_models(mesh, hardware)):
+        step()
+        sent = min(_counted(step) for _ in range(ROUNDS)) / ranks / STEPS
+        rows.append((name, f"{sent:,.0f}", f"{predicted:,}", f"{sent / predicted:.3f}"))
+    if rank == 0:
+        print(tabulate(rows, headers=("what", "bytes sent by a rank", "predicted", "ratio"), disable_numparse=True))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _counted(step: Callable[[], Any]) -> int:
+    """Bytes that the loopback device sent in ``STEPS`` steps of all ranks, beyond those of the two barriers around them."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    before = _loopback()
+    dist.barrier()
+    barrier = _loopback() - before
+    before = _loopback()
+    for _ in range(STEPS):
+        step()
+    dist.barrier()
+    return _loopback() - before - barrier
+
+
+def _loopback() -> int:
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "lo":
+            return int(figures.split()[8])
+    raise SystemExit("there is no loopback device to count: this bench needs Linux")
+
+
+def _collectives(mesh: Any) -> Iterator[tuple[str, Callable[[], Any], int]]:
+    """(name, call, predicted bytes) of each kind, by the calls that programs make."""
+    import torch
+
+    c10d, n, group = torch.ops._c10d_functional, mesh.size(), mesh.get_group().group_name
+    buffer = torch.ones(n, FLOATS // n)
+    size = buffer.numel() * 4
+    calls = {
+        "all_reduce": (lambda: c10d.all_reduce(buffer, "sum", group), 2 * (n - 1) * size // n),
+        "all_gather": (lambda: c10d.all_gather_into_tensor(buffer[:1], n, group), (n - 1) * size // n),
+        "reduce_scatter": (lambda: c10d.reduce_scatter_tensor(buffer, "sum", n, group), (n - 1) * size // n),
+        "all_to_all": (lambda: c10d.all_to_all_single(buffer, [1] * n, [1] * n, group), (n - 1) * size // n),
+    }
+    for name, (call, predicted) in calls.items():
+        yield name, lambda call=call: c10d.wait_tensor(call()), predicted
+
+
+def _models(mesh: Any, hardware: str) -> Iterator[tuple[str, Callable[[], Any], int]]:
+    from bench.training.ours import OURS
+    from bench.training.peers import Setting
+
+    for name, make in OURS.items():
+        way = make(Setting(128, 64, mesh, hardware))
+        yield name, way.step, sum(c.bytes for c in way.detail.plan.collectives)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
