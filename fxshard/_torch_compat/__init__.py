@@ -91,7 +91,7 @@ def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
     """``local`` as a DTensor with the mesh, placements and global shape of ``like``; no check, no autograd."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor(local, like._spec, requires_grad=False)
+    return torch.Tensor._dtensor__new__(DTensor, local, like._spec, requires_grad=False)  # its __init__ is empty, in a frame of Dynamo
 
 
 def dtensor_has_rule(op: OpOverload) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,8 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import changes_of, wrap_like
+from fxshard._torch_compat import wrap_like
+from fxshard._torch_compat.calls import kernels_only, local_of, versions_of
 from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
@@ -30,6 +31,8 @@ from fxshard.runtime.parts import check_limit, parts_of, rank_graph
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
 
 COMPILERS = ("inductor", "eager")
+ALIGNED = 64
+"""Bytes: where all inputs start at a multiple, two of which share no memory, compiled code does not copy some calls' and view others'."""
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes its inputs in one list, which it may empty."""
 
@@ -40,8 +43,9 @@ class Artefact:
 
     ``forward``: inputs -> ``results`` results, then what is kept; ``backward`` (None for inference): inputs at
     ``kept_inputs``, kept values, tangents -> gradients. ``tangent_of``: for each tangent the result that it belongs to;
-    ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies. ``graphs`` are the
-    graphs that were compiled.
+    ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies where it does not lie
+    as its input. ``numbers``: places among the kept values of those that are sizes, no tensors. ``graphs`` are the graphs that were
+    compiled.
     """
 
     forward: Run
@@ -51,6 +55,7 @@ class Artefact:
     tangent_of: tuple[int, ...]
     gradient_of: tuple[int | None, ...]
     gradient_layouts: tuple[Layout | None, ...]
+    numbers: tuple[int, ...]
     graphs: tuple[fx.GraphModule, ...]
 
 
@@ -66,6 +71,8 @@ class CompiledProgram:
     bound: BoundProgram
     artefact: Artefact
     watchdog: Watchdog
+    read_in_all: list[tuple[int, ...]] = field(default_factory=list)
+    """The places that ``read_later`` found, once it is known that they are the same in every call."""
 
     @property
     def program(self) -> ShardedProgram:
@@ -73,12 +80,27 @@ class CompiledProgram:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         everything = [*inputs, *self.bound.axis_values]
-        with plain_arithmetic(self.bound.device.type):
-            if self.artefact.backward is not None and torch.is_grad_enabled():
-                return _Step.apply(self, *everything)
-            with torch.no_grad():
-                local = [local_of(x) for x in everything]
-                return tuple(self.watchdog.run(FORWARD, self.artefact.forward, local)[: self.artefact.results])
+        if not torch.is_grad_enabled():
+            return self._infer(everything)
+        if self.artefact.backward is not None:
+            return _Step.apply(self, *everything)
+        with torch.no_grad():
+            return self._infer(everything)
+
+    def _infer(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with kernels_only():
+            return tuple(self.watchdog.run(FORWARD, self.artefact.forward, [*map(local_of, inputs)])[: self.artefact.results])
+
+    def read_later(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Places of the inputs that the backward reads: those that are kept, and those that kept values are views of."""
+        if self.read_in_all:
+            return self.read_in_all[0]
+        places = {x.untyped_storage().data_ptr(): i for i, x in enumerate(local)}
+        views = {places[p] for x in kept if (p := x.untyped_storage().data_ptr()) in places}
+        found = tuple(sorted({*self.artefact.kept_inputs, *views}))
+        if len(places) == len(local) and all(x.data_ptr() % ALIGNED == 0 for x in local):
+            self.read_in_all.append(found)
+        return found
 
 
 def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -156,15 +178,14 @@ def _compile(b: _Building) -> tuple[_Building, str]:
     said = f"by {b.compiler}"
     if b.parts is None:
         whole = _run(b.module, b.compiler, results, is_inference=True)
-        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (), (b.module,))), said
+        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (), (), (b.module,))), said
     forward = _run(b.parts.forward, b.compiler, results)
     if b.compiler == "inductor":
         _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
     count = sum(o.kind == "gradient" for o in b.program.outputs)
     backward = _run(b.parts.backward, b.compiler, count, is_backward=True)
     of = _gradient_of(b.program, len(b.bound.axes))
-    layouts = [x for x, o in zip(b.program.output_layouts, b.program.outputs, strict=True) if o.kind == "gradient"]
-    ends = _tangent_of(b.program), of, tuple(None if i is None else layouts[i] for i in of)
+    ends = _tangent_of(b.program), of, _other_layouts(b.program, of), _numbers(b.parts.forward, results)
     graphs = (b.parts.forward, b.parts.backward)
     return replace(b, artefact=Artefact(forward, backward, results, b.parts.kept_inputs, *ends, graphs)), said
 
@@ -246,9 +267,17 @@ def _gradient_of(program: ShardedProgram, axes: int) -> tuple[int | None, ...]:
     return (*found, *[None] * axes)
 
 
-def local_of(value: torch.Tensor) -> torch.Tensor:
-    """The dense local tensor of a DTensor, or of a tensor that is local already; outside of autograd."""
-    return (value.to_local() if isinstance(value, DTensor) else value).contiguous()
+def _other_layouts(program: ShardedProgram, gradient_of: Sequence[int | None]) -> tuple[Layout | None, ...]:
+    """For each input of the forward how its gradient lies; None where that is as the input, or there is no gradient."""
+    layouts = [x for x, o in zip(program.output_layouts, program.outputs, strict=True) if o.kind == "gradient"]
+    primals = [x for x, end in zip(program.input_layouts, program.inputs, strict=True) if end.kind != "tangent"]
+    found = [None if i is None or layouts[i] == own else layouts[i] for i, own in zip(gradient_of, primals, strict=False)]
+    return (*found, *[None] * (len(gradient_of) - len(found)))
+
+
+def _numbers(forward: fx.GraphModule, results: int) -> tuple[int, ...]:
+    kept = forward.graph.output_node().args[0][results:]
+    return tuple(i for i, x in enumerate(kept) if not (isinstance(x, fx.Node) and isinstance(x.meta["val"], torch.Tensor)))
 
 
 class _Step(torch.autograd.Function):
@@ -256,53 +285,51 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, compiled: CompiledProgram, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        local, artefact = [local_of(x) for x in inputs], compiled.artefact
-        out = compiled.watchdog.run(FORWARD, artefact.forward, list(local))
-        results, kept = tuple(out[: artefact.results]), out[artefact.results :]
-        ctx.numbers = [(i, x) for i, x in enumerate(kept) if not isinstance(x, torch.Tensor)]
-        kept = [x for x in kept if isinstance(x, torch.Tensor)]
+        local, artefact = [*map(local_of, inputs)], compiled.artefact
+        with kernels_only():
+            out = compiled.watchdog.run(FORWARD, artefact.forward, list(local))
+        results, kept = tuple(out[: artefact.results]), list(out[artefact.results :])
+        ctx.numbers = [(i, kept.pop(i)) for i in reversed(artefact.numbers)]
         ctx.compiled = compiled
         ctx.like = [x if isinstance(x, DTensor) else None for x in inputs]
-        ctx.watched = [(inputs[i], changes_of(inputs[i])) for i in _read_later(inputs, local, artefact.kept_inputs, kept)]
+        ctx.watched = [x for i in compiled.read_later(local, kept) if isinstance(x := inputs[i], DTensor)]
+        ctx.versions = versions_of(ctx.watched)
         ctx.save_for_backward(*[local[i] for i in artefact.kept_inputs], *kept)
-        ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in artefact.tangent_of))
+        if len(artefact.tangent_of) < len(results):
+            ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in artefact.tangent_of))
         ctx.set_materialize_grads(False)  # zeros are made for results that the backward asks for, and only for those
         ctx.ends = [(r.shape, r.dtype, r.device) for r in results]
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        compiled: CompiledProgram = ctx.compiled
-        artefact = compiled.artefact
-        assert artefact.backward is not None
-        changed = next((x for x, count in ctx.watched if changes_of(x) != count), None)
-        if changed is not None:  # autograd watches the local tensors, which a DTensor's own changes do not count for
-            what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
-            raise RunError(what, remedy="change parameters after backward, or change a clone")
-        tangents = [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
-        saved = list(ctx.saved_tensors)
-        for i, number in ctx.numbers:  # sizes that only the forward could tell
-            saved.insert(len(artefact.kept_inputs) + i, number)
-        ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: the list is then all that holds them
-        saved.extend(tangents)
-        with plain_arithmetic(tangents[0].device.type):
-            out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
-        ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
-        return (None, *(_gradient(out, i, like, layout) for i, like, layout in ends))
+        return _backward_once(ctx, *grads) if torch.is_grad_enabled() else _backward(ctx, *grads)
+
+
+def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    compiled: CompiledProgram = ctx.compiled
+    artefact = compiled.artefact
+    assert artefact.backward is not None
+    if versions_of(ctx.watched) != ctx.versions:  # autograd watches the local tensors, which a DTensor's own changes do not count for
+        changed = next(x for x, count in zip(ctx.watched, ctx.versions, strict=True) if versions_of([x]) != [count])
+        what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
+        raise RunError(what, remedy="change parameters after backward, or change a clone")
+    saved = list(ctx.saved_tensors)
+    for i, number in reversed(ctx.numbers):  # sizes that only the forward could tell
+        saved.insert(len(artefact.kept_inputs) + i, number)
+    ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: the list is then all that holds them
+    saved += [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
+    with kernels_only():
+        out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
+    ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
+    return (None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
+
+
+_backward_once = once_differentiable(_backward)
 
 
 def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad.contiguous()
-
-
-def _read_later(
-    inputs: Sequence[torch.Tensor], local: Sequence[torch.Tensor], kept_inputs: Sequence[int], kept: Sequence[torch.Tensor]
-) -> list[int]:
-    """Places of the DTensors that the backward reads: those that are kept, and those that kept values are views of."""
-    places = {x.untyped_storage().data_ptr(): i for i, x in enumerate(local)}
-    found = {*kept_inputs, *(places[p] for x in kept if (p := x.untyped_storage().data_ptr()) in places)}
-    return sorted(i for i in found if isinstance(inputs[i], DTensor))
 
 
 def _gradient(out: Sequence[torch.Tensor], index: int | None, like: DTensor | None, layout: Layout | None) -> torch.Tensor | None:
@@ -310,6 +337,6 @@ def _gradient(out: Sequence[torch.Tensor], index: int | None, like: DTensor | No
         return None
     if like is None:
         return out[index]
-    if layout is None or tuple(layout) == tuple(like.placements):
+    if layout is None:
         return wrap_like(out[index], like)
     return DTensor.from_local(out[index], like.device_mesh, tuple(layout), run_check=False, shape=like.shape, stride=like.stride())

@@ -1,0 +1,41 @@
+"""What a call of a compiled program asks of torch, without the checks and frames of torch's public ways to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_KEYS = torch._C.DispatchKey
+_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+_AUTOCAST = tuple(name for name in dir(_KEYS) if name.startswith("Autocast"))
+
+
+def _keys() -> torch._C.DispatchKeySet:
+    found = torch._C.DispatchKeySet(getattr(_KEYS, _AUTOGRAD[0]))
+    for name in (*_AUTOGRAD[1:], *_AUTOCAST):
+        found = found | torch._C.DispatchKeySet(getattr(_KEYS, name))
+    return found
+
+
+_ABOVE_KERNELS = _keys()
+
+
+def kernels_only() -> AbstractContextManager[None]:
+    """Within it an operator is its kernel: neither autograd nor autocast, for any device, sees the call.
+
+    Functional collectives have autograd formulas in Python, which cost 10 to 25 us a call though nothing is recorded.
+    """
+    return torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
+
+
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """The dense local tensor of a DTensor, or of a tensor that is local already; outside of autograd."""
+    return (value._local_tensor if isinstance(value, DTensor) else value).contiguous()
+
+
+def versions_of(values: Sequence[torch.Tensor]) -> list[int]:
+    """How often each tensor was written into."""
+    return [value._version for value in values]
