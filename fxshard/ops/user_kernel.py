@@ -61,16 +61,19 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
     text = str(value)
-    return type(value).__qualname__ if " at 0x" in text else text
+    if " at 0x" not in text:
+        return text
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 CALLS: dict[str, KernelCall] = {}
 
 
 def keep_call(call: KernelCall) -> str:
-    """The name under which a call is kept; another kernel that says the same of itself gets a number."""
+    """The name under which a call is kept; another call that says the same of itself gets a number."""
     text, count = str(call), 1
-    while (name := text if count == 1 else f"{text} #{count}") in CALLS and CALLS[name].kernel is not call.kernel:
+    while (name := text if count == 1 else f"{text} #{count}") in CALLS and CALLS[name] != call:
         count += 1
     CALLS.setdefault(name, call)
     return name

@@ -22,16 +22,17 @@ Cuts = Mapping[fx.Node, Cut]
 
 @dataclass(frozen=True)
 class Halves:
-    """Of a local graph: what runs in the forward, and the tangents where their first reader says where the backward begins."""
+    """Of a local graph: what runs in the forward, to which what is put in there is added, and the tangents where their first reader says
+    where the backward begins."""
 
-    first: frozenset[fx.Node]
+    first: set[fx.Node]
     tangents: frozenset[fx.Node] = frozenset()
 
     @classmethod
     def of(cls, program: ShardedProgram, graph: fx.Graph) -> Halves:
         given = [n for n in graph.nodes if n.op == "placeholder"]
         late = [n for n, end in zip(given, program.inputs, strict=True) if end.kind == "tangent"] if by_order(program) else []
-        return cls(frozenset(forward_nodes(program, graph)), frozenset(late))
+        return cls(forward_nodes(program, graph), frozenset(late))
 
     def together(self, a: fx.Node, b: fx.Node) -> bool:
         """Whether ``a`` may run where ``b`` does."""
@@ -106,7 +107,7 @@ def _full(cuts: Cuts, count: int) -> bool:
 def readers(wait: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
     """Products, and the light operators before them, that can run on pieces of what arrives, and the wait itself; none without a product.
 
-    Products run piecewise where the first of them stands; those for which something is not there yet by then are left as they are.
+    Products run piecewise where the first of them stands; operators for which something is not there yet by then are left as they are.
     """
     found: dict[fx.Node, Cut] = {wait: cut}
     products: list[fx.Node] = []
@@ -116,12 +117,12 @@ def readers(wait: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
         todo.remove(node)
         if not (node.target is PRODUCT or is_light(node)) or not halves.together(node, wait):
             continue
-        own = made(node, {o: found[o] for o in operands(node) if o in found and o not in products})
+        if products and any(o in products or (o not in found and not o < products[0]) for o in operands(node)):
+            continue  # not there yet where products run
+        own = made(node, {o: found[o] for o in operands(node) if o in found})
         if own is None:
             continue
         if node.target is PRODUCT:
-            if products and any(o not in found and not o < products[0] for o in operands(node)):
-                continue
             products.append(node)
         else:
             todo.update(node.users)

@@ -88,35 +88,36 @@ def cut_up(graph: fx.Graph, node: fx.Node, choice: Choice | None, halves: Halves
     (buffer,), (wait,) = node.all_input_nodes, node.users
     before = makers(node, cuts[0], choice.count, halves)
     behind = readers(wait, cuts[1], choice.count, halves) or {wait: cuts[1]}
-    emit, pieces, begun = Emitter(graph, node), Pieces(before), []
+    emit, pieces, begun = Emitter(graph, node, half=halves.first), Pieces(before), []
     for k in range(choice.count):
         sent = dense(emit, pieces(emit, buffer, cuts[0], k))
         begun.append(emit(node.target, sent, *node.args[1:]))
-    _arrive(graph, Pieces(behind, {wait: begun}), choice.count)
+    _arrive(graph, Pieces(behind, {wait: begun}), choice.count, halves)
     for old in sorted({*before, node, *behind}, reverse=True):
         graph.erase_node(old)
     return begun
 
 
-def _arrive(graph: fx.Graph, pieces: Pieces, count: int) -> None:
-    """Products piece by piece where the first of them stands, and what others read joined right before they do."""
+def _arrive(graph: fx.Graph, pieces: Pieces, count: int, halves: Halves) -> None:
+    """Products piece by piece where the first of them stands, and what others read joined right before they do, in its own half."""
     products = [n for n in sorted(pieces.cuts) if n.target is PRODUCT]
     outside = {n: [u for u in n.users if u not in pieces.cuts] for n in pieces.cuts}
-    joins = sorted((n if n in products else min(users), n) for n, users in outside.items() if users)
+    readers_of = {n: min(users) for n, users in outside.items() if users}
+    joins = sorted((first if n not in products and halves.together(n, first) else n, n) for n, first in readers_of.items())
     waiting = products
     for place, node in joins:
         if waiting and not place < waiting[0]:
-            emit = Emitter(graph, waiting[0])
+            emit = Emitter(graph, waiting[0], half=halves.first)
             for k in range(count):
                 for product in waiting:
                     pieces(emit, product, pieces.cuts[product], k)
             waiting = []
-        whole = pieces.whole(Emitter(graph, place), node)
+        whole = pieces.whole(Emitter(graph, place, half=halves.first), node)
         for user in outside[node]:
             user.replace_input_with(node, whole)
     for wait in pieces.arriving:  # on a rank that reads nothing of it
         for k in range(count):
-            pieces(Emitter(graph, wait), wait, pieces.cuts[wait], k)
+            pieces(Emitter(graph, wait, half=halves.first), wait, pieces.cuts[wait], k)
 
 
 def choices(program: ShardedProgram) -> dict[int, Choice]:
@@ -152,11 +153,12 @@ def choices(program: ShardedProgram) -> dict[int, Choice]:
 
 
 def _look(node: fx.Node, places: dict[fx.Node, int]) -> int:
-    """What tells an operator in its surroundings: itself, its result, and how far back its operands stand, if that is near."""
+    """What tells an operator in its surroundings: itself, its result, its axis if it is a collective, how far back near operands stand."""
     value = node.meta.get("val")
     shape = (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
     back = (places[node] - places[o] for o in node.all_input_nodes)
-    return hash((node.target if node.op == "call_function" else node.op, shape, *(far if far < NEAR else NEAR for far in back)))
+    link = node.args[-1] if is_collective(node) else None
+    return hash((node.target if node.op == "call_function" else node.op, shape, link, *(far if far < NEAR else NEAR for far in back)))
 
 
 def _start(node: fx.Node, mesh: Mesh) -> float:
@@ -173,14 +175,18 @@ def _around(node: fx.Node, choice: Choice, halves: Halves) -> tuple[Cuts, Cuts]:
 
 
 def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, waited: float, mesh: Mesh, halves: Halves) -> Choice | None:
-    """The cut that makes a window around a collective shortest, if one does; of each dim into as many pieces as promise most."""
+    """The cut that makes a window around a collective shortest, if one does; of each dim into as many pieces as promise most.
+
+    What is around it is that of the fewest pieces: more may find less that is long enough, which the window tells.
+    """
     best, least = None, 0.0
     for dim in range(node.all_input_nodes[0].meta["val"].ndim):
         around = _around(node, Choice(dim, COUNTS[0]), halves)
-        bound, count = max((min(waited, _bound(node, around, count, mesh)), -count) for count in COUNTS)
-        bound -= _joining(node, around[1], mesh)
+        bounds = {count: min(waited, _bound(node, around, count, mesh)) for count in COUNTS}
+        count = max(COUNTS, key=bounds.__getitem__)
+        bound = bounds[count] - _joining(node, around[1], mesh)
         if bound > least:
-            choice = Choice(dim, -count)
+            choice = Choice(dim, count)
             gain = _gain(nodes, places, node, choice, mesh, halves)
             best, least = (choice, gain) if gain > least else (best, least)
     return best
@@ -214,7 +220,7 @@ def _gain(
         return 0.0
     window, early, late = nodes[start:stop], nodes[max(0, start - AROUND) : start], nodes[stop : stop + AROUND]
     graph, copies = _window(window)
-    cut_up(graph, copies[node], choice, Halves(frozenset(copies[n] for n in window if n in halves.first)))
+    cut_up(graph, copies[node], choice, Halves({copies[n] for n in window if n in halves.first}))
     pieces = [n for n in graph.nodes if n.op == "call_function"]
     same = {n: copies[n] for n in window} | {copies[n]: n for n in early if n in copies}
     return _cost([*early, *window, *late], mesh, {}) - _cost([*early, *pieces, *late], mesh, same)

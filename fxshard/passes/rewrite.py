@@ -30,10 +30,14 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 class Emitter:
-    """Adds calls to a local graph right before ``place``; they are of the same half of the step and, unless said otherwise, its turn."""
+    """Adds calls to a local graph right before ``place``; they are of the same half of the step and, unless said otherwise, its turn.
 
-    def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None) -> None:
+    ``half``: nodes of one half, to which they are added if ``place`` is among them.
+    """
+
+    def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None, half: set[fx.Node] | None = None) -> None:
         self.graph, self.place = graph, place
+        self.half = half if half is not None and place in half else set[fx.Node]()
         self.kept = {k: place.meta[k] for k in KEPT if k in place.meta}
         self.turn = place.meta.get("turn", 0) if turn is None else turn
 
@@ -41,4 +45,5 @@ class Emitter:
         with self.graph.inserting_before(self.place):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = {**self.kept, "val": fake_result(target, args, kwargs), "turn": self.turn}
+        self.half.add(node)
         return node

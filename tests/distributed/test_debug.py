@@ -22,7 +22,7 @@ from fxshard.runtime import compile as compiling
 from fxshard.runtime.debug import Checks
 from fxshard.runtime.module import parallelize
 from fxshard.runtime.watchdog import watching
-from tests.distributed.faults import Net, plan_of
+from tests.distributed.faults import Net
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_agreement import mesh
 
@@ -51,7 +51,9 @@ def tampered(change: Callable[[fx.Graph, list[fx.Node]], None]) -> Iterator[None
 
 
 def sharded(**options: Any) -> Any:
-    plan = fxshard.plan_json.loads(plan_of((2,)), "the plan")
+    """The forward gathers a weight and what is multiplied by it."""
+    pins = {"a.weight": "S(0)", "b.weight": "S(1)", "a": "S(1)", "einsum_2": "R"}
+    plan = fxshard.plan(Net(), (X,), fxshard.Mesh({"tp": 2}), input_layouts="R", output_layouts="R", pins=pins, cache=False)
     return parallelize(Net(), (X,), mesh(), plan, timeout=20.0, **{"compiler": "eager", "without": ["bucket"], **options})
 
 

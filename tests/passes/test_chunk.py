@@ -61,6 +61,34 @@ def test_numbers_and_bytes_stay(mesh: str, shape: tuple[int, int]) -> None:
     assert cut > 40 and piecewise > 40, "collectives were cut, and products around them"
 
 
+class TwoReaders(nn.Module):
+    """What is gathered has a product, and behind that a light operator or another product that reads both."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.a, self.b = how, nn.Linear(6, 6, bias=False), nn.Linear(12 if how == "cat" else 6, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.a(x)
+        if self.how == "product":
+            return made @ x.t()
+        return self.b(torch.cat([x, made.tanh()], -1) if self.how == "cat" else x / (made.exp() + 1))
+
+
+@pytest.mark.parametrize("how", ["cat", "div", "product"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_is_not_there_yet_waits(how: str, dim: int) -> None:
+    model, args = TwoReaders(how).double(), (torch.randn(8, 6, dtype=torch.float64),)
+    graph = trace(model, args)
+    calls = {n.name for n in graph.nodes if n.name in annotate(graph, Mesh({"a": 2})).calls and n.name != "t"}
+    pins = {e.node: "R" for e in graph.inputs_of("parameter")} | {n: "R" for n in calls if n.startswith(("einsum", "cat", "div", "tanh"))}
+    plan = plan_graph(graph, Mesh({"a": 2}), Request(pins=pins, input_layouts="S(0)", output_layouts="R"))
+    assert "all_gather" in {c.kind for c in plan.collectives}
+    program, cut = cut_everywhere(lower(graph, plan), dim, 2)
+    assert cut and differences(program, model, args, {}) < 1e-12
+
+
 def products(program: ShardedProgram) -> int:
     return sum(n.target is PRODUCT for module in program.modules.values() for n in module.graph.nodes)
 

@@ -17,6 +17,7 @@ import fxshard
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard.errors import FileError, TraceError
 from fxshard.mesh import Mesh
+from fxshard.ops.user_kernel import KernelCall, keep_call
 from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.trace import trace
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
@@ -66,6 +67,18 @@ def test_what_a_call_says_does_not_depend_on_the_process() -> None:
     (call, *_) = (n.args[1] for n in first.nodes if str(n.target) == OP)
     tensors = "x=[4, 1], y=[4, 1], out=[4, 1] written"
     assert call == f"tests.user_kernels.scale_kernel(n=20, factor=2.0, BLOCK=8, {tensors}) on ((3, 1, 1))"
+
+
+def test_calls_that_differ_have_names_that_do() -> None:
+    """A function that a kernel takes is named; of objects that say nothing of themselves the second gets a number."""
+
+    def call(plain: object) -> KernelCall:
+        return KernelCall(test_calls_that_differ_have_names_that_do, ((1,),), {}, {"ACT": plain}, {"x": (1,)}, ("x",))
+
+    given = [torch.relu, made, call, object(), object()]
+    names = [keep_call(call(one)) for one in given]
+    assert len(set(names)) == len(given) and names == [keep_call(call(one)) for one in given]
+    assert f"ACT={__name__}.made" in names[1] and names[4] == f"{names[3]} #2"
 
 
 def test_a_buffer_that_a_kernel_changes() -> None:
