@@ -39,3 +39,14 @@ def local_of(value: torch.Tensor) -> torch.Tensor:
 def versions_of(values: Sequence[torch.Tensor]) -> list[int]:
     """How often each tensor was written into."""
     return [value._version for value in values]
+
+
+def held(owner: torch.nn.Module, key: str) -> torch.Tensor:
+    """``getattr(owner, key)`` of a parameter, past the module's lookup in Python; by it where the parameter has moved."""
+    found = owner._parameters.get(key)
+    return getattr(owner, key) if found is None else found
+
+
+def graded(places: Sequence[tuple[torch.nn.Module, str]]) -> tuple[bool, ...]:
+    """Which of the parameters at ``places``, (owner, attribute), require a gradient."""
+    return tuple([held(owner, key).requires_grad for owner, key in places])

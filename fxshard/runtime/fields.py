@@ -60,6 +60,11 @@ def _sample(value: torch.Tensor) -> torch.Tensor:
     return value.reshape(-1).index_select(0, places)
 
 
+def draw_seed() -> torch.Tensor:
+    """What a call draws its random numbers from."""
+    return torch.randint(0, 2**62, (), dtype=torch.int64)
+
+
 class SeedWatch:
     """Ranks must draw the same seeds: they compare them at the first, second, fourth, eighth ... call, for a generator that
     was used on one rank alone goes its own way from then on."""

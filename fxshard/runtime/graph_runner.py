@@ -9,8 +9,8 @@ import torch
 
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.dynamo_graph import Output
-from fxshard.runtime.fields import SeedWatch
-from fxshard.runtime.inputs import global_result, local_input, write_back
+from fxshard.runtime.fields import SeedWatch, draw_seed
+from fxshard.runtime.inputs import global_result, reader, write_back
 
 
 class GraphRunner:
@@ -23,18 +23,24 @@ class GraphRunner:
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
         self.place = {name: i for i, name in enumerate(names)}
-        ends = zip(program.inputs, program.input_layouts, strict=True)
-        self.reads = [(end.name, self.place.get(end.name), layout) for end, layout in ends if end.kind != "tangent"]
+        pairs = zip(program.inputs, program.input_layouts, strict=True)
+        ends = [(end, layout) for end, layout in pairs if end.kind != "tangent"]
+        self.reads = [(self.place.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
+        self.seeds = [i for i, (place, _) in enumerate(self.reads) if place is None]
         returned = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in returned if end.kind != "gradient"]
+        self.as_computed = (
+            all(end.kind != "mutation" and layout.is_replicated for end, layout, _ in self.results)
+            and all(output.computed for output in self.outputs)
+            and not any(self.distributed)
+        )
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        inputs = [
-            local_input(tensors[i], layout, self.bound, name) if i is not None else torch.randint(0, 2**62, (), dtype=torch.int64)
-            for name, i, layout in self.reads
-        ]
-        self.watch([x for x, (_, i, _) in zip(inputs, self.reads, strict=True) if i is None])
-        return self._outputs(tensors, self.compiled(inputs))
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+        inputs = [draw_seed() if i is None else read(tensors[i]) for i, read in self.reads]
+        if self.seeds:
+            self.watch([inputs[i] for i in self.seeds])
+        values = self.compiled(inputs)
+        return values if self.as_computed else self._outputs(tensors, values)
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
         outputs = [o.value if o.of_input is None else tensors[o.of_input] for o in self.outputs]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -62,8 +64,29 @@ def _lengths(x: torch.Tensor, device_mesh: DeviceMesh, axis: int) -> list[int]:
 
 def as_dtensor(local: torch.Tensor, device_mesh: DeviceMesh, layout: Layout, shape: Sequence[int]) -> DTensor:
     """``local`` as the shard of a tensor of global ``shape``; differentiable."""
-    strides = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(local, device_mesh, tuple(layout), run_check=False, shape=torch.Size(shape), stride=strides)
+    shape = torch.Size(shape)
+    return DTensor.from_local(local, device_mesh, tuple(layout), run_check=False, shape=shape, stride=_strides(shape))
+
+
+@functools.lru_cache(1024)
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+_LEAVES = frozenset({torch.Tensor, nn.Parameter, DTensor, int, float, bool, str, type(None)})
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec]:
+    """(leaves, structure) of a call's ``(args, kwargs)``; the structure is the same object for calls with leaves alone."""
+    leaves = (*args, *kwargs.values()) if kwargs else args
+    if _LEAVES.issuperset(map(type, leaves)):
+        return leaves, _flat(len(args), tuple(kwargs))
+    return pytree.tree_flatten((args, kwargs))
+
+
+@functools.lru_cache(1024)
+def _flat(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
+    return pytree.tree_flatten(((None,) * count, dict.fromkeys(names)))[1]
 
 
 def leaf_key(leaf: Any) -> Any:
@@ -81,23 +104,32 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
 
 
-def local_input(value: torch.Tensor, layout: Layout, bound: BoundProgram, name: str) -> torch.Tensor:
-    """A user's tensor as the program reads it: a DTensor unchanged, a plain one cut to this rank's shard.
+Read = Callable[[torch.Tensor], torch.Tensor]
+_DENSE = frozenset({torch.Tensor, nn.Parameter})
+
+
+def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
+    """A user's tensor -> the tensor that the program reads: a DTensor unchanged, a plain one cut to this rank's shard.
 
     Raises PlanError for a DTensor in another layout than the planned one, RunError for a tensor without memory.
     """
-    check_memory("input", name, value)
-    if isinstance(value, DTensor):
-        if tuple(value.placements) != tuple(layout):
+    placements, device, whole = tuple(layout), bound.device, layout.is_replicated
+
+    def read(value: torch.Tensor) -> torch.Tensor:
+        if whole and type(value) in _DENSE and value.device == device:
+            return value
+        check_memory("input", name, value)
+        if not isinstance(value, DTensor):
+            moved = value.to(device)
+            return moved if whole else scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)
+        if value.placements != placements:
             raise PlanError(
                 f"{name} is a DTensor in {Layout(value.placements)}, the plan reads it in {layout}",
                 remedy=f"plan with input_layouts={{{name!r}: '{Layout(value.placements)}'}}, or redistribute it before the call",
             )
         return value
-    value = value.to(bound.device)
-    if layout.is_replicated:
-        return value
-    return scatter(value.detach(), layout, bound.program.mesh, bound.coordinate)
+
+    return read
 
 
 def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:

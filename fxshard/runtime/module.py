@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import graded
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
 from fxshard.hardware import Hardware
@@ -39,11 +40,11 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.attributes import Attributes, attributes_of, differing
+from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import check_whole, leaf_key, leaf_names
+from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.options import (
     check_choice,
@@ -216,17 +217,18 @@ class ShardedForward:
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
         self.device = mesh_device(self.device_mesh)
-        self.modules = list(self.model.modules())
+        self.attributes = AttributeReader(self.model)
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
         self.accumulation = Accumulation(self.places, self.settings.compiler, self.settings.rng, self.settings.debug)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        train = torch.is_grad_enabled() and self._differentiable(leaves)
-        now = attributes_of(self.modules)
-        for made in self.runners.get(self._key(leaves, train), ()):
+        leaves, spec = flatten_call(args, kwargs)
+        trained = graded(self.places)
+        train = torch.is_grad_enabled() and (True in trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
+        now = self.attributes.now()
+        for made in self.runners.get(self._key(leaves, trained if train else None), ()):
             if made.serves(spec, now):
                 break
         else:
@@ -248,9 +250,9 @@ class ShardedForward:
         with self.original(), torch.set_grad_enabled(train):
             graph = trace_model(self._traced(args, kwargs, train), self.mesh, dump)
         names = leaf_names(args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
-        key, attributes = self._key(leaves, train), attributes_of(self.modules)
+        key, attributes = self._key(leaves, graded(self.places) if train else None), self.attributes.now()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
                 self.runners[key].append(made.also_for(attributes))
@@ -365,14 +367,9 @@ class ShardedForward:
         runners = dict.fromkeys(made.runner for found in self.runners.values() for made in found)
         return tuple(runner.program for runner in runners)
 
-    def _differentiable(self, leaves: Sequence[Any]) -> bool:
-        return any(getattr(owner, key).requires_grad for owner, key in self.places) or any(
-            isinstance(x, torch.Tensor) and x.requires_grad for x in leaves
-        )
-
-    def _key(self, leaves: Sequence[Any], train: bool) -> tuple[Any, ...]:
-        trained = tuple(getattr(owner, key).requires_grad for owner, key in self.places) if train else ()
-        return train, trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+    def _key(self, leaves: Sequence[Any], trained: tuple[bool, ...] | None) -> tuple[Any, ...]:
+        """``trained``: for each parameter whether it requires a gradient; None for inference."""
+        return trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:

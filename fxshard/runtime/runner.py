@@ -10,12 +10,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import held
 from fxshard.layout import Layout
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.fields import Fields, SeedWatch, value_field
-from fxshard.runtime.inputs import check_whole, global_result, local_input, write_back
+from fxshard.runtime.fields import Fields, SeedWatch, draw_seed, value_field
+from fxshard.runtime.inputs import check_whole, global_result, reader, write_back
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.values import check_memory
 
@@ -38,6 +39,8 @@ class Runner:
         self.reads = [self._read(end, layout) for end, layout in ends if end.kind != "tangent"]
         outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
+        self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
+        self.single = self.program.out_spec.is_leaf()
         self.fresh = True
         self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
@@ -49,26 +52,33 @@ class Runner:
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:
             self._check_first(leaves)
-        self.watch([inputs[i] for i in self.seeds])
+        if self.seeds:
+            self.watch([inputs[i] for i in self.seeds])
         distributed = any(isinstance(x, DTensor) for x in leaves)
+        values = self.compiled(inputs)
+        outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
+        return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
+
+    def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
         outputs = []
-        for (end, layout, shape), value in zip(self.results, self.compiled(inputs), strict=True):
+        for (end, layout, shape), value in zip(self.results, values, strict=True):
             if end.kind == "output":
                 outputs.append(global_result(value, layout, shape, self.bound, distributed))
             else:
                 write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
-        return pytree.tree_unflatten(outputs, self.program.out_spec)
+        return outputs
 
     def _read(self, end: GraphInput, layout: Layout) -> Read:
         if end.kind == "seed":
-            return lambda leaves: torch.randint(0, 2**62, (), dtype=torch.int64)
+            return lambda leaves: draw_seed()
         if end.kind == "input":
-            index = self.leaf_of[end.name]
-            return lambda leaves: local_input(leaves[index], layout, self.bound, end.name)
+            index, of_leaf = self.leaf_of[end.name], reader(layout, self.bound, end.name)
+            return lambda leaves: of_leaf(leaves[index])
         owner, key = self._place(end.name)
         if end.kind == "parameter":
-            return lambda leaves: getattr(owner, key)
-        return lambda leaves: local_input(getattr(owner, key), layout, self.bound, end.name)
+            return lambda leaves: held(owner, key)
+        of_buffer = reader(layout, self.bound, end.name)
+        return lambda leaves: of_buffer(getattr(owner, key))
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         owner, _, key = name.rpartition(".")
