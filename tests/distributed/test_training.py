@@ -74,7 +74,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     cases = {2: TWO, 4: FOUR}[request.param]
     scenarios = {name: functools.partial(on_this_rank, case) for name, case in cases.items()}
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return {f"{request.param}-{name}": said for name, said in run_scenarios(scenarios, request.param, folder, seconds=540).items()}
+    return {f"{request.param}-{name}": said for name, said in run_scenarios(scenarios, request.param, folder, seconds=900).items()}
 
 
 def test_on_ranks(found: dict[str, str]) -> None:
