@@ -1,0 +1,92 @@
+"""What a call asks once instead of each time: attributes of modules, structures of arguments, what runs below autograd."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import graded, held, kernels_only
+from fxshard.runtime.attributes import AttributeReader, differing
+from fxshard.runtime.inputs import flatten_call
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.scale, self.mode, self.table, self.last = 1, None, [1], None
+
+
+def swap(model: Any) -> None:
+    """Another name, of the same type and value, in the same place."""
+    del model.last
+    model.other = None
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], set[tuple[int, str]]]] = {
+    "a value": (lambda m: setattr(m, "scale", 2), {(0, "scale")}),
+    "of a child": (lambda m: setattr(m.inner, "in_features", 3), {(1, "in_features")}),
+    "a type": (lambda m: setattr(m, "mode", "fast"), {(0, "mode")}),
+    "no plain one any more": (lambda m: setattr(m, "scale", [1]), {(0, "scale")}),
+    "a plain one now": (lambda m: setattr(m, "table", 1), {(0, "table")}),
+    "added": (lambda m: setattr(m, "new", 0.5), {(0, "new")}),
+    "taken away": (lambda m: delattr(m, "scale"), {(0, "scale")}),
+    "a name": (swap, {(0, "last"), (0, "other")}),
+    "training": (lambda m: m.eval(), {(0, "training"), (1, "training")}),
+    "what is not plain": (lambda m: setattr(m, "table", [2]), set()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_of_an_attribute_is_seen(name: str) -> None:
+    model = Block()
+    reader = AttributeReader(model)
+    before = reader.now()
+    assert reader.now() is before
+    change, want = CHANGES[name]
+    change(model)
+    now = reader.now()
+    assert differing(before, now) == want and differing(now, AttributeReader(model).now()) == set()
+
+
+CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((torch.ones(1), 2, None), {}),
+    ((torch.ones(1),), {"b": True, "a": "x"}),
+    (([torch.ones(1), 2],), {"a": None}),
+    ((OrderedDict(x=1),), {"a": {"b": (1, 2)}}),
+]
+
+
+@pytest.mark.parametrize("call", range(len(CALLS)))
+def test_a_call_is_flattened_as_torch_does(call: int) -> None:
+    args, kwargs = CALLS[call]
+    leaves, spec = flatten_call(args, kwargs)
+    want, same = pytree.tree_flatten((args, kwargs))
+    assert spec == same and all(a is b for a, b in zip(leaves, want, strict=True))
+    assert flatten_call(args, dict(reversed(kwargs.items())))[1] == pytree.tree_flatten((args, dict(reversed(kwargs.items()))))[1]
+
+
+def test_kernels_see_neither_autograd_nor_autocast() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).requires_grad and (x @ x).dtype == torch.bfloat16
+        with kernels_only():
+            assert not (x @ x).requires_grad and (x @ x).dtype == torch.float32
+        assert (x @ x).requires_grad and (x @ x).dtype == torch.bfloat16
+
+
+def test_a_parameter_is_found_where_it_has_moved() -> None:
+    """``parametrize`` takes it out of the module's own table."""
+    layer = nn.Linear(2, 2)
+    assert held(layer, "weight") is layer.weight
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    assert torch.equal(held(layer, "weight"), layer.weight)
+    layer.bias.requires_grad_(False)
+    assert graded([(layer, "weight"), (layer, "bias")]) == (True, False)
