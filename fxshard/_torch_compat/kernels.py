@@ -54,8 +54,8 @@ def kernels_captured() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(config.patch(decompose_custom_triton_ops=False))
         if _triton.has_triton_package() and not _triton.has_triton():
-            from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
-            from triton.runtime import driver  # type: ignore[import-not-found]
+            from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]  # Triton is no requirement
+            from triton.runtime import driver  # type: ignore[import-not-found]  # likewise
 
             absent = mock.Mock(get_current_target=lambda: GPUTarget("cuda", 80, 32))
             stack.enter_context(mock.patch.object(_triton, "has_triton", lambda: True))

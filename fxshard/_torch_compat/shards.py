@@ -24,6 +24,10 @@ def spec_of(value: DTensor) -> Any:
     return value._spec
 
 
+OVERFLOW_CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+"""The operator by which gradient scalers divide gradients and look for entries that are not finite."""
+
+
 def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
     """From now on ``op`` on DTensors is ``handler(op, args, kwargs)``, as torch's own ``loss_parallel`` does it for its operators."""
     DTensor._op_dispatcher._custom_op_handlers[op] = handler

@@ -99,11 +99,19 @@ def cut_up(graph: fx.Graph, node: fx.Node, choice: Choice | None, halves: Halves
 
 
 def _arrive(graph: fx.Graph, pieces: Pieces, count: int, halves: Halves) -> None:
-    """Products piece by piece where the first of them stands, and what others read joined right before they do, in its own half."""
+    """Products piece by piece where the first of them stands, and what others read joined right before they do.
+
+    What only the other half reads is joined in its own, behind the products.
+    """
     products = [n for n in sorted(pieces.cuts) if n.target is PRODUCT]
     outside = {n: [u for u in n.users if u not in pieces.cuts] for n in pieces.cuts}
-    readers_of = {n: min(users) for n, users in outside.items() if users}
-    joins = sorted((first if n not in products and halves.together(n, first) else n, n) for n, first in readers_of.items())
+
+    def place_of(node: fx.Node, first: fx.Node) -> fx.Node:
+        if node in products or not (products or halves.together(node, first)):
+            return node
+        return first if halves.together(node, first) else products[0]
+
+    joins = sorted((place_of(node, min(users)), node) for node, users in outside.items() if users)
     waiting = products
     for place, node in joins:
         if waiting and not place < waiting[0]:

@@ -13,22 +13,19 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from fxshard._torch_compat.shards import handle_dtensors
+from fxshard._torch_compat.shards import OVERFLOW_CHECK, handle_dtensors
 from fxshard.runtime.watchdog import watching
-
-CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 @functools.cache
 def agree_on_overflows() -> None:
     """From now on, in this process, gradient scalers find on all ranks what one of them finds in its shards."""
-    handle_dtensors(CHECK, _check_and_unscale)
+    handle_dtensors(OVERFLOW_CHECK, _check_and_unscale)
 
 
 def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:

@@ -47,7 +47,7 @@ def compiled() -> None:
 
 
 def as_backend() -> None:
-    triton_kernel_wrap.get_mutated_tensors = lambda *_: ["out"]  # type: ignore[assignment]
+    triton_kernel_wrap.get_mutated_tensors = lambda *_: ["out"]  # type: ignore[assignment]  # a stand-in, as above
     torch.set_default_dtype(torch.float64)
     model, x = Net(), torch.randn(5, 6)
     reference = copy.deepcopy(model)

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxshard.mesh import parse_mesh
 from fxshard.passes.annotate import annotate
+from fxshard.passes.optimise import OPTIMISATIONS
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
@@ -132,7 +133,7 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 
 def unread(graph: PlanningGraph, plan: ShardingPlan) -> int:
     """How many of a plan's collectives nobody reads: a random plan may move what an operator's local form has no use for."""
-    lowered = lower_plan(graph, plan, without=["share", "schedule", "bucket"])
+    lowered = lower_plan(graph, plan, without=list(OPTIMISATIONS))
     (first, *_) = lowered.modules.values()
     return sum(is_wait(n) and not n.users for n in first.graph.nodes)
 

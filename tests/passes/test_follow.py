@@ -41,7 +41,7 @@ def node_of(target: Any, shapes: list[tuple[int, ...]], rest: tuple[Any, ...], l
 
 def run(node: fx.Node, values: list[Tensor]) -> Tensor:
     by_node = dict(zip(operands(node), values, strict=True))
-    result: Tensor = node.target(*fx.map_arg(node.args, by_node.__getitem__))  # type: ignore[operator]
+    result: Tensor = node.target(*fx.map_arg(node.args, by_node.__getitem__))  # type: ignore[operator]  # calls have operators as targets
     return result
 
 

@@ -42,7 +42,7 @@ def test_an_error_says_what_to_do() -> None:
     class Added(Function):
         @staticmethod
         def forward(ctx: object, x: Tensor, total: Tensor) -> Tensor:
-            ctx.mark_dirty(total)  # type: ignore[attr-defined]
+            ctx.mark_dirty(total)  # type: ignore[attr-defined]  # torch types ctx without it
             return total.add_(x)
 
         @staticmethod

@@ -126,8 +126,8 @@ def test_kernels_are_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) 
     """With a stand-in for the package: while a model is traced, torch takes Triton for usable and finds a target to ask."""
     names = ("triton", "triton.backends", "triton.backends.compiler", "triton.runtime")
     package = {name: ModuleType(name) for name in names}
-    package["triton.backends.compiler"].GPUTarget = lambda *target: target  # type: ignore[attr-defined]
-    driver = package["triton.runtime"].driver = SimpleNamespace(_active=None)  # type: ignore[attr-defined]
+    package["triton.backends.compiler"].GPUTarget = lambda *target: target  # type: ignore[attr-defined]  # a module made here
+    driver = package["triton.runtime"].driver = SimpleNamespace(_active=None)  # type: ignore[attr-defined]  # likewise
     for name, module in package.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(_triton, "has_triton_package", lambda: True)
