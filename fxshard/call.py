@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,8 +74,50 @@ def is_hashable(call: Call) -> bool:
     return True
 
 
+KNOWN = 50_000
+"""Calls that are kept."""
+
+_KNOWN: dict[Hashable, Call] = {}
+
+
 def call_of(node: fx.Node) -> Call:
-    """The ``Call`` behind a graph node."""
+    """The ``Call`` behind a graph node; the same object for nodes that look the same, for layers repeat and it is asked for often."""
+    try:
+        look = node.target, _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
+        known = _KNOWN.get(look)
+    except TypeError:  # symbolic sizes, or a node that is no tensor
+        return _call_of(node)
+    if known is None:
+        known = _KNOWN[look] = _call_of(node)
+        if len(_KNOWN) > KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+    return known
+
+
+def _look(value: Any) -> Hashable:
+    """What of an argument or a value is in a call; constants keep their type, for 1, 1.0 and True are different arguments."""
+    if isinstance(value, fx.Node):
+        value = value.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            raise TypeError("a call of such a node holds the node itself")
+    if isinstance(value, torch.Tensor):
+        return _sizes(value), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_look, value))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise TypeError("comparing symbols would ask what only running tells")
+    if isinstance(value, dict):
+        return tuple((name, _look(item)) for name, item in value.items())
+    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+
+
+def _sizes(value: torch.Tensor) -> tuple[int, ...]:
+    if any(type(size) is not int for size in value.shape):
+        raise TypeError("a symbolic size")
+    return value.shape
+
+
+def _call_of(node: fx.Node) -> Call:
     read, given = operands(node), outputs_of(node)
     places = iter(range(len(read)))
     args = tuple(_frozen(a, places) for a in node.args)

@@ -98,16 +98,31 @@ def path_communication(source: Layout, target: Layout, shape: tuple[int, ...], i
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in path if step.is_collective)
 
 
-def path_start(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price) -> float:
-    """What is saved of the cheapest path where its collective joins others: ``joining`` of it. Nothing of paths with several: where
+def joined_path(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
+) -> tuple[tuple[Step, ...], float]:
+    """(steps, price) of the cheapest path where collectives join others: ``joining`` of one is saved. Nothing of paths with several: where
     one waits for another, it may not meet those that it could join."""
-    return _start(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, joining)
+    return _joined(source, target, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price, joining)
 
 
-def _start(source: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, joining: Price) -> float:
-    if sum(step.is_collective for step in path) != 1:
-        return 0.0
-    return sum(step_price(step, layout, shape, itemsize, mesh, joining) for layout, step, _ in walk(source, path) if step.is_collective)
+def _joined(
+    source: Layout, target: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
+) -> tuple[tuple[Step, ...], float]:
+    """``path``, the cheapest without joining, or the one step that leads there if that costs less."""
+    near = _neighbours(source, len(shape), _partial_ops(source, target))
+    candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
+    costs = [_joined_price(source, one, shape, itemsize, mesh, price, joining) for one in candidates]
+    return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
+
+
+def _joined_price(
+    source: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
+) -> float:
+    walked = list(walk(source, path))
+    whole = sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walked)
+    sent = [(step, layout) for layout, step, _ in walked if step.is_collective]
+    return whole - (step_price(*sent[0], shape, itemsize, mesh, joining) if len(sent) == 1 else 0.0)
 
 
 def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
@@ -152,7 +167,7 @@ class Table:
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._sent: dict[int, np.ndarray] = {}
-        self._starts: dict[Price, np.ndarray] = {}
+        self._joined: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
@@ -213,15 +228,15 @@ class Table:
                 found[i, j] = sum(step_price(step, layout, *self.tensor, self._price) for layout, step, _ in path if step.is_collective)
         return found
 
-    def starts(self, joining: Price) -> np.ndarray:
-        """(layouts, layouts) ``joining`` of each path that has one collective, 0 elsewhere; see ``path_start``."""
-        if joining not in self._starts:
-            found = np.zeros(self.prices.shape)
+    def joined(self, joining: Price) -> np.ndarray:
+        """(layouts, layouts) prices where collectives join others, as of ``joined_path``."""
+        if joining not in self._joined:
+            found = self.prices.copy()
             for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
                 if i != j and np.isfinite(self.prices[i, j]):
-                    found[i, j] = _start(source, self.steps(source, target), *self.tensor, joining)
-            self._starts[joining] = found
-        return self._starts[joining]
+                    found[i, j] = _joined(source, target, self.steps(source, target), *self.tensor, self._price, joining)[1]
+            self._joined[joining] = found
+        return self._joined[joining]
 
     def _path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]

@@ -1,7 +1,8 @@
 """``python -m bench.planning``: seconds from a model to a plan by stage, over torch's bare trace, the gap and the memory.
 
 Every measurement has a process of its own; importing torch and building the model on meta are not counted. ``--growth`` plans a
-model of twice the layers as well. On a machine with other work the processor's seconds tell more than the clock's.
+model of twice the layers as well; ``--lower`` lowers the plan, too, and runs the passes after that.
+On a machine with other work the processor's seconds tell more than the clock's.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hardware", default="h100")
     parser.add_argument("--time-limit", type=float, help="seconds that the solver may take; default: its own limit, in work")
     parser.add_argument("--growth", action="store_true", help="plan twice the layers, too")
+    parser.add_argument("--lower", action="store_true", help="lower the plan, too, pass by pass")
     parser.add_argument("--no-bare", action="store_true", help="leave out torch's bare traces")
     parser.add_argument("--runs", type=int, default=1, help="take the fastest of so many runs of everything")
     chosen = parser.parse_args(arguments)
     layers = chosen.layers or LAYERS[chosen.model]
 
     def ours(count: int) -> Measured:
-        return _fastest(chosen.runs, child.ours, chosen.model, count, chosen.mesh, chosen.hardware, chosen.time_limit)
+        return _fastest(chosen.runs, child.ours, chosen.model, count, chosen.mesh, chosen.hardware, chosen.time_limit, chosen.lower)
 
     traces = [] if chosen.no_bare else [_fastest(chosen.runs, child.bare, kind, chosen.model, layers) for kind in child.KINDS]
     planned = ours(layers)

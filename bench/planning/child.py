@@ -11,10 +11,10 @@ KINDS = ("dynamo and joint export", "joint export", "make_fx")
 """The bare traces of ``measure.BARE``."""
 
 
-def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None) -> Measured:
+def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False) -> Measured:
     from bench.planning import measure
 
-    return measure.ours(model, layers, mesh, hardware, time_limit)
+    return measure.ours(model, layers, mesh, hardware, time_limit, lower)
 
 
 def bare(kind: str, model: str, layers: int) -> Measured:

@@ -7,7 +7,7 @@ import logging
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from bench.planning.models import MODELS
 from fxshard._torch_compat import FakeTensorMode, aot_export_joint_with_descriptors, capture_dynamo_graph, pytree
 from fxshard.mesh import parse_mesh
-from fxshard.passes.pipeline import PLANNING, Compilation, Request, run
+from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
+from fxshard.passes.runner import Pass
 from fxshard.passes.trace import fake_copy, fake_tensor
 
 
@@ -43,18 +44,25 @@ class Measured:
     hash: str = ""
 
 
-def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None) -> Measured:
-    """fxshard's passes from the model to a verified plan."""
+def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False) -> Measured:
+    """fxshard's passes from the model to a verified plan, and those that make a program of it."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)
     state = Compilation(parse_mesh(mesh, hardware), Request(module, args, kwargs, time_limit=time_limit))
-    stages = []
-    for one in PLANNING:
+    stages: list[Stage] = []
+    state = _run(PLANNING, state, stages)
+    assert state.plan is not None
+    if lower:
+        _run(LOWERING, Compilation(state.mesh, graph=state.graph, plan=state.plan), stages)
+    return Measured(tuple(stages), state.plan.gap, state.plan.hash)
+
+
+def _run(passes: Sequence[Pass], state: Compilation, stages: list[Stage]) -> Compilation:
+    for one in passes:
         with _timed(one.name, stages) as made:
             state = run((one,), state, dump=False)
             made.append(state.records[-1].made)
-    assert state.plan is not None
-    return Measured(tuple(stages), state.plan.gap, state.plan.hash)
+    return state
 
 
 def bare(kind: str, model: str, layers: int) -> Measured:

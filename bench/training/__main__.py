@@ -1,7 +1,10 @@
 """``python -m bench.training``: milliseconds of a training step on two gloo ranks with one thread each, all ways interleaved in one run.
 
-``ratio`` is the median time over that of ``parallelize_module`` compiled. ``--sizes 256/128,512/256`` are width and length,
-``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated), ``--hardware`` what fxshard's plans are made for.
+``ratio`` is the median time over that of ``parallelize_module`` compiled. fxshard schedules gloo's network threads as it always does, the
+others find them as gloo starts them; the last column has the others with fxshard's scheduling.
+
+``--sizes 256/128,512/256`` are width and length, ``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated),
+``--hardware`` what fxshard's plans are made for.
 """
 
 from __future__ import annotations
@@ -55,11 +58,13 @@ def _measured(size: str, chosen: Any) -> Mapping[str, Any]:
 def _table(times: Mapping[str, Any]) -> str:
     medians = {name: statistics.median(found["ms"]) for name, found in times.items()}
     base = medians.get(BASE)
-    rows = [
-        (name, f"{median:.1f}", f"{min(times[name]['ms']):.1f}", f"{median / base:.2f}" if base else "", f"{times[name]['loss']:.5f}")
-        for name, median in medians.items()
-    ]
-    return tabulate(rows, headers=("way", "median ms", "least ms", "ratio", "loss"), disable_numparse=True)
+    rows = []
+    for name, median in medians.items():
+        found = times[name]
+        ratio = f"{median / base:.2f}" if base else ""
+        batch = f"{statistics.median(found['batch']):.1f}" if found["batch"] else ""
+        rows.append((name, f"{median:.1f}", f"{min(found['ms']):.1f}", ratio, f"{found['loss']:.5f}", batch))
+    return tabulate(rows, headers=("way", "median ms", "least ms", "ratio", "loss", "with fxshard's threads"), disable_numparse=True)
 
 
 def rank_main(rank: int, job: Mapping[str, Any]) -> None:
@@ -70,6 +75,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
 
     from bench.training.ours import OURS
     from bench.training.peers import PEERS, Setting
+    from fxshard.runtime import gloo_threads
 
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64  # one model's code serves all ways
@@ -90,12 +96,16 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
                 print(way.detail.plan)
     for way in ways.values():  # once more: what is made later may make Dynamo compile again
         way.step()
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, dict[str, Any]] = {name: {"ms": [], "batch": [], "loss": losses[name]} for name in ways}
     for _ in range(job["rounds"]):
         for name, way in ways.items():
-            times[name].append(_timed(way.step))
+            if name not in OURS:
+                gloo_threads.schedule(gloo_threads.USUAL)
+                times[name]["ms"].append(_timed(way.step))
+            gloo_threads.schedule()
+            times[name]["ms" if name in OURS else "batch"].append(_timed(way.step))
     if rank == 0:
-        Path(job["folder"], "times").write_text(json.dumps({n: {"ms": t, "loss": losses[n]} for n, t in times.items()}))
+        Path(job["folder"], "times").write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
 

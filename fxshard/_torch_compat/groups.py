@@ -31,6 +31,11 @@ def backend_of(group: ProcessGroup, device: torch.device) -> tuple[Any, timedelt
     return backend, backend.options._timeout
 
 
+def backend_name(group: ProcessGroup, device: torch.device) -> str:
+    """``"gloo"``, ``"nccl"``, ...: what runs collectives of ``device``'s tensors."""
+    return group._get_backend(torch.device(device.type)).name()
+
+
 def is_lost_connection(error: BaseException) -> bool:
     """Whether a collective failed because of another rank, or of the network, and not of what it was given.
 

@@ -18,6 +18,7 @@ links (``Measured.efficiency``), forms take that.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -127,19 +128,36 @@ def collective_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
 def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
     """Microseconds of packing a collective's buffer with others' and, where its result lies in pieces, of taking that apart."""
     n = mesh.shape[axis]
+    if n == 1:
+        return 0.0
     buffer = sent / (n - 1) if kind == "all_gather" else sent / share(kind, n)
     return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))
 
 
+LARGEST = 1 << 50
+"""Bytes that no collective sends."""
+FULL = 10
+"""Collectives are joined until they take so many starts: another start is little beside that, and a bucket runs while others are filled."""
+
+
+def full_bucket(kind: str, axis: int, mesh: Mesh) -> int:
+    """Bytes that each rank sends in a collective that takes ``FULL`` starts; 0 where starting costs nothing."""
+    time = timing(mesh, kind, axis)
+    full = FULL * time(0)
+    return bisect.bisect_left(range(LARGEST), full, key=time) if full > 0 else 0
+
+
 @lru_cache(maxsize=64)
 def joining_price(mesh: Mesh) -> Price:
-    """What a collective on ``mesh`` costs less where others of its kind share its start: that less the packing, if that is anything."""
+    """What a collective on ``mesh`` costs less in a bucket: what it takes beyond its share of a full one and its packing, if anything."""
+    full = {(kind, axis): full_bucket(kind, axis, mesh) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 
     def price(step: Step, sent: int, written: int) -> float:
-        if not step.is_collective or mesh.shape[step.axis] == 1:
+        whole = full.get((step.kind, step.axis))
+        if not whole or sent >= whole:
             return 0.0
-        start = collective_time(step.kind, step.axis, 0, mesh)
-        return max(0.0, start - packing_time(step.kind, step.axis, sent, mesh))
+        alone, bucket = (collective_time(step.kind, step.axis, size, mesh) for size in (sent, whole))
+        return max(0.0, alone - bucket * sent / whole - packing_time(step.kind, step.axis, sent, mesh))
 
     return price
 

@@ -99,7 +99,7 @@ def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
         span = mesh.span(one.axis)
         if span.per_node is not None:
             points.setdefault((one.kind, span.size, span.stride), []).append((one.sent, one.time))
-    curves = {key: ascending(found) for key, found in points.items()}
+    curves = {key: nearest_ascending(found) for key, found in points.items()}
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
@@ -143,10 +143,29 @@ def ascending(points: Iterable[tuple[int, float]]) -> Curve:
     """The highest curve that is nowhere above the measurements and never falls: a disturbance only ever made one of them longer."""
     ordered = sorted(points)
     times = list(itertools.accumulate((time for _, time in reversed(ordered)), min))[::-1]
+    return _curve([size for size, _ in ordered], times)
+
+
+def nearest_ascending(points: Iterable[tuple[int, float]]) -> Curve:
+    """The curve that never falls from which the measurements are least far, by the sum of squares: medians are too long or too short.
+
+    Pool adjacent violators (Ayer et al. 1955): neighbours out of order get the mean of both.
+    """
+    sizes, means = list[int](), list[tuple[float, int]]()  # means of so many neighbours
+    for size, time in sorted(points):
+        sizes.append(size)
+        means.append((time, 1))
+        while len(means) > 1 and means[-2][0] > means[-1][0]:
+            (a, m), (b, n) = means[-2:]
+            means[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return _curve(sizes, [mean for mean, n in means for _ in range(n)])
+
+
+def _curve(sizes: Sequence[int], times: Sequence[float]) -> Curve:
     if times[0] == times[-1]:
-        what = f"{len(ordered)} measurements of sizes from {ordered[0][0]} to {ordered[-1][0]} do not take longer as the size grows"
+        what = f"{len(sizes)} measurements of sizes from {sizes[0]} to {sizes[-1]} do not take longer as the size grows"
         raise RunError(what, remedy="measure again, while the machine does less beside it")
-    return Curve(tuple(zip((size for size, _ in ordered), times, strict=True)))
+    return Curve(tuple(zip(sizes, times, strict=True)))
 
 
 def _flops(call: Call) -> float:

@@ -11,17 +11,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import fx
 from torch.distributed.tensor import Replicate
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import call_of
+from fxshard.call import Call, call_of, is_hashable
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import is_getitem
+from fxshard.planning_graph import FREE, is_getitem
 from fxshard.program import KINDS, is_collective, is_wait
 from fxshard.sharding_plan import OpSpec
 from fxshard.timeline import DEVICE, Event, Timeline
@@ -108,8 +109,13 @@ def operator_time(node: fx.Node, mesh: Mesh) -> float:
 
 
 def _operator_time(node: fx.Node, mesh: Mesh) -> float:
-    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload):
+    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or str(node.target) in FREE:
         return 0.0
     call = call_of(node)
+    return _whole_time(call, mesh) if is_hashable(call) else _whole_time.__wrapped__(call, mesh)
+
+
+@lru_cache(maxsize=4096)
+def _whole_time(call: Call, mesh: Mesh) -> float:
     whole = Layout((Replicate(),) * mesh.ndim)
     return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import fx
@@ -49,9 +50,13 @@ def ends(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
     if kind == "all_to_all" and dim == 0:  # its elements are blocks
         return None
     sent, arrived = (ranks if kind == own and dim == 0 else 1 for own in ("reduce_scatter", "all_gather"))
-    if size // sent < count:
-        return None
-    labels = torch.arange(size // sent) * count // (size // sent)
+    return None if size // sent < count else _ends(dim, size // sent, count, sent, arrived)
+
+
+@lru_cache(maxsize=256)
+def _ends(dim: int, size: int, count: int, sent: int, arrived: int) -> tuple[Cut, Cut]:
+    """The same cuts for all collectives that are alike."""
+    labels = (torch.arange(size) * count // size).to(torch.int16)
     return Cut(dim, labels.repeat(sent)), Cut(dim, labels.repeat(arrived))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard.cost.collectives import collective_time, packing_time
+from fxshard.cost.collectives import FULL, collective_time, packing_time
 from fxshard.cost.timeline import operator_time
 from fxshard.mesh import Mesh
 from fxshard.passes.halves import forward_nodes
@@ -26,8 +26,6 @@ from fxshard.program import KINDS, ProgramCollective, ShardedProgram, is_collect
 
 aten = torch.ops.aten
 REDUCING = ("all_reduce", "reduce_scatter")
-FULL = 10
-"""A bucket that takes so many starts is closed, so that it runs while what comes after is still computed."""
 
 
 @dataclass
@@ -75,7 +73,7 @@ def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
 
 def buckets(program: ShardedProgram) -> list[Bucket]:
     """Which collectives to join, found on the first rank's graph and possible on all."""
-    graphs = [_Places(module.graph) for module in program.modules.values()]
+    graphs = [_Collectives([n for n in module.graph.nodes if is_collective(n)]) for module in program.modules.values()]
     reference = program.local((0,) * program.mesh.ndim).graph
     first = forward_nodes(program, reference)
     began = _began(reference, program.mesh)
@@ -127,7 +125,7 @@ def _delays(program: ShardedProgram, into: Bucket, k: int, early: bool, began: S
     return mesh.hardware.overlap * late > start
 
 
-def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: int, began: Sequence[float]) -> bool:
+def _join(program: ShardedProgram, graphs: Sequence[_Collectives], into: Bucket, k: int, began: Sequence[float]) -> bool:
     """Adds the ``k``-th collective to a bucket if that can be on all ranks, and is a gain."""
     taken = {pair for m in into.members for pair in program.collectives[m].serves}
     if taken & set(program.collectives[k].serves):  # parts of one step, cut apart on purpose
@@ -144,31 +142,26 @@ def _join(program: ShardedProgram, graphs: Sequence[_Places], into: Bucket, k: i
     return False
 
 
-class _Places:
-    """Where the collectives of a local graph stand, and who reads them first."""
+@dataclass(frozen=True)
+class _Collectives:
+    """Those of a local graph, by number: whether they may move; of two nodes the one that stands first is less."""
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.at = {n: i for i, n in enumerate(graph.nodes)}
-        self.collectives = [n for n in graph.nodes if is_collective(n)]
-
-    def first_reader(self, number: int) -> fx.Node:
-        readers = [reader for wait in self.collectives[number].users for reader in wait.users]
-        return min(readers, key=self.at.__getitem__)
+    nodes: Sequence[fx.Node]
 
     def may_be_late(self, members: Sequence[int]) -> bool:
         """Nobody reads one before the last begins."""
-        last = self.at[self.collectives[members[-1]]]
-        return all(any(w.users for w in self.collectives[m].users) and self.at[self.first_reader(m)] > last for m in members)
+        last, readers = self.nodes[members[-1]], [_readers(self.nodes[m]) for m in members]
+        return all(readers) and all(last < reader for found in readers for reader in found)
 
     def may_be_early(self, members: Sequence[int]) -> bool:
         """What they send is there when the first begins, but for packing."""
-        if not all(any(w.users for w in self.collectives[m].users) for m in members):
+        if not all(_readers(self.nodes[m]) for m in members):
             return False
-        start = self.at[self.collectives[members[0]]]
-        todo, seen = [n for m in members[1:] for n in self.collectives[m].all_input_nodes], set[fx.Node]()
+        start = self.nodes[members[0]]
+        todo, seen = [n for m in members[1:] for n in self.nodes[m].all_input_nodes], set[fx.Node]()
         while todo:
             node = todo.pop()
-            if self.at[node] > start and node not in seen:
+            if start < node and node not in seen:
                 seen.add(node)
                 if not is_light(node):
                     return False
@@ -176,16 +169,20 @@ class _Places:
         return True
 
 
+def _readers(collective: fx.Node) -> list[fx.Node]:
+    """Who reads what it brings."""
+    return [reader for wait in collective.users for reader in wait.users]
+
+
 def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
     """Puts the buckets into a local graph."""
     nodes = [n for n in graph.nodes if is_collective(n)]
     for one in found:
-        places = _Places(graph)
         members = [nodes[k] for k in one.members]
-        reader = min((places.first_reader(places.collectives.index(m)) for m in members), key=places.at.__getitem__)
+        reader = min(reader for m in members for reader in _readers(m))
         start = members[0] if one.early else members[-1]
         if one.early:
-            _bring(graph, places, members, start)
+            _bring(members, start)
         kind, ranks = KINDS[start.target], _ranks(start)
         buffers = [m.all_input_nodes[0] for m in members]
         emit = Emitter(graph, start)
@@ -196,15 +193,15 @@ def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         _unpack(graph, reader, joined, members, kind)
 
 
-def _bring(graph: fx.Graph, places: _Places, members: Sequence[fx.Node], start: fx.Node) -> None:
+def _bring(members: Sequence[fx.Node], start: fx.Node) -> None:
     """What members are packed with goes before ``start``."""
     late, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
     while todo:
         node = todo.pop()
-        if places.at[node] > places.at[start] and node not in late:
+        if start < node and node not in late:
             late.add(node)
             todo.extend(node.all_input_nodes)
-    for node in sorted(late, key=places.at.__getitem__):
+    for node in sorted(late):
         start.prepend(node)
 
 

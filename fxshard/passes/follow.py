@@ -8,9 +8,10 @@ are reckoned here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, fx
 from fxshard._torch_compat import OpOverload
 from fxshard.call import Call, call_of, is_hashable
 from fxshard.errors import RuleError
-from fxshard.planning_graph import UNKNOWN, operands, plain_shape
+from fxshard.planning_graph import UNKNOWN, is_tensor, operands
 from fxshard.strategies.factors import Factors, resolve
 from fxshard.strategies.registry import lookup, on_change
 from fxshard.strategies.slicing import first_taken
@@ -41,25 +42,39 @@ RESHAPES = {
 """Operators that give a tensor another shape: a piece is given the shape of the result's piece."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cut:
-    """A dim and the number of the piece that each of its elements is in, int64 [size of the dim]."""
+    """A dim and the number of the piece that each of its elements is in, integers [size of the dim].
+
+    Cuts are told apart by identity: what is made of one is made once for all operators that are alike.
+    """
 
     dim: int
     labels: Tensor
 
     def count(self, piece: int, start: int = 0, stop: int | None = None) -> int:
         """Elements of a piece among those from ``start`` to ``stop``."""
-        return int((self.labels[start:stop] == piece).sum())
+        if start == 0 and stop is None:
+            return self._sizes[piece]
+        end = len(self.labels) if stop is None else stop
+        return sum(max(0, min(at + length, end) - max(at, start)) for k, at, length in self.runs if k == piece)
 
+    @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
         """(piece, start, length) of what lies side by side, in order."""
         pieces, lengths = torch.unique_consecutive(self.labels, return_counts=True)
         starts = lengths.cumsum(0) - lengths
         return list(zip(pieces.tolist(), starts.tolist(), lengths.tolist(), strict=True))
 
+    @cached_property
+    def _sizes(self) -> Counter[int]:
+        found = Counter[int]()
+        for piece, _, length in self.runs:
+            found[piece] += length
+        return found
+
     def same(self, other: Cut) -> bool:
-        return self.dim == other.dim and torch.equal(self.labels, other.labels)
+        return self is other or (self.dim == other.dim and torch.equal(self.labels, other.labels))
 
 
 @dataclass(frozen=True)
@@ -92,22 +107,49 @@ def _steps(labels: Tensor, unit: int) -> Tensor | None:
 
 
 def _filled(size: int, start: int, labels: Tensor) -> Tensor:
-    found = torch.full((size,), NOBODY)
+    found = torch.full((size,), NOBODY, dtype=labels.dtype)
     found[start : start + len(labels)] = labels
     return found
 
 
 def united(a: Cut, b: Cut) -> Cut | None:
     """What both ask for; None where they disagree."""
+    if a is b:
+        return a
     both = (a.labels != NOBODY) & (b.labels != NOBODY)
     if a.dim != b.dim or bool((a.labels != b.labels)[both].any()):
         return None
     return Cut(a.dim, torch.maximum(a.labels, b.labels))
 
 
-def read(node: fx.Node, cut: Cut) -> list[Cut | None] | None:
+def read(node: fx.Node, cut: Cut) -> tuple[Cut | None, ...] | None:
     """Of each operand of ``node`` the cut that gives this one of its result, None for an operand that is read whole; None if none does."""
-    found = spans(node, cut.dim)
+    call = _followed(node)
+    return None if call is None else _read(call, cut)
+
+
+def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
+    """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
+    call = _followed(node)
+    return None if call is None else _made(call, tuple(map(given.get, operands(node))))
+
+
+def _followed(node: fx.Node) -> Call | None:
+    """The call of an operator whose result may be cut."""
+    if not isinstance(node.target, OpOverload) or not is_tensor(node):
+        return None
+    call = call_of(node)
+    (result,) = call.outputs
+    return call if result is not None and UNKNOWN not in result.shape and is_hashable(call) else None
+
+
+KEPT = 1024
+"""What was made of cuts, and is kept for operators that are alike: their labels take the memory."""
+
+
+@lru_cache(maxsize=KEPT)
+def _read(call: Call, cut: Cut) -> tuple[Cut | None, ...] | None:
+    found = spans(call, cut.dim)
     if found is None:
         return None
     cuts: list[Cut | None] = []
@@ -116,27 +158,27 @@ def read(node: fx.Node, cut: Cut) -> list[Cut | None] | None:
         if span is not None and labels is None:
             return None
         cuts.append(None if span is None or labels is None else Cut(span.dim, labels))
-    return cuts
+    return tuple(cuts)
 
 
-def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
-    """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
-    value = node.meta.get("val")
-    for dim, size in enumerate(plain_shape(value.shape) if isinstance(value, Tensor) else ()):
-        labels = _made(node, dim, size, given)
+@lru_cache(maxsize=KEPT)
+def _made(call: Call, given: tuple[Cut | None, ...]) -> Cut | None:
+    (result,) = call.outputs
+    for dim, size in enumerate(result.shape if result is not None else ()):
+        labels = _made_along(call, dim, size, given)
         if labels is not None and not bool((labels == NOBODY).any()):
             return Cut(dim, labels)
     return None
 
 
-def _made(node: fx.Node, dim: int, size: int, given: Mapping[fx.Node, Cut]) -> Tensor | None:
+def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) -> Tensor | None:
     labels = torch.full((size,), NOBODY)
-    for operand, span in zip(operands(node), spans(node, dim) or (), strict=False):
-        if operand not in given:
+    for cut, span in zip(given, spans(call, dim) or (), strict=False):
+        if cut is None:
             continue
-        if span is None or span.dim != given[operand].dim:
+        if span is None or span.dim != cut.dim:
             return None
-        own = span.on(given[operand].labels, size)
+        own = span.on(cut.labels, size)
         whole = None if own is None else united(Cut(dim, labels), Cut(dim, own))
         if whole is None:
             return None
@@ -144,42 +186,39 @@ def _made(node: fx.Node, dim: int, size: int, given: Mapping[fx.Node, Cut]) -> T
     return labels
 
 
-def spans(node: fx.Node, dim: int) -> tuple[Span | None, ...] | None:
-    """For each operand of ``node`` what of it makes a dim of the result, None for one that is read whole; None where no cut is possible."""
-    value = node.meta.get("val")
-    if not isinstance(node.target, OpOverload) or not isinstance(value, Tensor) or UNKNOWN in plain_shape(value.shape):
+def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
+    """For each operand of a call what of it makes a dim of the result, None for one that is read whole; None where no cut is possible."""
+    along = ALONG.get(call.op)
+    return (along(call, dim) if along else None) or _by_rule(call, dim)
+
+
+def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
+    given: Any = (*call.args[1:], *(0, None, None, 1)[len(call.args) - 1 :])
+    shape, (result,) = call.operands[0].shape, call.outputs
+    if result is None or _place(given[0], shape) != dim or given[3] != 1:
         return None
-    along = ALONG.get(node.target)
-    return (along(node, dim) if along else None) or _by_rule(node, dim)
+    return (Span(dim, shape[dim], result.shape[dim], first_taken(given[1], shape[dim])),)
 
 
-def _slice(node: fx.Node, dim: int) -> tuple[Span, ...] | None:
-    given: Any = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    shape = plain_shape(operands(node)[0].meta["val"].shape)
-    if _place(given[0], shape) != dim or given[3] != 1:
-        return None
-    return (Span(dim, shape[dim], node.meta["val"].shape[dim], first_taken(given[1], shape[dim])),)
-
-
-def _cat(node: fx.Node, dim: int) -> tuple[Span, ...] | None:
-    along: Any = node.args[1] if len(node.args) > 1 else 0
-    shapes = [plain_shape(x.meta["val"].shape) for x in operands(node)]
+def _cat(call: Call, dim: int) -> tuple[Span, ...] | None:
+    along: Any = call.args[1] if len(call.args) > 1 else 0
+    shapes = [x.shape for x in call.operands]
     if _place(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
         return None
     ends = [sum(s[dim] for s in shapes[:k]) for k in range(len(shapes))]
     return tuple(Span(dim, s[dim], s[dim], at=at) for s, at in zip(shapes, ends, strict=True))
 
 
-def _pad(node: fx.Node, dim: int) -> tuple[Span, ...] | None:
-    before, behind = padding(node, dim)
-    size = operands(node)[0].meta["val"].shape[dim]
+def _pad(call: Call, dim: int) -> tuple[Span, ...] | None:
+    before, behind = padding(call, dim)
+    size = call.operands[0].shape[dim]
     return (Span(dim, size, size, at=before),) if before >= 0 and behind >= 0 else None
 
 
-def padding(node: fx.Node, dim: int) -> tuple[int, int]:
+def padding(call: Call, dim: int) -> tuple[int, int]:
     """How many elements a ``constant_pad_nd`` adds before and behind a dim."""
-    pads: Any = node.args[1]
-    place = 2 * (node.meta["val"].ndim - 1 - dim)
+    pads: Any = call.args[1]
+    place = 2 * (call.operands[0].ndim - 1 - dim)
     return (pads[place], pads[place + 1]) if place < len(pads) else (0, 0)
 
 
@@ -187,17 +226,19 @@ def _place(along: Any, shape: tuple[int, ...]) -> int:
     return int(along) % max(len(shape), 1)
 
 
-ALONG: dict[Any, Callable[[fx.Node, int], tuple[Span, ...] | None]] = {
-    aten.slice.Tensor: _slice,
-    aten.cat.default: _cat,
-    aten.constant_pad_nd.default: _pad,
+SLICE = str(aten.slice.Tensor)
+
+ALONG: dict[str, Callable[[Call, int], tuple[Span, ...] | None]] = {
+    SLICE: _slice,
+    str(aten.cat.default): _cat,
+    str(aten.constant_pad_nd.default): _pad,
 }
 """Operators that move places along a dim."""
 
 
-def _by_rule(node: fx.Node, dim: int) -> tuple[Span | None, ...] | None:
-    call = call_of(node)
-    found = _factors(call) if is_hashable(call) else None
+@lru_cache(maxsize=4096)
+def _by_rule(call: Call, dim: int) -> tuple[Span | None, ...] | None:
+    found = _factors(call)
     if found is None or len(found[0].outputs) != 1 or not found[0].outputs[0]:
         return None
     rule, sizes = found
@@ -230,4 +271,5 @@ def _factors(call: Call) -> tuple[Factors, dict[str, Any]] | None:
 
 
 _PLAIN = {str(op) for op in (*RESHAPES, aten.slice.Tensor)}
-on_change(_factors.cache_clear)
+for kept in (_factors, _by_rule, _read, _made):
+    on_change(kept.cache_clear)

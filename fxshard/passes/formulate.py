@@ -407,10 +407,10 @@ class _Builder:
         some = np.ix_(*[[number[layout] for layout in there]] * 2)
         paths = self._table(node, there)
         prices = np.zeros((len(layouts), len(layouts)))
-        prices[some] = _between(paths, paths.prices, there)
+        joins = beside is not None and beside.joins
+        prices[some] = _between(paths, paths.joined(joining_price(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
-            saved = paths.starts(joining_price(self.mesh)) if beside.joins else beside.hidden(paths.communication)
-            prices[some] -= _between(paths, saved, there)
+            prices[some] -= _between(paths, beside.hidden(paths.communication), there)
         if self._unreduced(node):
             prices[some] = np.where(settles(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]

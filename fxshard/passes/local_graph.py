@@ -43,7 +43,7 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
     """The value of a call on meta tensors; layers repeat, so results are kept by operator, shapes, strides, dtypes and constants."""
     key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
     if key not in _RESULTS:
-        values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
         if reads_tensors and target not in CPU_SHAPES and keywords.get("device") is not None:
             keywords = {**keywords, "device": torch.device("meta")}
         with torch.no_grad():
@@ -58,8 +58,8 @@ def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read
 
 def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call on nodes of a graph that is finished, whose values are fakes."""
-    args, kwargs = fx.map_arg((args, kwargs), lambda n: _on_meta(n.meta["val"]))
-    return pytree.tree_map_only(torch.Tensor, _fake, meta_result(target, args, kwargs, reads_tensors=True))
+    value = meta_result(target, args, kwargs, reads_tensors=True)
+    return _fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, _fake, value)
 
 
 def _on_cpu(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Beside
 from fxshard.passes.recompute import Recomputed
 from fxshard.planning_graph import producer, shape_and_itemsize
-from fxshard.redistribution import Price, path_communication, path_price, path_start, steps
+from fxshard.redistribution import Price, joined_path, path_communication, path_price, steps
 from fxshard.sharding_plan import OpSpec, Redistribution, again
 
 Specs = Mapping[str, OpSpec]
@@ -88,16 +88,17 @@ def _entry(
     source, target, anew = move
     moved = source, target, *shape_and_itemsize(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
-    saved = path_start(*moved, joining_price(mesh)) if beside is not None and beside.joins else 0.0
+    joins = beside is not None and beside.joins
+    path, cost = joined_path(*moved, joining_price(mesh)) if joins else (steps(*moved), path_price(*moved))
     hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
     return Redistribution(
         value.node.name,
         *shape_and_itemsize(value.node),
         source,
         target,
-        steps(*moved),
+        path,
         tuple(value.moves[move]),
-        cost=path_price(*moved) - saved - hidden,
+        cost=cost - hidden,
         hidden=hidden,
         ahead=value.ahead(move, kept),
     )

@@ -16,6 +16,7 @@ from fxshard.passes.bucket import bucket
 from fxshard.passes.chunk import chunk
 from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
+from fxshard.passes.storages import with_storages
 from fxshard.program import ShardedProgram
 from fxshard.timeline import PassEffect, Timeline
 
@@ -61,14 +62,14 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
     if after.total > before.total * (1 + LONGER):
         return f"it would take {after.total - before.total:.3g} us longer"
     limit = program.plan.memory_limit
-    if limit is not None and (peak := _peak(made)) > max(limit, _peak(program)):
+    if limit is not None and made is not program and (peak := _peak(made)) > limit and peak > _peak(program):
         return f"it would take {peak - limit:,.0f} bytes more than memory_limit"
     return None
 
 
 def _peak(program: ShardedProgram) -> int:
     """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with."""
-    graph = program.local((0,) * program.mesh.ndim).graph
+    graph = with_storages(program.local((0,) * program.mesh.ndim)).graph
     given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
     ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
     return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)

@@ -80,7 +80,8 @@ class Beside:
 
 
 JOINED = Beside(0.0, 0.0, 0.0, joins=True)
-"""Of a gradient where nothing hides: reductions wait for the end of the step together (``passes.bucket``)."""
+"""Of a gradient, or of a parameter, where nothing hides: reductions wait for the end of the step together, what parameters are brought by
+begins when a half begins (``passes.bucket``)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Windows:
         """
         share = self.mesh.hardware.overlap
         if not share:
-            return JOINED if value in self._returned else None
+            return JOINED if value in self._returned or producer(value)[0] in self._given else None
         source, output = producer(value)
         made = source not in self._given
         early = [reader for reader in readers if reader[0] in self._early]

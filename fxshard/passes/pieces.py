@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard.passes.follow import ALONG, RESHAPES, Cut, padding, read
+from fxshard.call import call_of
+from fxshard.passes.follow import ALONG, RESHAPES, SLICE, Cut, padding, read
 from fxshard.passes.rewrite import Emitter
 from fxshard.planning_graph import is_tensor, operands
 from fxshard.strategies.registry import lookup, replaced
@@ -40,10 +41,8 @@ class Pieces:
     def whole(self, emit: Emitter, node: fx.Node) -> fx.Node:
         """All pieces in their places."""
         cut = self.cuts[node]
-        runs = cut.runs()
-        sizes = [cut.count(k) for k in range(max(k for k, _, _ in runs) + 1)]
-        ends, parts = [0] * len(sizes), []
-        for k, _, length in runs:
+        ends, parts = [0] * (max(k for k, _, _ in cut.runs) + 1), []
+        for k, _, length in cut.runs:
             start, ends[k] = ends[k], ends[k] + length
             parts.append(_slice(emit, self(emit, node, cut, k), cut.dim, start, length))
         return emit(aten.cat.default, parts, cut.dim)
@@ -83,7 +82,7 @@ class Pieces:
         return have[0] if len(have) == 1 else emit(aten.cat.default, have, *node.args[1:])
 
     def _sliced(self, emit: Emitter, node: fx.Node, cut: Cut, piece: int, own: Cut, x: fx.Node) -> fx.Node:
-        along = ALONG[aten.slice.Tensor](node, cut.dim)
+        along = ALONG[SLICE](call_of(node), cut.dim)
         if along is None:  # another dim is sliced
             return emit(aten.slice.Tensor, x, *node.args[1:])
         start, stop = along[0].start, along[0].start + along[0].length
@@ -91,7 +90,7 @@ class Pieces:
 
 
 def _padded(emit: Emitter, node: fx.Node, cut: Cut, piece: int, x: fx.Node) -> fx.Node:
-    before, behind = padding(node, cut.dim)
+    before, behind = padding(call_of(node), cut.dim)
     size = len(cut.labels)
     pads: Any = list(node.args[1])
     place = 2 * (node.meta["val"].ndim - 1 - cut.dim)
@@ -102,7 +101,7 @@ def _padded(emit: Emitter, node: fx.Node, cut: Cut, piece: int, x: fx.Node) -> f
 
 def part(emit: Emitter, node: fx.Node, cut: Cut, piece: int) -> fx.Node:
     """A piece of what is there whole. Where it lies apart in more than two dims it is copied here: products merge dims of what is dense."""
-    parts = [_slice(emit, node, cut.dim, start, length) for k, start, length in cut.runs() if k == piece]
+    parts = [_slice(emit, node, cut.dim, start, length) for k, start, length in cut.runs if k == piece]
     if len(parts) != 1:
         return emit(aten.cat.default, parts, cut.dim) if parts else _slice(emit, node, cut.dim, 0, 0)
     value = parts[0].meta["val"]

@@ -20,8 +20,19 @@ def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
     for node in (*inputs, *calls, module.graph.output_node()):
         for one in (node, *filter(is_getitem, node.users)):
             if one not in copies:
-                copies[one] = graph.node_copy(one, copies.__getitem__)
+                args, kwargs = fx.map_arg((one.args, one.kwargs), copies.__getitem__)
+                copies[one] = _added(graph, one.op, one.target, args, kwargs, one.name)
+                copies[one].meta.update(one.meta)
     return lazy_graph_module(graph)
+
+
+def _added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
+    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time."""
+    node = graph.create_node(op, target, name=name)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -43,7 +54,7 @@ class Emitter:
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.place):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta = {**self.kept, "val": fake_result(target, args, kwargs), "turn": self.turn}
+            node = _added(self.graph, "call_function", target, args, kwargs)
+        node.meta.update(self.kept, val=fake_result(target, args, kwargs), turn=self.turn)
         self.half.add(node)
         return node

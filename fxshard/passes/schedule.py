@@ -12,8 +12,12 @@ all ranks issue the same in the same order.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -44,16 +48,16 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
     reference = program.local((0,) * program.mesh.ndim).graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
-    forward, first, backward = parts(program, reference)
+    forward, first, backward = late = _late(program, reference)
     stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
     begins = {0: _begins(forward, numbers, program.mesh), 2: _begins(backward, numbers, program.mesh)}
     modules = {}
     for size_class, module in program.modules.items():
         order = []
         collectives = [n for n in module.graph.nodes if is_collective(n)]
-        for k, part in enumerate(parts(program, module.graph)):
+        for k, part in enumerate(late if module.graph is reference else _late(program, module.graph)):
             moves = [(collectives[b.number], b.turn) for b in begins.get(k, ())]
-            order += placed(waited_late(part), moves) if k in begins else part
+            order += placed(part, moves) if k in begins else part
         modules[size_class] = rebuilt(module, order)
     moved = {k: [program.collectives[b.number] for b in found] for k, found in begins.items()}
     return program.with_modules(modules, [*moved[0], *stay, *moved[2]])
@@ -78,6 +82,12 @@ def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
     return [[n for n in calls if n in first], late[:pinned], late[pinned:]]
 
 
+def _late(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
+    """The three parts, what may move in them waited for late."""
+    forward, stay, backward = parts(program, graph)
+    return [waited_late(forward), stay, waited_late(backward)]
+
+
 def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """Waits, and light operators on nothing but what was waited for, right before the first other reader."""
     put_off: dict[fx.Node, None] = {}
@@ -97,17 +107,17 @@ def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
             put_off[node] = None
         else:
             place(node)
-    while put_off:
-        node = next(iter(put_off))
-        del put_off[node]
-        place(node)
+    for node in list(put_off):
+        if node in put_off:
+            del put_off[node]
+            place(node)
     return order
 
 
 def _begins(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[Begin]:
     """Where the collectives among ``nodes`` of the first rank's graph begin, in order."""
     turn, found = -1, []
-    for node in begun_early(waited_late(nodes), mesh):
+    for node in begun_early(nodes, mesh):
         if is_collective(node):
             found.append(Begin(numbers[node], turn))
         elif not is_wait(node) and not is_light(node):
@@ -117,34 +127,68 @@ def _begins(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -
 
 def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
     """Collectives, and light operators that only these read, right behind what they need, or as long before their readers as they take."""
-    left: dict[fx.Node, float] = {}
+    left = _PutOff()
     order: list[fx.Node] = []
     given = _given(nodes)
 
     def settle(node: fx.Node) -> None:
-        if node in left:
-            del left[node]
+        if node in left.nodes:
+            left.remove(node)
             for user in node.users:
                 settle(user)
             order.append(node)
 
     for node in reversed(nodes):
         if is_collective(node):
-            queued = sum(left.get(other, 0.0) for other in left if is_collective(other) and other.args[-1] == node.args[-1])
-            left[node] = (communication_time(node, mesh) + queued if mesh.hardware.overlap else 0.0) if node in given else float("inf")
-        elif is_light(node) and node.users and all(user in left for user in node.users):
-            left[node] = max(left[user] for user in node.users)
+            hidden = communication_time(node, mesh) + left.queued(node.args[-1]) if mesh.hardware.overlap else 0.0
+            left.add(node, hidden if node in given else math.inf)
+        elif is_light(node) and node.users and all(user in left.nodes for user in node.users):
+            left.add(node, max(left.timed.get(user, math.inf) for user in node.users))
         else:
             for user in node.users:
                 settle(user)
             order.append(node)
-            took = operator_time(node, mesh)
-            left.update({other: time - took for other, time in left.items()})
-        for other in [n for n, time in left.items() if time <= 0]:
+            left.compute(operator_time(node, mesh))
+        for other in left.due():
             settle(other)
-    for node in list(left):
+    for node in list(left.nodes):
         settle(node)
     return order[::-1]
+
+
+class _PutOff:
+    """``nodes`` that are to begin earlier, and of some the microseconds (``timed``) that are still to be computed behind their beginning;
+    the others, which may be many, begin right behind what they need."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[fx.Node, None] = {}
+        self.timed: dict[fx.Node, float] = {}
+        self.untimed: Counter[Any] = Counter()  # collectives, by axis
+
+    def add(self, node: fx.Node, time: float) -> None:
+        self.nodes[node] = None
+        if time < math.inf:
+            self.timed[node] = time
+        elif is_collective(node):
+            self.untimed[node.args[-1]] += 1
+
+    def remove(self, node: fx.Node) -> None:
+        del self.nodes[node]
+        if self.timed.pop(node, None) is None and is_collective(node):
+            self.untimed[node.args[-1]] -= 1
+
+    def queued(self, axis: Any) -> float:
+        """Microseconds for which the collectives on an axis keep it."""
+        if self.untimed[axis]:
+            return math.inf
+        return sum(time for other, time in self.timed.items() if is_collective(other) and other.args[-1] == axis)
+
+    def compute(self, took: float) -> None:
+        for node in self.timed:
+            self.timed[node] -= took
+
+    def due(self) -> list[fx.Node]:
+        return [node for node, time in self.timed.items() if time <= 0]
 
 
 def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
@@ -194,4 +238,9 @@ def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 def is_light(node: fx.Node) -> bool:
     """Whether it only packs, cuts or joins."""
-    return node.target in LIGHT or str(node.target) in FREE
+    return _is_light(node.target)
+
+
+@lru_cache(maxsize=1024)
+def _is_light(target: Any) -> bool:
+    return target in LIGHT or str(target) in FREE

@@ -6,7 +6,7 @@ what they send, light operators around them by what they read, and dropped only 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -22,6 +22,7 @@ def share(program: ShardedProgram) -> ShardedProgram:
     found = [_repeated(program, module.graph) for module in program.modules.values()]
     same = {k: first for k, first in found[0].items() if all(other.get(k) == first for other in found)}
     unread = set.intersection(*(_unread(module.graph) for module in program.modules.values()))
+    unread -= {first for k, first in same.items() if k not in unread}  # it gets the readers of what repeats it
     if not same and not unread:
         return program
     graphs = {size_class: copied(module) for size_class, module in program.modules.items()}
@@ -41,19 +42,26 @@ def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
     """Number of a collective -> number of the first one that sends the same, in the same half."""
     early = forward_nodes(program, graph)
     value: dict[fx.Node, fx.Node] = {}
-    first: dict[Hashable, fx.Node] = {}
+    first: dict[Hashable, list[fx.Node]] = {}
     numbers: dict[fx.Node, int] = {}
     found: dict[int, int] = {}
     for node in graph.nodes:
         value[node] = node
         if is_collective(node) or is_wait(node) or is_light(node):
-            read = fx.map_arg((node.args, dict(node.kwargs)), lambda n: value[n])
-            value[node] = first.setdefault((str(node.target), node in early, str(read)), node)
+            rivals = first.setdefault((node.target, node in early, *map(value.__getitem__, node.all_input_nodes)), [])
+            value[node] = next((n for n in rivals if _arguments(n, value) == _arguments(node, value)), node)
+            if value[node] is node:
+                rivals.append(node)
         if is_collective(node):
             numbers[node] = len(numbers)
             if value[node] is not node:
                 found[numbers[node]] = numbers[value[node]]
     return found
+
+
+def _arguments(node: fx.Node, value: Mapping[fx.Node, fx.Node]) -> str:
+    """As text, for 1, 1.0 and True are different arguments."""
+    return str(fx.map_arg((node.args, dict(node.kwargs)), value.__getitem__))
 
 
 def _unread(graph: fx.Graph) -> set[int]:

@@ -79,10 +79,10 @@ class GraphPrograms:
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, given, dict(others)
         self.programs: dict[Any, GraphRunner] = {}
-        self.places = graph.tensor_places
+        self.places, self.symbolic = graph.tensor_places, graph.symbolic
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        key = self._key(args) if self.graph.symbolic else ()
+        key = self._key(args) if self.symbolic else ()
         runner = self.programs.get(key)
         if runner is None:
             runner = self.programs[key] = self._make(args)
@@ -90,7 +90,7 @@ class GraphPrograms:
                 self._say(
                     logging.WARNING, "one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing()
                 )
-        return runner([args[i] for i in self.places])
+        return runner([args[i] for i in self.places] if self.symbolic else args)
 
     @cached_property
     def options(self) -> BackendOptions:
@@ -119,9 +119,10 @@ class GraphPrograms:
         with autocast_on_cpu(device):
             module, tensors, outputs = specialised(self.graph, args)
             graph, names = self._trace(module, tensors)
+        held = dict(zip(names, tensors, strict=True))
         with plain_arithmetic(device):
-            compiled = self._compile(graph, dict(zip(names, tensors, strict=True)), outputs)
-        return GraphRunner(compiled, names, outputs, self.graph.distributed, self.options.timeout)
+            compiled = self._compile(graph, held, outputs)
+        return GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
 
     def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
         options, dump = self.options, self._dump(graph)

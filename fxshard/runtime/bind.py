@@ -5,6 +5,7 @@ The values stay run-time inputs, so that ranks whose shards have the same sizes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,9 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import register_group_alias
+from fxshard._torch_compat.groups import backend_name
 from fxshard.errors import PlanError, RunError
 from fxshard.mesh import as_mesh
-from fxshard.program import ShardedProgram, SizeClass, is_collective
+from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective
+from fxshard.runtime import gloo_threads
+from fxshard.runtime.exchange import exchange_instead, kind_on
 
 AXIS_INPUT = "axis_index_"
 ALIAS = "fxshard_"
@@ -29,7 +33,8 @@ class BoundProgram:
     """A program for one rank.
 
     ``module``: its local graph; the placeholders are those of ``program.inputs`` and then one int64 scalar for each axis
-    of ``axes``, the rank's index on it. ``groups``: the name under which each axis' process group is registered.
+    of ``axes``, the rank's index on it. ``groups``: the name under which each axis' process group is registered, ``backends``: what
+    runs its collectives.
     """
 
     program: ShardedProgram
@@ -39,6 +44,7 @@ class BoundProgram:
     module: fx.GraphModule
     axes: tuple[str, ...]
     groups: tuple[tuple[str, str], ...]
+    backends: tuple[tuple[str, str], ...] = ()
 
     @property
     def size_class(self) -> SizeClass:
@@ -61,9 +67,20 @@ def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device 
     if coordinate is None:
         raise RunError("this process is not part of the device mesh", remedy="call it on the ranks of the mesh only")
     groups = {axis: group_name(device_mesh, index) for index, axis in enumerate(program.mesh.axis_names)}
-    module, axes = bind_graph(program.local(tuple(coordinate)), groups)
-    used = tuple((axis, groups[axis]) for axis in groups)
-    return BoundProgram(program, device_mesh, tuple(coordinate), mesh_device(device_mesh, device), module, axes, used)
+    place = mesh_device(device_mesh, device)
+    backends = {axis: _backend(device_mesh, index, place) for index, axis in enumerate(groups)}
+    if "gloo" in backends.values():
+        gloo_threads.schedule()
+    module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
+    return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
+
+
+def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
+    try:
+        return backend_name(device_mesh.get_group(axis), device)
+    except RuntimeError as error:
+        what = f"the process group of axis {as_mesh(device_mesh).axis_names[axis]} has no backend for {device.type} tensors"
+        raise RunError(what, remedy='start it with one, as init_process_group("cpu:gloo,cuda:nccl")') from error
 
 
 def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
@@ -85,8 +102,13 @@ def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = Non
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
 
 
-def bind_graph(module: fx.GraphModule, groups: dict[str, str]) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    """A copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``; (graph, axes)."""
+def bind_graph(
+    module: fx.GraphModule, groups: Mapping[str, str], backends: Mapping[str, str] | None = None
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """A copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``; (graph, axes).
+
+    ``backends``: the name of each axis' backend, for collectives that it lacks; without, they stay what they are.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     axes: list[str] = []
@@ -95,7 +117,10 @@ def bind_graph(module: fx.GraphModule, groups: dict[str, str]) -> tuple[fx.Graph
             axes.append(node.args[0])
             _make_input(graph, node)
         elif is_collective(node):
-            node.args = (*node.args[:-1], groups[node.args[-1]])
+            axis, kind = node.args[-1], KINDS[node.target]
+            node.args = (*node.args[:-1], groups[axis])
+            if backends is not None and kind_on(backends[axis], kind) != kind:
+                exchange_instead(graph, node)
     graph.lint()
     return fx.GraphModule(torch.nn.Module(), graph), tuple(axes)
 

@@ -28,9 +28,10 @@ from fxshard.files import check_writable
 from fxshard.hardware import HARDWARE, Hardware
 from fxshard.hardware_file import save
 from fxshard.mesh import Mesh, parse_mesh, preset_of_device
+from fxshard.runtime import gloo_threads
 from fxshard.runtime.calibration import Calibration, file_rows, report
 from fxshard.runtime.local_ranks import wait_for
-from fxshard.runtime.measure import EFFORTS, Clock, measure_collectives, measure_ops
+from fxshard.runtime.measure import EFFORTS, LEAST, Clock, measure_collectives, measure_ops
 
 STORE = "FXSHARD_CALIBRATE_STORE"
 SECONDS = 1800
@@ -101,7 +102,12 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
         if mesh.size == 1:
             return Calibration(rounded(hardware), _effort(mesh, device, quick), tuple(op_errors(hardware, ops)))
         _say(rank, f"measuring collectives on {mesh} ...")
-        times = measure_collectives(clock, init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names))
+        device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+        gloo_threads.schedule()
+        times = measure_collectives(clock, device_mesh)
+        if lost := sum(t.time <= LEAST for t in times):
+            what = f"warning: {lost} of {len(times)} measurements of collectives are lost in noise: is other work running here?"
+            _say(rank, f"{what} Plans for this file take collectives for free that are not; measure again, without --quick")
         hardware = rounded(fit_links(Mesh(_sizes(mesh), hardware), times))
         curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, without_curves(hardware)))
         return Calibration(hardware, _effort(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)

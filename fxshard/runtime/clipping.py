@@ -15,25 +15,33 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from fxshard.errors import OptionError, RunError, a_kind
+from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.watchdog import watching
 
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *,
+    timeout: float = TIMEOUT,
 ) -> torch.Tensor:
     """Scales all gradients, in place, by ``max_norm`` over their joint norm where that is larger; gives the norm, a plain scalar.
 
     The norm is that of all gradients as one vector, as on one device, whatever their layouts: uneven and empty shards, several
     meshes, DTensors beside plain tensors (which must be the same on all ranks). Every rank calls this.
 
-    Raises OptionError for a ``norm_type`` that is not positive, RunError for a norm that is infinite or NaN if ``error_if_nonfinite``.
+    ``timeout``: seconds within which a rank that is lost meanwhile is an error. Raises OptionError for a ``norm_type`` that is not
+    positive, RunError for a norm that is infinite or NaN if ``error_if_nonfinite``, and, naming it, for a rank that is lost.
     """
     order, limit = _positive("norm_type", norm_type), _positive("max_norm", max_norm)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     grads = [p.grad for p in given if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
-    total = _norm(grads, order)
+    total = _norm(grads, order, timeout)
     if error_if_nonfinite and not bool(total.isfinite()):
         remedy = "look for the loss that is infinite or NaN, or leave error_if_nonfinite out"
         raise RunError(f"the norm of order {order} of the gradients is {float(total)}", remedy=remedy)
@@ -51,7 +59,7 @@ def _positive(name: str, value: float) -> float:
     return float(value)
 
 
-def _norm(grads: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.Tensor:
     """The norm of all gradients, in the widest dtype among them, float32 at least."""
     dtype = torch.float32
     meshes: dict[DeviceMesh | None, list[torch.Tensor]] = {}
@@ -64,7 +72,9 @@ def _norm(grads: Sequence[torch.Tensor], order: float) -> torch.Tensor:
         part = _power(own, order, found[0].device)
         for axis in range(0 if mesh is None else mesh.ndim):
             assert mesh is not None
-            dist.all_reduce(part, dist.ReduceOp.MAX if order == math.inf else dist.ReduceOp.SUM, group=mesh.get_group(axis))
+            group = mesh.get_group(axis)
+            with watching("take the norm of the gradients", group, timeout):
+                dist.all_reduce(part, dist.ReduceOp.MAX if order == math.inf else dist.ReduceOp.SUM, group=group)
         parts.append(part.to(grads[0].device))
     joint = torch.stack(parts)
     if order != math.inf:

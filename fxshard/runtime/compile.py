@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import wrap_like
-from fxshard._torch_compat.calls import kernels_only, local_of, versions_of
-from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides
+from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
+from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides, without_frames
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results
@@ -26,8 +26,9 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
+from fxshard.runtime.merge import merge_equal
 from fxshard.runtime.partition import Partition
-from fxshard.runtime.parts import check_limit, parts_of, rank_graph
+from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
 
 COMPILERS = ("inductor", "eager")
@@ -89,7 +90,7 @@ class CompiledProgram:
 
     def _infer(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with kernels_only():
-            return tuple(self.watchdog.run(FORWARD, self.artefact.forward, [*map(local_of, inputs)])[: self.artefact.results])
+            return tuple(self.watchdog.run(FORWARD, self.artefact.forward, locals_of(inputs))[: self.artefact.results])
 
     def read_later(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Places of the inputs that the backward reads: those that are kept, and those that kept values are views of."""
@@ -124,14 +125,14 @@ def compile_program(
     key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        made = run_passes(COMPILING, _Building(bound, compiler), dump, first=len(PIPELINE)).artefact
+        made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
     return CompiledProgram(bound, artefact, Watchdog(bound, timeout, debug))
 
 
 @dataclass(frozen=True, eq=False)
-class _Building:
+class Building:
     """The state between passes: None where a pass has not run yet; ``parts`` stays None for inference."""
 
     bound: BoundProgram
@@ -146,13 +147,13 @@ class _Building:
         return self.bound.program
 
 
-def _bind(b: _Building) -> tuple[_Building, str]:
+def _bind(b: Building) -> tuple[Building, str]:
     module = rank_graph(b.bound, b.compiler)
     groups = ", ".join(f"{axis} as {name}" for axis, name in b.bound.groups)
     return replace(b, module=module), f"{len(module.graph.nodes)} nodes for {b.bound.coordinate} on {b.bound.device}, groups {groups}"
 
 
-def _partition(b: _Building) -> tuple[_Building, str]:
+def _partition(b: Building) -> tuple[Building, str]:
     assert b.module is not None
     parts = parts_of(b.bound, b.module)
     if b.compiler == "eager":  # what another compiler makes of its operators is not in the graph
@@ -163,7 +164,22 @@ def _partition(b: _Building) -> tuple[_Building, str]:
     return replace(b, parts=parts), f"{sizes}, {parts.kept} values and {len(parts.kept_inputs)} inputs kept"
 
 
-def _expand_draws(b: _Building) -> tuple[_Building, str]:
+def _merge(b: Building) -> tuple[Building, str]:
+    """What is run operator by operator stays as the memory of the plan was counted; so does what a merged value would live too long in."""
+    assert b.module is not None
+    if b.compiler == "eager":
+        return b, "calls stay as they are"
+    halves = [b.module] if b.parts is None else [b.parts.forward, b.parts.backward]
+    copies = [fx.GraphModule(torch.nn.Module(), _copied(half.graph)) for half in halves]
+    said = f"{sum(map(merge_equal, copies))} calls that others make too"
+    parts = None if b.parts is None else replace(b.parts, forward=copies[0], backward=copies[1])
+    merged = replace(b, module=copies[0] if parts is None else b.module, parts=parts)
+    if takes_more(b.bound, (b.module, b.parts), (merged.module, parts)):
+        return b, f"{said}, left: merged they would take more than memory_limit"
+    return merged, said
+
+
+def _expand_draws(b: Building) -> tuple[Building, str]:
     """In place: what is compiled eagerly keeps a draw as one operator, which computes the same bits."""
     if b.compiler == "eager":
         return b, "draws stay operators"
@@ -172,13 +188,13 @@ def _expand_draws(b: _Building) -> tuple[_Building, str]:
     return b, f"{count} draws in arithmetic"
 
 
-def _compile(b: _Building) -> tuple[_Building, str]:
+def _compile(b: Building) -> tuple[Building, str]:
     assert b.module is not None
     results = forward_results(b.program)
     said = f"by {b.compiler}"
     if b.parts is None:
         whole = _run(b.module, b.compiler, results, is_inference=True)
-        return replace(b, artefact=Artefact(whole, None, results, (), (), (), (), (), (b.module,))), said
+        return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (b.module,))), said
     forward = _run(b.parts.forward, b.compiler, results)
     if b.compiler == "inductor":
         _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
@@ -187,14 +203,15 @@ def _compile(b: _Building) -> tuple[_Building, str]:
     of = _gradient_of(b.program, len(b.bound.axes))
     ends = _tangent_of(b.program), of, _other_layouts(b.program, of), _numbers(b.parts.forward, results)
     graphs = (b.parts.forward, b.parts.backward)
-    return replace(b, artefact=Artefact(forward, backward, results, b.parts.kept_inputs, *ends, graphs)), said
+    kept = b.parts.kept_inputs
+    return replace(b, artefact=Artefact(without_frames(forward), without_frames(backward), results, kept, *ends, graphs)), said
 
 
-def _parts(b: _Building) -> str:
+def _parts(b: Building) -> str:
     return "one graph" if b.parts is None else f"forward\n{b.parts.forward.graph}\n\nbackward\n{b.parts.backward.graph}"
 
 
-def _code(b: _Building) -> str:
+def _code(b: Building) -> str:
     assert b.artefact is not None
     return "\n\n".join(graph.print_readable(print_output=False) for graph in b.artefact.graphs)
 
@@ -202,6 +219,7 @@ def _code(b: _Building) -> str:
 COMPILING: tuple[Pass, ...] = (
     Pass("bind", _bind, lambda b: str(b.module.graph)),
     Pass("partition", _partition, _parts),
+    Pass("merge", _merge, _parts),
     Pass("expand_draws", _expand_draws, _parts),
     Pass("compile", _compile, _code),
 )
@@ -285,7 +303,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, compiled: CompiledProgram, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        local, artefact = [*map(local_of, inputs)], compiled.artefact
+        local, artefact = locals_of(inputs), compiled.artefact
         with kernels_only():
             out = compiled.watchdog.run(FORWARD, artefact.forward, list(local))
         results, kept = tuple(out[: artefact.results]), list(out[artefact.results :])

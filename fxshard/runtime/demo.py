@@ -31,7 +31,7 @@ from fxshard.passes.trace import trace
 from fxshard.plan_text import proof
 from fxshard.runtime.local_ranks import wait_for
 from fxshard.runtime.module import ShardedForward, parallelize
-from fxshard.runtime.record import record_collectives
+from fxshard.runtime.record import in_order_of_issue, record_collectives
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values
 
@@ -167,9 +167,10 @@ def _alone(text: torch.Tensor) -> list[float]:
 
 def _report(losses: list[float], alone: list[float], issued: list[Any], model: nn.Module) -> None:
     program = _program(model)
-    predicted = Counter((c.kind, c.axis) for c in program.collectives)
+    issued_so = in_order_of_issue(program, dict.fromkeys(program.mesh.axis_names, "gloo"))
+    predicted = Counter((c.kind, c.axis) for c in issued_so)
     sent = Counter[tuple[str, str]]()
-    for c in program.collectives:
+    for c in issued_so:
         sent[c.kind, c.axis] += c.bytes
     ran = Counter((c.kind, c.axis) for c in issued)
     rows = [(kind, axis, predicted[kind, axis], ran[kind, axis], sent[kind, axis]) for kind, axis in sorted({*predicted, *ran})]

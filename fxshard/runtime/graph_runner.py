@@ -7,26 +7,35 @@ from typing import Any
 
 import torch
 
+from fxshard._torch_compat.calls import DENSE
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.dynamo_graph import Output
 from fxshard.runtime.fields import SeedWatch, draw_seed
 from fxshard.runtime.inputs import global_result, reader, write_back
+from fxshard.runtime.wishes import Held
 
 
 class GraphRunner:
-    """``names``: of the graph's tensors, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor."""
+    """``held``: the graph's tensors in the first call, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor.
+
+    Where a program reads all of them, in their order and whole, a call of plain ones passes them on as they are.
+    """
 
     def __init__(
-        self, compiled: CompiledProgram, names: Sequence[str], outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
+        self, compiled: CompiledProgram, held: Held, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
     ) -> None:
         self.compiled, self.bound, program = compiled, compiled.bound, compiled.program
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
-        self.place = {name: i for i, name in enumerate(names)}
+        self.place = {name: i for i, name in enumerate(held)}
         pairs = zip(program.inputs, program.input_layouts, strict=True)
         ends = [(end, layout) for end, layout in pairs if end.kind != "tangent"]
         self.reads = [(self.place.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
         self.seeds = [i for i, (place, _) in enumerate(self.reads) if place is None]
+        in_order = [place for place, _ in self.reads] == list(range(len(held)))
+        whole = all(layout.is_replicated for _, layout in ends)
+        here = all(x.device == self.bound.device for x in held.values())  # and in later calls: Dynamo guards devices
+        self.as_they_come = in_order and whole and here
         returned = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in returned if end.kind != "gradient"]
         self.as_computed = (
@@ -36,11 +45,14 @@ class GraphRunner:
         )
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+        values = self.compiled(tensors if self.as_they_come and DENSE.issuperset(map(type, tensors)) else self._read(tensors))
+        return values if self.as_computed else self._outputs(tensors, values)
+
+    def _read(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         inputs = [draw_seed() if i is None else read(tensors[i]) for i, read in self.reads]
         if self.seeds:
             self.watch([inputs[i] for i in self.seeds])
-        values = self.compiled(inputs)
-        return values if self.as_computed else self._outputs(tensors, values)
+        return inputs
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
         outputs = [o.value if o.of_input is None else tensors[o.of_input] for o in self.outputs]

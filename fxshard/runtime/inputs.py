@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
@@ -105,7 +106,6 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 
 
 Read = Callable[[torch.Tensor], torch.Tensor]
-_DENSE = frozenset({torch.Tensor, nn.Parameter})
 
 
 def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
@@ -116,7 +116,7 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
     placements, device, whole = tuple(layout), bound.device, layout.is_replicated
 
     def read(value: torch.Tensor) -> torch.Tensor:
-        if whole and type(value) in _DENSE and value.device == device:
+        if whole and type(value) in DENSE and value.device == device:
             return value
         check_memory("input", name, value)
         if not isinstance(value, DTensor):

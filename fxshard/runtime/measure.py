@@ -1,12 +1,14 @@
 """Measuring: operators on this device and collectives among ranks, in microseconds.
 
-A measurement is the mean time of a batch of calls in the fastest of many rounds that go through all cases in turn: what else the
-machine does only ever makes a batch longer, and touches a round of each case rather than all of one. Of the ranks the slowest counts.
+A measurement is the mean time of a batch of calls in rounds that go through all cases in turn, so that what else the machine does touches
+a round of each case rather than all of one. For operators the fastest round counts: anything else only makes one longer. For collectives
+it is the median: to wait for other ranks to be woken up is part of what they take. Of the ranks the slowest counts.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +18,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard._torch_compat.groups import backend_name
 from fxshard.call import Call, Operand, TensorMeta
 from fxshard.cost.fit import COPY, CollectiveTime, OpTime
 from fxshard.redistribution import COLLECTIVES
+from fxshard.runtime.exchange import reduce_scatter
 
 c10d = torch.ops._c10d_functional
 Work = Callable[[], object]
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 LEAST = 1.0
 """Microseconds that a collective takes at least, where the difference of two measurements says less."""
+BETWEEN, TURNS = 4000.0, 6
+"""Microseconds of products before each collective, and how many times both are a batch. After long products a collective takes longer
+than after short ones: ranks are not equally fast, and what sends has slept meanwhile (decisions 0032, 0033)."""
+TRIES = 4
+"""How many times collectives are measured at most, while some are lost in what else the machine does; all that was measured counts."""
 ELEMENT = 4
 """Bytes of an element of the buffers of collectives: float32, which every backend reduces."""
 
@@ -60,11 +69,19 @@ class Clock:
         rounds = [[self._batch(work, n) / n for work, n in zip(works, counts, strict=True)] for _ in range(self.effort.rounds)]
         return self._slowest([min(times) for times in zip(*rounds, strict=True)])
 
-    def count(self, work: Work) -> int:
-        """How many calls are a batch."""
+    def few_rounds(self, works: Sequence[Work], count: int) -> list[list[float]]:
+        """A quarter of the rounds: microseconds of one call of each, ``count`` in a row, on this rank."""
+        return [[self._batch(work, count) / count for work in works] for _ in range(max(3, self.effort.rounds // 4))]
+
+    def typical(self, rounds: Sequence[Sequence[float]]) -> list[float]:
+        """Of each work the median of the rounds, on the slowest rank."""
+        return self._slowest([statistics.median(times) for times in zip(*rounds, strict=True)])
+
+    def count(self, work: Work, batch: float | None = None) -> int:
+        """How many calls are a batch, of ``batch`` microseconds if given."""
         self._batch(work, 2)
         once = self._slowest([self._batch(work, 1)])[0]
-        return max(1, min(1000, round(self.effort.batch / max(once, 0.1))))
+        return max(1, min(1000, round((batch or self.effort.batch) / max(once, 0.1))))
 
     def _batch(self, work: Work, count: int) -> float:
         if dist.is_initialized():
@@ -172,8 +189,7 @@ def _work(case: Case, pool: torch.Tensor) -> Work:
 def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[CollectiveTime]:
     """Each collective on each axis, by the calls that lowered programs make; buffers of 1 KiB and more, every other one to check.
 
-    As in a step, where products come before and after: what a batch of products and a collective takes more than the products. Back
-    to back, ranks are awake and their caches warm: an all-reduce of two gloo processes then took a third to a half of that.
+    As in a step, where products come before and after: what some products and a collective in turn take more than the products.
     """
     powers = range(10, clock.effort.buffer + 1)
     cases = [
@@ -183,20 +199,32 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
         for i, power in enumerate(powers)
         if device_mesh.size(axis) > 1
     ]
-    pool = torch.ones(2**clock.effort.buffer // ELEMENT + device_mesh.size(), device=clock.device)
+    pool = torch.zeros(  # sums in place of anything else would grow with every call
+        2**clock.effort.buffer // ELEMENT + device_mesh.size(), device=clock.device
+    )
     calls = [_collective(kind, size, device_mesh, axis, pool) for kind, axis, size, _ in cases]
     busy = _busy(clock)
-    alone, *times = clock.measure([busy, *(partial(_one_after_another, busy, work) for work, _ in calls)])
-    beyond = [max(t - alone, LEAST) for t in times]
+    beyond = _beyond(clock, busy, [partial(_one_after_another, busy, work) for work, _ in calls])
     return [CollectiveTime(kind, axis, sent, t, fitted) for (kind, axis, _, fitted), (_, sent), t in zip(cases, calls, beyond, strict=True)]
 
 
+def _beyond(clock: Clock, busy: Work, works: Sequence[Work]) -> list[float]:
+    """Microseconds that each takes more than ``busy``, LEAST where noise is more than that after all tries."""
+    rounds: list[list[float]] = []
+    for _ in range(TRIES):
+        rounds += clock.few_rounds([busy, *works], TURNS)
+        alone, *times = clock.typical(rounds)
+        if min(times) - alone > LEAST:
+            break
+    return [max(t - alone, LEAST) for t in times]
+
+
 def _busy(clock: Clock) -> Work:
-    """Products that take about a batch."""
+    """Products that take about ``BETWEEN``."""
     side = clock.effort.product // 2
     a, b, out = (torch.rand(side, side, device=clock.device) for _ in range(3))
     work = partial(torch.mm, a, b, out=out)
-    count = clock.count(work)
+    count = clock.count(work, BETWEEN)
 
     def products() -> None:
         for _ in range(count):
@@ -212,14 +240,15 @@ def _one_after_another(*works: Work) -> None:
 
 def _collective(kind: str, size: int, device_mesh: DeviceMesh, axis: int, pool: torch.Tensor) -> tuple[Work, int]:
     """The call on a buffer of about ``size`` bytes in ``pool``, and the bytes that a rank sends in the ring form."""
-    n, group = device_mesh.size(axis), device_mesh.get_group(axis).group_name
+    n, own = device_mesh.size(axis), device_mesh.get_group(axis)
+    group, backend, wait = own.group_name, backend_name(own, pool.device), c10d.wait_tensor.default
     block = -(-size // (ELEMENT * n))  # elements; the buffer is n blocks
     buffer, piece = pool[: n * block].view(n, block), pool[:block].view(1, block)
     calls: dict[str, Callable[[], torch.Tensor]] = {
-        "all_reduce": lambda: c10d.all_reduce.default(buffer, "sum", group),
-        "all_gather": lambda: c10d.all_gather_into_tensor.default(piece, n, group),
-        "reduce_scatter": lambda: c10d.reduce_scatter_tensor.default(buffer, "sum", n, group),
-        "all_to_all": lambda: c10d.all_to_all_single.default(buffer, [1] * n, [1] * n, group),
+        "all_reduce": lambda: wait(c10d.all_reduce_.default(buffer, "sum", group)),  # in place, as Inductor makes them
+        "all_gather": lambda: wait(c10d.all_gather_into_tensor.default(piece, n, group)),
+        "reduce_scatter": lambda: reduce_scatter(buffer, "sum", n, group, backend),
+        "all_to_all": lambda: wait(c10d.all_to_all_single.default(buffer, [1] * n, [1] * n, group)),
     }
-    call, sent = calls[kind], (n - 1) * block * ELEMENT
-    return lambda: c10d.wait_tensor.default(call()), 2 * sent if kind == "all_reduce" else sent
+    sent = (n - 1) * block * ELEMENT
+    return calls[kind], 2 * sent if kind == "all_reduce" else sent

@@ -60,6 +60,16 @@ def _peak(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None) 
     return profile(bound, module, parts).peak + bound.program.plan.memory.get("optimizer", 0)
 
 
+Halves = tuple[fx.GraphModule, Partition | None]
+"""A rank's graph, and its forward and backward where there is something to differentiate."""
+
+
+def takes_more(bound: BoundProgram, before: Halves, after: Halves) -> bool:
+    """Whether a rank exceeds the limit that its plan was made under by running ``after`` instead of ``before``."""
+    limit = bound.program.plan.memory_limit
+    return limit is not None and (peak := _peak(bound, *after)) > limit and peak > _peak(bound, *before)
+
+
 def check_limit(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None) -> None:
     """Warns where a rank holds more than the limit that its plan was made under, run operator by operator."""
     limit = bound.program.plan.memory_limit

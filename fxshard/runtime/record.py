@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.passes.halves import forward_collectives
 from fxshard.program import KINDS, ProgramCollective, ShardedProgram
 from fxshard.runtime.bind import axis_of_group
+from fxshard.runtime.exchange import issued_on
 from fxshard.runtime.simulate import Recorded
 
 NAMES = {operator.overloadpacket.__name__: kind for operator, kind in KINDS.items()}
@@ -29,10 +30,9 @@ def record_collectives() -> Iterator[list[Recorded]]:
         yield issued
 
 
-def in_order_of_issue(program: ShardedProgram) -> tuple[ProgramCollective, ...]:
-    """``program.collectives`` as a rank issues them: those of the forward, then those of the backward."""
-    early = forward_collectives(program)
-    pairs = list(zip(program.collectives, early, strict=True))
+def in_order_of_issue(program: ShardedProgram, backends: Mapping[str, str]) -> tuple[ProgramCollective, ...]:
+    """``program.collectives`` as a rank issues them: those of the forward, then those of the backward; ``backends``: by axis."""
+    pairs = list(zip([issued_on(backends, c) for c in program.collectives], forward_collectives(program), strict=True))
     return (*(c for c, first in pairs if first), *(c for c, first in pairs if not first))
 
 

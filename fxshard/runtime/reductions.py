@@ -2,7 +2,8 @@
 
 ``exact``: rank 0, then 1, and so on. ``gloo``: gloo's ring, in which a chunk starts at the rank before its own and travels down.
 ``nccl``: NCCL's ring, in which it starts at the rank behind its own and travels up. Each hop rounds to the dtype, so that bfloat16
-shows what the backend would give. In a ring, each chunk has an order of its own.
+shows what the backend would give. In a ring, each chunk has an order of its own. A reduce-scatter on gloo is what programs do there:
+each rank adds up the blocks that it was sent (see ``exchange``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fxshard.errors import OptionError, RunError, closest
+from fxshard.runtime.exchange import add_up
 
 Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 COMBINE: dict[str, Combine] = {
@@ -35,6 +37,15 @@ def reduce_tensors(tensors: Sequence[torch.Tensor], op: str, order: str = "exact
     return total / len(tensors) if op == "avg" else total
 
 
+def scatter_tensors(tensors: Sequence[torch.Tensor], op: str, order: str = "exact") -> list[torch.Tensor]:
+    """What a reduce-scatter along dim 0 leaves each rank: its own block of the reduction."""
+    n = len(tensors)
+    if order != "gloo":
+        return [part.clone() for part in reduce_tensors(tensors, op, order).chunk(n)]
+    blocks = zip(*(t.chunk(n) for t in tensors), strict=True)
+    return [add_up(torch.cat(own), op, n) for own in blocks]
+
+
 def check_reduction(name: object) -> None:
     """Raises OptionError for a name that is none of ``REDUCTIONS``."""
     if not isinstance(name, str) or name not in REDUCTIONS:
@@ -49,7 +60,7 @@ def _in_rank_order(tensors: Sequence[torch.Tensor], combine: Combine) -> torch.T
 
 
 def _gloo(tensors: Sequence[torch.Tensor], combine: Combine) -> torch.Tensor:
-    """What torch 2.13's gloo backend does, for reduce-scatter as well: a ring all-reduce of which each rank keeps its part."""
+    """What torch 2.13's gloo backend does in an all-reduce."""
     chunk = gloo_chunk(tensors[0].numel(), tensors[0].element_size(), len(tensors))
     return _ring(tensors, combine, chunk, step=-1)
 

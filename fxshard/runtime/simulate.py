@@ -16,7 +16,7 @@ from fxshard.mesh import Mesh, as_mesh
 from fxshard.planning_graph import source_line
 from fxshard.program import KINDS, ShardedProgram, is_wait
 from fxshard.runtime.per_rank import RankValues
-from fxshard.runtime.reductions import reduce_tensors
+from fxshard.runtime.reductions import reduce_tensors, scatter_tensors
 from fxshard.runtime.shards import gather, scatter
 
 MAX_RANKS = 64
@@ -220,7 +220,7 @@ def _collective(calls: Sequence[Issued], reduction: str) -> list[torch.Tensor]:
         whole = torch.cat(tensors)
         return [whole.clone() for _ in tensors]
     if call.kind == "reduce_scatter":
-        return [part.clone() for part in reduce_tensors(tensors, call.op, reduction).chunk(n)]
+        return scatter_tensors(tensors, call.op, reduction)
     blocks = [c.tensor.split(c.splits[0]) for c in calls if c.splits is not None]
     return [torch.cat([blocks[source][target] for source in range(n)]) for target in range(n)]
 

@@ -26,11 +26,12 @@ import torch.distributed as dist
 from fxshard._torch_compat.groups import backend_of, devices_of, is_lost_connection
 from fxshard.errors import FxshardError, RunError
 from fxshard.passes.halves import forward_collectives
-from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.program import ProgramCollective
 from fxshard.runtime.agreement import LOST as STORE_LOST
 from fxshard.runtime.agreement import TIMEOUT, name_ranks
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.debug import Checks, debugging
+from fxshard.runtime.exchange import issued_on
 from fxshard.runtime.heartbeat import LOST, Doing, Heart, Life, heart, said_of
 from fxshard.runtime.launch import mesh_ranks
 
@@ -58,7 +59,7 @@ class Watchdog:
         limit = waits_for(timeout, self.heart.period)
         self.limits = [_limit(group, bound.device, limit) for group in groups]
         alarm = partial(_release, self.heart, self.ranks)
-        self.doing = {part: _doing(bound.program, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
+        self.doing = {part: _doing(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
 
     def run(self, part: str, function: Callable[[Any], Any], inputs: Any) -> Any:
         """``function(inputs)`` as one half of the program.
@@ -149,20 +150,22 @@ def _limit(group: Any, device: torch.device, seconds: float) -> Limit:
     return Limit(backend, min(timedelta(seconds=seconds), usual), usual)
 
 
-def _doing(program: ShardedProgram, part: str, groups: Sequence[Any], limit: float, alarm: Callable[[Doing], None]) -> Doing:
+def _doing(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, alarm: Callable[[Doing], None]) -> Doing:
     known: list[str] = []
+    program, backends = bound.program, dict(bound.backends)
 
     def names() -> Sequence[str]:
         if not known:
             pairs = zip(program.collectives, forward_collectives(program), strict=True)
-            known.extend(_name(c) for c, first in pairs if first == (part == FORWARD))
+            known.extend(_name(c, issued_on(backends, c).kind) for c, first in pairs if first == (part == FORWARD))
         return known
 
     return Doing(f"the {part} of program {program.hash[:12]}", groups, names, limit, alarm)
 
 
-def _name(collective: ProgramCollective) -> str:
-    return f"{collective.kind} of {collective.node!r} over {collective.axis}"
+def _name(collective: ProgramCollective, issued: str) -> str:
+    planned = "" if issued == collective.kind else f", for a {collective.kind}"
+    return f"{issued} of {collective.node!r} over {collective.axis}{planned}"
 
 
 def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseException) -> RunError | None:

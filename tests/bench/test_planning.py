@@ -25,6 +25,11 @@ def test_plan_is_that_of_the_public_name() -> None:
     assert all(s.wall >= 0 and s.memory > 1e8 for s in measured.stages)
 
 
+def test_lowering_pass_by_pass() -> None:
+    stages = child.ours("llama", 1, "dp=2,tp=2", "h100", None, lower=True).stages
+    assert [s.name for s in stages[-5:]] == ["lower", "share", "schedule", "chunk", "bucket"]
+
+
 @pytest.mark.parametrize("kind", child.KINDS)
 def test_bare_trace_makes_a_joint_graph(kind: str) -> None:
     fakes, graph = child.bare(kind, "llama", 1).stages

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable
+from statistics import mean
 
 import hypothesis.strategies as st
 import pytest
@@ -18,12 +21,13 @@ from fxshard.cost.fit import (
     collective_errors,
     fit_device,
     fit_links,
+    nearest_ascending,
     op_errors,
     rounded,
     without_curves,
 )
 from fxshard.errors import RunError
-from fxshard.hardware import HARDWARE, Hardware, Link
+from fxshard.hardware import HARDWARE, Curve, Hardware, Link
 from fxshard.mesh import Mesh
 from fxshard.redistribution import COLLECTIVES
 
@@ -132,6 +136,30 @@ def test_curves_are_the_highest_that_ascend_below_the_measurements(times: list[f
     assert found.points == tuple((i, min(times[i:])) for i in range(len(times)))
 
 
-def test_measurements_that_do_not_grow_are_refused() -> None:
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=6))
+def test_no_ascending_curve_is_nearer_to_the_measurements(times: list[int]) -> None:
+    """Against every ascending curve through halves; where all are pooled to one, no beginning is below the mean of all."""
+
+    def distance(curve: Iterable[float]) -> float:
+        return sum((a - b) ** 2 for a, b in zip(curve, times, strict=True))
+
+    try:
+        found = [time for _, time in nearest_ascending(enumerate(times)).points]
+    except RunError:
+        assert all(mean(times[:k]) >= mean(times) for k in range(1, len(times)))
+        return
+    assert found == sorted(found)
+    rivals = itertools.combinations_with_replacement([n / 2 for n in range(2, 13)], len(times))
+    assert distance(found) <= min(map(distance, rivals)) + 1e-9
+
+
+def test_one_short_measurement_does_not_drag_the_others_down() -> None:
+    """The largest collective, lost in noise: its neighbours' mean, where the highest curve below all would be nothing everywhere."""
+    points = [(1, 100.0), (2, 110.0), (4, 130.0), (8, 170.0), (16, 1.0)]
+    assert [time for _, time in nearest_ascending(points).points] == pytest.approx([100.0] + [(110 + 130 + 170 + 1) / 4] * 4)
+
+
+@pytest.mark.parametrize("fit", [ascending, nearest_ascending])
+def test_measurements_that_do_not_grow_are_refused(fit: Callable[[list[tuple[int, float]]], Curve]) -> None:
     with pytest.raises(RunError, match="3 measurements of sizes from 1 to 4 do not take longer as the size grows"):
-        ascending([(1, 5.0), (2, 4.0), (4, 3.0)])
+        fit([(1, 5.0), (2, 4.0), (4, 3.0)])

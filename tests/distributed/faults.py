@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Fault:
-    """How rank ``rank`` of ``mesh`` fails, once it is warm, and what the others do then: "forward", "backward" or "save"."""
+    """How rank ``rank`` of ``mesh`` fails, once it is warm, and what the others do then: "forward", "backward", "clip" or "save"."""
 
     how: str
     rank: int
@@ -136,6 +136,8 @@ def _step(model: nn.Module, x: Tensor, fault: Fault | None) -> None:
     loss = model(x).sum()
     perhaps("backward")
     loss.backward()
+    perhaps("clip")
+    fxshard.clip_grad_norm_(model.parameters(), 1.0, timeout=TIMEOUT)
     with watching("save the checkpoint", timeout=TIMEOUT):
         perhaps("save")
         dist.barrier()

@@ -10,6 +10,7 @@ import pytest
 from tests.distributed.faults import TIMEOUT, Fault, start
 
 pytestmark = pytest.mark.distributed
+PLACES = {"save": "save the checkpoint", "clip": "take the norm of the gradients"}
 SLACK = 3.0  # seconds: two cores, many processes
 
 FAULTS = {
@@ -17,6 +18,7 @@ FAULTS = {
     Fault("KILL", 0, during="backward"): "rank 0 gives no sign of life",
     Fault("KILL", 3, mesh=(2, 2)): "rank 3 gives no sign of life",
     Fault("KILL", 1, during="save"): "rank 1 gives no sign of life",
+    Fault("KILL", 1, during="clip"): "rank 1 gives no sign of life",
     Fault("STOP", 1): "rank 1 gives no sign of life",
     Fault("loop", 0, mesh=(3,)): "rank 0 did not come, though it is alive",
     Fault("raise", 1, during="backward"): "rank 1 has ended with ValueError: the loader broke",
@@ -33,6 +35,6 @@ def test_survivors_name_the_rank_and_the_collective(fault: Fault, tmp_path: Path
     for rank in survivors:
         found = met[rank]
         assert (found.kind, FAULTS[fault] in found.text) == ("RunError", True), found
-        place = "save the checkpoint" if fault.during == "save" else rf"all_\w+ of '\w+' over \w+ \(.* of the {fault.during} of program"
+        place = PLACES.get(fault.during) or rf"all_\w+ of '\w+' over \w+ \(.* of the {fault.during} of program"
         assert re.search(f"rank {rank} was in {place}", found.text), found.text
         assert found.seconds < TIMEOUT + SLACK, found

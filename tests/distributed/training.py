@@ -122,7 +122,7 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     with record_collectives() as issued:
         trained = _train(case, model, lambda: model(*args, **kwargs))
     (program,) = model.forward.programs
-    predicted = [(c.kind, c.axis, c.shape, c.dtype) for c in in_order_of_issue(program)]
+    predicted = [(c.kind, c.axis, c.shape, c.dtype) for c in in_order_of_issue(program, dict.fromkeys(program.mesh.axis_names, "gloo"))]
     ran = [(c.kind, c.axis, c.shape, c.dtype) for c in issued]
     differing = [pair for pair in zip(ran, predicted * STEPS, strict=False) if pair[0] != pair[1]]
     assert ran == predicted * STEPS, f"{len(ran)} ran, {STEPS} x {len(predicted)} predicted: {differing[:3]}"

@@ -41,7 +41,7 @@ start    end    stream    operator         node    waited
 
 def exported(folder: Path) -> str:
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
-    pins = {"0.weight": "S(0)", "1.weight": "S(1)"}
+    pins = {"0.weight": "S(0)", "1.weight": "S(1)", "1": "P"}
     path = str(folder / "program.pt2")
     fxshard.export(model, (torch.randn(4, 8),), fxshard.Mesh({"tp": 2}), pins=pins, output_layouts="R").save(path)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,23 @@ def test_gradients_of_biases_share_one_all_reduce() -> None:
     assert len(joined.collectives) == 1
     assert joined.collectives[0].bytes == sum(c.bytes for c in program.collectives)
     assert len(joined.collectives[0].serves) == 8
+
+
+def test_one_that_nobody_reads_stays_for_the_readers_of_its_repetition() -> None:
+    """Each all-reduce twice, the first of them unread: the second goes, and the first gets its readers."""
+    program = data_parallel("cpu")
+    (module,) = program.modules.values()
+    for node in [n for n in module.graph.nodes if is_collective(n)]:
+        (wait,) = node.users
+        with module.graph.inserting_after(wait):
+            again = module.graph.node_copy(node)
+        with module.graph.inserting_after(again):
+            wait_again = module.graph.node_copy(wait, lambda _, again=again: again)
+        wait.replace_all_uses_with(wait_again)
+    twice = replace(program, collectives=tuple(c for c in program.collectives for _ in range(2)))
+    shared = OPTIMISATIONS["share"](twice)
+    verify_program(shared)
+    assert [c.kind for c in shared.collectives] == [c.kind for c in program.collectives]
 
 
 def test_large_ones_stay_alone() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fxshard
+import fxshard.runtime.backend as backend
 from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, RunError, TraceError
-from fxshard.runtime.dynamo_graph import trace_graph, user_name
+from fxshard.runtime.backend import GraphPrograms
+from fxshard.runtime.dynamo_graph import Output, trace_graph, user_name
+from fxshard.runtime.graph_runner import GraphRunner
 
 ONE = fxshard.Mesh({"dp": 1})
 
@@ -189,7 +196,7 @@ def test_dump_has_a_folder_for_each_graph(tmp_path: Path) -> None:
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == 2
     for folder in folders:
-        assert {"traced.txt", "06_lower.txt", "14_compile.txt"} <= {file.name for file in folder.iterdir()}
+        assert {"traced.txt", "06_lower.txt", "15_compile.txt"} <= {file.name for file in folder.iterdir()}
 
 
 def test_weights_on_meta_are_refused() -> None:
@@ -219,3 +226,120 @@ def test_constraints_on_what_modules_return() -> None:
             sharded(model, constraints=[bad])(x)
     with pytest.raises(OptionError, match="constraints are given as a Pin, not as a list"):
         sharded(model, constraints=constraints[0])(x)
+
+
+def programs_of(function: Any, *example: Tensor, **others: Any) -> GraphPrograms:
+    """What the backend makes of ``function``, called once on ``example``: what Dynamo calls, without its guards."""
+    made: list[Any] = []
+
+    def noted(module: Any, inputs: Any) -> Any:
+        made.append(backend.fxshard(module, inputs, options={"mesh": ONE, **others}))
+        return made[-1]
+
+    torch.compile(function, backend=noted)(*example)
+    assert len(made) == 1 and len(made[0].programs) == 1
+    return made[0]
+
+
+def runner_of(programs: GraphPrograms) -> GraphRunner:
+    return next(iter(programs.programs.values()))
+
+
+def called(programs: GraphPrograms, **values: Tensor) -> Tensor:
+    """Dynamo has its own order of what comes in."""
+    return programs(*[values[name] for name in programs.graph.names])[0]
+
+
+def mixed(x: Tensor, y: Tensor) -> Tensor:
+    return 2 * x - y
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "eager"])
+def test_tensors_that_are_passed_on_as_they_come_may_lie_in_any_way(compiler: str) -> None:
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    programs = programs_of(mixed, x, y, compiler=compiler)
+    assert runner_of(programs).as_they_come
+    behind = torch.randn(17)[1:].view(4, 4)
+    assert behind.data_ptr() % 16
+    for a, b in ((x, y), (x.t(), y), (behind, behind.t()), (x, x), (nn.Parameter(x), y[:1].expand(4, 4))):
+        with torch.no_grad():
+            torch.testing.assert_close(called(programs, x=a, y=b), mixed(a, b))
+
+
+def test_dtensors_are_not_passed_on_as_plain_ones() -> None:
+    """Those in the layout that the plan reads are, those in another are refused: what they hold is not the whole."""
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    programs = programs_of(mixed, x, y)
+    assert runner_of(programs).as_they_come
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        torch.testing.assert_close(called(programs, x=x, y=distribute_tensor(y, mesh, [Replicate()])), mixed(x, y))
+        with pytest.raises(PlanError, match=r"y is a DTensor in S\(0\), the plan reads it in R"):
+            called(programs, x=x, y=distribute_tensor(y, mesh, [Shard(0)]))
+    finally:
+        dist.destroy_process_group()
+
+
+class Affine(nn.Module):
+    """A square weight, so that nothing but its numbers tells it from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x - self.weight
+
+
+def test_a_plan_with_another_order_reads_in_its_own() -> None:
+    model, x = Affine(), torch.randn(4, 4)
+    with torch.no_grad():
+        plan = fxshard.plan(model, (x,), ONE, train=False)
+        programs = programs_of(model, x, plan=plan)
+        runner = runner_of(programs)
+        order = [place for place, _ in runner.reads]
+        assert runner.compiled.program.plan.graph_hash == plan.graph_hash and order == [1, 0] and not runner.as_they_come
+        again = torch.randn(4, 4)
+        torch.testing.assert_close(called(programs, x=again, weight=model.weight), model(again))
+
+
+def test_tensors_on_another_device_are_read_one_by_one() -> None:
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    compiled = runner_of(programs_of(mixed, x, y)).compiled
+    held, outputs = {"x": x, "y": y}, [Output(computed=True)]
+    for device, passed in (("cpu", True), ("meta", False)):
+        other = replace(compiled, bound=replace(compiled.bound, device=torch.device(device)))
+        assert GraphRunner(other, held, outputs, [False], 1.0).as_they_come == passed
+
+
+def test_plain_tensors_that_are_read_in_shards_are_cut() -> None:
+    """Rank 1 of two, the other one is not there: of its part of the sum nothing comes, or this rank's own once more."""
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    dist.init_process_group("fake", rank=1, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        options = {"mesh": mesh, "compiler": "eager", "pins": {"x": "S(0)", "y": "S(0)"}, "cache": False}
+        compiled = torch.compile(lambda x, y: (x * y).sum(), backend="fxshard", options=options)
+        for a, b in ((x, y), (y, x)):
+            own = (a[2:] * b[2:]).sum()
+            assert any(torch.isclose(compiled(a, b), part) for part in (own, 2 * own))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "eager"])
+def test_a_call_in_any_mode(compiler: str) -> None:
+    """With gradients, without, in inference mode and under autocast, each between the others."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
+    compiled = sharded(model, compiler=compiler)
+    grad = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for _ in range(2):
+        out = compiled(x)
+        for have, want in zip(torch.autograd.grad(out.square().sum(), list(model.parameters())), grad, strict=True):
+            torch.testing.assert_close(have, want)
+        for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+            with mode:
+                have, want = compiled(x), model(x)
+            assert (have.requires_grad, have.is_inference(), have.dtype) == (want.requires_grad, want.is_inference(), want.dtype)
+            torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.calls import graded, held, kernels_only
+from fxshard._torch_compat.calls import graded, held, kernels_only, locals_of
 from fxshard.runtime.attributes import AttributeReader, differing
 from fxshard.runtime.inputs import flatten_call
 
@@ -90,3 +93,22 @@ def test_a_parameter_is_found_where_it_has_moved() -> None:
     assert torch.equal(held(layer, "weight"), layer.weight)
     layer.bias.requires_grad_(False)
     assert graded([(layer, "weight"), (layer, "bias")]) == (True, False)
+
+
+class Marked(torch.Tensor):
+    """A subclass that is no DTensor."""
+
+
+def test_the_local_tensors_of_a_call() -> None:
+    values = [torch.ones(2, 3), nn.Parameter(torch.ones(2, 3)), torch.ones(3, 2).t(), torch.ones(2, 3).as_subclass(Marked)]
+    found = locals_of(values)
+    assert all(a is b for a, b in zip(found, [*values[:2], found[2], values[3]], strict=True))
+    assert found[2].is_contiguous() and torch.equal(found[2], values[2])
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        shared = distribute_tensor(torch.arange(6).view(2, 3), init_device_mesh("cpu", (1,)), [Shard(0)])
+        own, turned = locals_of([shared, shared.t()])
+    finally:
+        dist.destroy_process_group()
+    assert type(own) is type(turned) is torch.Tensor and own.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert turned.is_contiguous() and turned.tolist() == [[0, 3], [1, 4], [2, 5]]

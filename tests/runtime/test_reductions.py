@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxshard.errors import OptionError, RunError
-from fxshard.runtime.reductions import check_reduction, gloo_chunk, reduce_tensors
+from fxshard.runtime.reductions import check_reduction, gloo_chunk, reduce_tensors, scatter_tensors
 
 # Written out for three ranks, one element a chunk: brackets are what is added first.
 HAND = {
@@ -43,6 +43,18 @@ def test_every_reduction_in_every_order(order: str, shape: tuple[int, ...]) -> N
     want = {"sum": stacked.sum(0), "avg": stacked.mean(0), "product": stacked.prod(0), "max": stacked.amax(0), "min": stacked.amin(0)}
     for op, value in want.items():
         torch.testing.assert_close(reduce_tensors(x, op, order), value)
+
+
+@pytest.mark.parametrize("order", ["exact", "gloo", "nccl"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
+def test_every_scattered_reduction(order: str, dtype: torch.dtype) -> None:
+    """Each rank's block of what the whole reduction gives, in the dtype that was sent."""
+    x = [torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(r)).to(dtype) for r in range(3)]
+    stacked = torch.stack(x)
+    want = {"sum": stacked.sum(0), "product": stacked.prod(0), "max": stacked.amax(0), "min": stacked.amin(0)}
+    want |= {"avg": stacked.mean(0)} if dtype.is_floating_point else {}
+    for op, value in want.items():
+        assert all(map(torch.equal, scatter_tensors(x, op, order), value.to(dtype).chunk(3)))
 
 
 def test_chunks_as_real_gloo_cut_them() -> None:

@@ -1,0 +1,65 @@
+"""merge: equal calls of aten operators in one graph become one, as torch's own compiler makes them, but for collectives.
+
+Operators whose local form has several parts, a softmax for one, say the same twice. Inductor then computes it twice, where it keeps what
+two read. Forward and backward each for itself: what is computed again in the backward is so by choice. The pass that
+torch's own compiler has for that would merge collectives, which ranks must issue one for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import OpOverload, pytree, schema_of, storage_key
+from fxshard.passes.halves import returned
+
+PURE = frozenset({"aten", "prims"})
+
+
+def merge_equal(module: fx.GraphModule) -> int:
+    """Merges equal calls of ``module``, in place. Returns how many were dropped."""
+    graph, seen, dropped = module.graph, dict[Hashable, fx.Node](), 0
+    if any(map(_writes, graph.nodes)):  # of two equal values one may be written into
+        return 0
+    own = {storage_key(n.meta["val"]) for n in returned(graph) if isinstance(n, fx.Node) and _is_dense(n)}
+    for node in list(graph.nodes):
+        if not _is_pure(node) or not _is_dense(node) or storage_key(node.meta["val"]) in own:
+            continue  # what is returned stays a tensor of its own
+        first = seen.setdefault(_said(node), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+            dropped += 1
+    if dropped:
+        graph.lint()
+        module.recompile()
+    return dropped
+
+
+def _is_dense(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether the call gives the same each time: no random numbers, no memory as it is found."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in PURE:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and "empty" not in target.name()
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call may write into what it is given; what has no schema, as a user's kernel, may."""
+    if node.op != "call_function" or getattr(node.target, "__module__", None) == "_operator":
+        return False
+    schema = schema_of(node.target)
+    return schema is None or schema.is_mutable
+
+
+def _said(node: fx.Node) -> Hashable:
+    """The call as it is written, with the kind of each argument: 1 is not 1.0, and 0.0 not -0.0."""
+    flat, spec = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    return node.target, str(spec), tuple(x if isinstance(x, fx.Node) else (type(x), repr(x)) for x in flat)

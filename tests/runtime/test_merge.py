@@ -1,0 +1,110 @@
+"""Equal calls become one; what is random, returned, written into or a collective stays what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.runner import run_passes
+from fxshard.passes.trace import trace
+from fxshard.program import is_collective
+from fxshard.runtime.compile import COMPILING, Building
+from fxshard.runtime.memory import program_memory, unbound
+from fxshard.runtime.merge import merge_equal
+from fxshard.runtime.parts import profile, rank_graph
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def merged(function: Callable[..., object], *inputs: Tensor) -> tuple[int, list[str], torch.fx.GraphModule]:
+    """(how many were dropped, the operators that are left, the graph)."""
+    traced = make_fx(function, tracing_mode="fake")(*inputs)
+    dropped = merge_equal(traced)
+    return dropped, [str(n.target) for n in traced.graph.nodes if n.op == "call_function"], traced
+
+
+def test_a_softmax_said_in_parts() -> None:
+    x = torch.randn(4, 6)
+
+    def parts(x: Tensor) -> tuple[Tensor]:
+        most = x.amax(1)
+        total = (x - most.unsqueeze(1)).exp().sum(1)
+        return ((x - most.unsqueeze(1)).exp() / total.unsqueeze(1),)
+
+    dropped, left, module = merged(parts, x)
+    assert dropped == 3 and left.count("aten.exp.default") == 1
+    assert torch.equal(module(x)[0], parts(x)[0])
+
+
+def test_arguments_of_other_kinds_are_others() -> None:
+    x = torch.randn(4)
+    dropped, _, module = merged(lambda x: ((x * 0.0).atan2(x) + (x * -0.0).atan2(x) + (x + 1) * (x + 1.0),), x)
+    assert dropped == 0 and len(module.graph.nodes) > 8
+
+
+def test_random_numbers_and_returned_tensors_stay_apart() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        return (aten.rand_like.default(x) - aten.rand_like.default(x)).exp(), x.neg().view(-1), x.neg().view(-1)
+
+    dropped, left, module = merged(drawn, torch.randn(2, 3))
+    assert dropped == 0 and left.count("aten.rand_like.default") == 2
+    _, first, second = module(torch.ones(2, 3))
+    assert first.data_ptr() != second.data_ptr(), "a user may write into one of them"
+
+
+def test_collectives_stay() -> None:
+    def summed(x: Tensor) -> tuple[Tensor]:
+        both = [c10d.wait_tensor(c10d.all_reduce(x.neg(), "sum", "group")) for _ in range(2)]
+        return (both[0] * both[1],)
+
+    dropped, _, module = merged(summed, torch.randn(3))
+    assert dropped == 1
+    assert sum(map(is_collective, module.graph.nodes)) == 2
+
+
+def test_where_something_is_written_into_nothing_is_merged() -> None:
+    def written(x: Tensor) -> tuple[Tensor]:
+        one, two = x.exp(), x.exp()
+        aten.add_.Tensor(one, 1)
+        return (one * two,)
+
+    dropped, _, module = merged(written, torch.zeros(3))
+    assert dropped == 0
+    assert torch.equal(module(torch.zeros(3))[0], torch.full((3,), 2.0))
+
+
+class Twice(nn.Module):
+    """A large product at both ends, and much in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.t, self.w = nn.Parameter(torch.randn(128, 8)), nn.Parameter(torch.randn(256, 256))
+        self.u, self.v = nn.Parameter(torch.randn(8, 256)), nn.Parameter(torch.randn(256, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.t @ self.t.t()) @ x
+        x = ((x @ self.u) @ self.w) @ self.v
+        out: Tensor = (self.t @ self.t.t()) @ x
+        return out
+
+
+def test_under_a_limit_nothing_lives_longer_for_it() -> None:
+    graph = trace(Twice(), (torch.randn(128, 8),), train=False)
+    free = plan_graph(graph, Mesh({"a": 1}), Request(train=False, cache=False))
+    peak = program_memory(lower_plan(graph, free)).peak
+    dumps = {}
+    for limit in (None, peak):
+        plan = plan_graph(graph, Mesh({"a": 1}), Request(train=False, cache=False, memory_limit=limit))
+        bound = unbound(lower_plan(graph, plan))
+        module = rank_graph(bound, "inductor")
+        before = profile(bound, module, None).peak
+        artefact = run_passes(COMPILING[:3], Building(bound, "inductor"), None)
+        dumps[limit] = before, profile(bound, artefact.module, artefact.parts).peak
+    assert dumps[None][0] < dumps[None][1], "otherwise this tests nothing"
+    assert dumps[peak][0] == dumps[peak][1] <= peak
