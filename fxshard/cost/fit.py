@@ -32,6 +32,9 @@ COPY = "aten.clone.default"
 LEAST = 1e-3
 """Microseconds that are left, at least, when the launch is taken off a measurement."""
 
+RISE = 1e-3
+"""By what part the largest size takes longer than the smallest, at least, in a curve: less is noise."""
+
 
 @dataclass(frozen=True)
 class OpTime:
@@ -92,19 +95,39 @@ def fit_device(base: Hardware, ops: Sequence[OpTime], launch: float) -> Hardware
 
 
 def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
-    """The hardware of ``mesh`` with the links and curves of the collectives in ``times`` that are to be fitted."""
+    """The hardware of ``mesh`` with the links and curves of the collectives in ``times`` that are to be fitted.
+
+    There is no curve where more bytes take no longer (``without_curve``); the links price such a collective.
+    """
     fitted = [one for one in times if one.fitted]
-    points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
-    for one in fitted:
-        span = mesh.span(one.axis)
-        if span.per_node is not None:
-            points.setdefault((one.kind, span.size, span.stride), []).append((one.sent, one.time))
-    curves = {key: nearest_ascending(found) for key, found in points.items()}
+    curves = {key: nearest_ascending(found) for key, found in _points(mesh, times).items() if _rises(found)}
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
     efficiency = {kind: _efficiency(mesh, plain, of_kind) for kind, of_kind in kinds.items() if of_kind}
     return replace(plain, measured=replace(plain.measured, collectives=curves, efficiency=efficiency))
+
+
+def without_curve(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
+    """The collectives in ``times``, by kind and axis, of which more bytes take no longer: noise hides what sending takes."""
+    flat = {key for key, found in _points(mesh, times).items() if not _rises(found)}
+    spans = {one.axis: mesh.span(one.axis) for one in times}
+    hidden = {(one.kind, one.axis) for one in times if (one.kind, spans[one.axis].size, spans[one.axis].stride) in flat}
+    return [f"{kind} on {mesh.axis_names[axis]}" for kind, axis in sorted(hidden)]
+
+
+def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int, int], list[tuple[int, float]]]:
+    """(bytes, microseconds) that are to be fitted, by kind, size and stride of the group."""
+    points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for one in (one for one in times if one.fitted):
+        span = mesh.span(one.axis)
+        if span.per_node is not None:
+            points.setdefault((one.kind, span.size, span.stride), []).append((one.sent, one.time))
+    return points
+
+
+def _rises(points: Sequence[tuple[int, float]]) -> bool:
+    return not _level(_nearest_ascending(points)[1])
 
 
 def without_curves(hardware: Hardware) -> Hardware:
@@ -149,8 +172,13 @@ def ascending(points: Iterable[tuple[int, float]]) -> Curve:
 def nearest_ascending(points: Iterable[tuple[int, float]]) -> Curve:
     """The curve that never falls from which the measurements are least far, by the sum of squares: medians are too long or too short.
 
-    Pool adjacent violators (Ayer et al. 1955): neighbours out of order get the mean of both.
+    Raises RunError where that is level.
     """
+    return _curve(*_nearest_ascending(points))
+
+
+def _nearest_ascending(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Sizes and times. Pool adjacent violators (Ayer et al. 1955): neighbours out of order get the mean of both."""
     sizes, means = list[int](), list[tuple[float, int]]()  # means of so many neighbours
     for size, time in sorted(points):
         sizes.append(size)
@@ -158,14 +186,18 @@ def nearest_ascending(points: Iterable[tuple[int, float]]) -> Curve:
         while len(means) > 1 and means[-2][0] > means[-1][0]:
             (a, m), (b, n) = means[-2:]
             means[-2:] = [((a * m + b * n) / (m + n), m + n)]
-    return _curve(sizes, [mean for mean, n in means for _ in range(n)])
+    return sizes, [mean for mean, n in means for _ in range(n)]
 
 
 def _curve(sizes: Sequence[int], times: Sequence[float]) -> Curve:
-    if times[0] == times[-1]:
+    if _level(times):
         what = f"{len(sizes)} measurements of sizes from {sizes[0]} to {sizes[-1]} do not take longer as the size grows"
         raise RunError(what, remedy="measure again, while the machine does less beside it")
     return Curve(tuple(zip(sizes, times, strict=True)))
+
+
+def _level(times: Sequence[float]) -> bool:
+    return times[-1] < times[0] * (1 + RISE)
 
 
 def _flops(call: Call) -> float:

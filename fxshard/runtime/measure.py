@@ -33,7 +33,8 @@ BETWEEN, TURNS = 4000.0, 6
 """Microseconds of products before each collective, and how many times both are a batch. After long products a collective takes longer
 than after short ones: ranks are not equally fast, and what sends has slept meanwhile (decisions 0032, 0033)."""
 TRIES = 4
-"""How many times collectives are measured at most, while some are lost in what else the machine does; all that was measured counts."""
+"""How many times collectives are measured at most, while some are lost in what else the machine does, or the largest takes no longer than
+the smallest; all that was measured counts."""
 ELEMENT = 4
 """Bytes of an element of the buffers of collectives: float32, which every backend reduces."""
 
@@ -204,17 +205,20 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
     )
     calls = [_collective(kind, size, device_mesh, axis, pool) for kind, axis, size, _ in cases]
     busy = _busy(clock)
-    beyond = _beyond(clock, busy, [partial(_one_after_another, busy, work) for work, _ in calls])
+    beyond = _beyond(clock, busy, [partial(_one_after_another, busy, work) for work, _ in calls], len(powers))
     return [CollectiveTime(kind, axis, sent, t, fitted) for (kind, axis, _, fitted), (_, sent), t in zip(cases, calls, beyond, strict=True)]
 
 
-def _beyond(clock: Clock, busy: Work, works: Sequence[Work]) -> list[float]:
-    """Microseconds that each takes more than ``busy``, LEAST where noise is more than that after all tries."""
+def _beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list[float]:
+    """Microseconds that each takes more than ``busy``, LEAST where noise is more than that after all tries.
+
+    ``works`` are those of a collective of so many ``sizes``, the smallest first, and so for each collective.
+    """
     rounds: list[list[float]] = []
     for _ in range(TRIES):
         rounds += clock.few_rounds([busy, *works], TURNS)
         alone, *times = clock.typical(rounds)
-        if min(times) - alone > LEAST:
+        if min(times) - alone > LEAST and all(times[i] < times[i + sizes - 1] for i in range(0, len(times), sizes)):
             break
     return [max(t - alone, LEAST) for t in times]
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 
 from fxshard.call import Call, Operand, TensorMeta
+from fxshard.cost.collectives import collective_time
 from fxshard.cost.fit import (
     CollectiveTime,
     Errors,
@@ -24,6 +25,7 @@ from fxshard.cost.fit import (
     nearest_ascending,
     op_errors,
     rounded,
+    without_curve,
     without_curves,
 )
 from fxshard.errors import RunError
@@ -163,3 +165,17 @@ def test_one_short_measurement_does_not_drag_the_others_down() -> None:
 def test_measurements_that_do_not_grow_are_refused(fit: Callable[[list[tuple[int, float]]], Curve]) -> None:
     with pytest.raises(RunError, match="3 measurements of sizes from 1 to 4 do not take longer as the size grows"):
         fit([(1, 5.0), (2, 4.0), (4, 3.0)])
+
+
+def test_a_collective_of_which_more_bytes_take_no_longer_has_no_curve() -> None:
+    """All-reduces that noise made level: named, and priced by the links, which the all-gathers tell."""
+    mesh = Mesh({"dp": 2}, NODES_OF_FOUR)
+    times = [
+        CollectiveTime(kind, 0, sent, ring(kind, 2, INSIDE, sent), True) for kind in ("all_gather", "reduce_scatter") for sent in SIZES
+    ]
+    level = [CollectiveTime("all_reduce", 0, sent, 900.0 - index, True) for index, sent in enumerate(SIZES)]
+    found = fit_links(mesh, [*times, *level])
+    assert without_curve(mesh, [*times, *level]) == ["all_reduce on dp"] and not without_curve(mesh, times)
+    assert set(found.measured.collectives) == {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}
+    again = Mesh({"any": 2}, found)
+    assert math.isfinite(collective_time("all_reduce", 0, SIZES[-1], again)) and collective_time("all_reduce", 0, SIZES[0], again) > 0

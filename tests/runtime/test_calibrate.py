@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,9 +56,10 @@ def test_two_ranks(tmp_path: Path) -> None:
     for kind in COLLECTIVES:
         assert ended.stdout.count(f"{kind} on tp") == 2, "by the curves, by the links"
     found = load(path)
-    assert set(found.measured.collectives) == {(kind, 2, 1) for kind in COLLECTIVES} and found.between is None
-    for kind in COLLECTIVES:
-        size, time = found.measured.collectives[kind, 2, 1].points[-1]
+    hidden = set(re.findall(r"more bytes took (\w+) on tp no longer", ended.stderr))  # by whatever else this machine does meanwhile
+    assert set(found.measured.collectives) == {(kind, 2, 1) for kind in COLLECTIVES if kind not in hidden} and found.between is None
+    for (kind, _, _), curve in found.measured.collectives.items():
+        size, time = curve.points[-1]
         assert collective_time(kind, 0, size, parse_mesh("any=2", str(path))) == pytest.approx(time)
 
 
@@ -99,11 +101,25 @@ class Noisy(measure.Clock):
 def test_what_noise_hides_is_measured_again() -> None:
     """All rounds count, by their median: six quiet ones of nine."""
     noisy = Noisy([500.0] * 3 + [0.0] * 9)
-    assert measure._beyond(noisy, lambda: None, [lambda: None] * 3) == [100.0, 110.0, 120.0] and noisy.asked == 3
+    assert measure._beyond(noisy, lambda: None, [lambda: None] * 3, 3) == [100.0, 110.0, 120.0] and noisy.asked == 3
     quiet = Noisy([0.0] * 3)
-    assert measure._beyond(quiet, lambda: None, [lambda: None]) == [100.0] and quiet.asked == 1
+    assert measure._beyond(quiet, lambda: None, [lambda: None] * 2, 2) == [100.0, 110.0] and quiet.asked == 1
     hopeless = Noisy([500.0] * 100)
-    assert measure._beyond(hopeless, lambda: None, [lambda: None]) == [measure.LEAST] and hopeless.asked == measure.TRIES
+    assert measure._beyond(hopeless, lambda: None, [lambda: None] * 2, 2) == [measure.LEAST] * 2 and hopeless.asked == measure.TRIES
+
+
+def test_a_collective_whose_largest_takes_no_longer_is_measured_again() -> None:
+    """Two collectives of two sizes; the second's smallest is disturbed in the first rounds, of the others it is one of nine."""
+    disturbed = [[4000.0, 4100.0, 4110.0, 4500.0, 4200.0]] * 3
+    as_they_are = [[4000.0, 4100.0, 4110.0, 4150.0, 4200.0]] * 6
+
+    class Disturbed(Noisy):
+        def few_rounds(self, works: Sequence[measure.Work], count: int) -> list[list[float]]:
+            self.asked += 1
+            return disturbed if self.asked == 1 else as_they_are
+
+    clock = Disturbed([])
+    assert measure._beyond(clock, lambda: None, [lambda: None] * 4, 2) == [100.0, 110.0, 150.0, 200.0] and clock.asked == 2
 
 
 def test_a_users_mistakes(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
