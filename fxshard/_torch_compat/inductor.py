@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fxshard._torch_compat import pack
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -21,6 +23,9 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **o
     from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
 
+    pack.register()
+    pack.pack_in_place(module.graph)
+    module.recompile()
     with tracing(TracingContext(detect_fake_mode(list(inputs)))):
         return compile_fx_inner(module, list(inputs), **options)
 

@@ -126,9 +126,12 @@ def collective_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
 
 
 def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
-    """Microseconds of packing a collective's buffer with others' and, where its result lies in pieces, of taking that apart."""
+    """Microseconds of packing a collective's buffer with others' and, where its result lies in pieces, of taking that apart.
+
+    What is all-reduced is computed in the buffer and read there (decision 0034).
+    """
     n = mesh.shape[axis]
-    if n == 1:
+    if n == 1 or kind == "all_reduce":
         return 0.0
     buffer = sent / (n - 1) if kind == "all_gather" else sent / share(kind, n)
     return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))

@@ -33,7 +33,7 @@ LEAST = 1e-3
 """Microseconds that are left, at least, when the launch is taken off a measurement."""
 
 RISE = 1e-3
-"""By what part the largest size takes longer than the smallest, at least, in a curve: less is noise."""
+"""By what part a collective takes longer at the largest size than at the smallest, at least: less is noise."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int,
 
 
 def _rises(points: Sequence[tuple[int, float]]) -> bool:
-    return not _level(_nearest_ascending(points)[1])
+    times = _nearest_ascending(points)[1]
+    return times[-1] >= times[0] * (1 + RISE)
 
 
 def without_curves(hardware: Hardware) -> Hardware:
@@ -190,14 +191,10 @@ def _nearest_ascending(points: Iterable[tuple[int, float]]) -> tuple[list[int], 
 
 
 def _curve(sizes: Sequence[int], times: Sequence[float]) -> Curve:
-    if _level(times):
+    if times[0] == times[-1]:
         what = f"{len(sizes)} measurements of sizes from {sizes[0]} to {sizes[-1]} do not take longer as the size grows"
         raise RunError(what, remedy="measure again, while the machine does less beside it")
     return Curve(tuple(zip(sizes, times, strict=True)))
-
-
-def _level(times: Sequence[float]) -> bool:
-    return times[-1] < times[0] * (1 + RISE)
 
 
 def _flops(call: Call) -> float:

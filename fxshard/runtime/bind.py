@@ -21,7 +21,7 @@ from fxshard._torch_compat.groups import backend_name
 from fxshard.errors import PlanError, RunError
 from fxshard.mesh import as_mesh
 from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective
-from fxshard.runtime import gloo_threads
+from fxshard.runtime import gloo_threads, host_memory
 from fxshard.runtime.exchange import exchange_instead, kind_on
 
 AXIS_INPUT = "axis_index_"
@@ -71,6 +71,8 @@ def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device 
     backends = {axis: _backend(device_mesh, index, place) for index, axis in enumerate(groups)}
     if "gloo" in backends.values():
         gloo_threads.schedule()
+    if place.type == "cpu":
+        host_memory.keep(sum(program.plan.memory.values()))
     module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
     return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
 
