@@ -32,7 +32,12 @@ def kernel(a: Any, b: Any, equation: str) -> Any:
 
 
 def _matrix(x: Any, letters: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, Any]) -> Any:
-    """``x`` as [batch, rows, columns], without the batch dim where there is none."""
+    """``x`` as [batch, rows, columns], without the batch dim where there is none.
+
+    Where ``x`` has its columns first it is seen transposed: what has to be copied for it is then the same for all that read ``x``.
+    """
+    if rows and columns and letters.index(columns[0]) < letters.index(rows[0]):
+        return _matrix(x, letters, batch, columns, rows, sizes).transpose(-1, -2)
     groups = [batch, rows, columns] if batch else [rows, columns]
     moved = _permuted(x, [letters.index(i) for group in groups for i in group])
     return _shaped(moved, [math.prod(sizes[i] for i in group) for group in groups])

@@ -171,7 +171,8 @@ def _merge(b: Building) -> tuple[Building, str]:
         return b, "calls stay as they are"
     halves = [b.module] if b.parts is None else [b.parts.forward, b.parts.backward]
     copies = [fx.GraphModule(torch.nn.Module(), _copied(half.graph)) for half in halves]
-    said = f"{sum(map(merge_equal, copies))} calls that others make too"
+    dropped = [merge_equal(copy, n) for copy, n in zip(copies, (forward_results(b.program), None), strict=False)]
+    said = f"{sum(dropped)} calls that others make too"
     parts = None if b.parts is None else replace(b.parts, forward=copies[0], backward=copies[1])
     merged = replace(b, module=copies[0] if parts is None else b.module, parts=parts)
     if takes_more(b.bound, (b.module, b.parts), (merged.module, parts)):

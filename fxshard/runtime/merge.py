@@ -18,15 +18,18 @@ from fxshard.passes.halves import returned
 PURE = frozenset({"aten", "prims"})
 
 
-def merge_equal(module: fx.GraphModule) -> int:
-    """Merges equal calls of ``module``, in place. Returns how many were dropped."""
+def merge_equal(module: fx.GraphModule, results: int | None = None) -> int:
+    """Merges equal calls of ``module``, in place. Returns how many were dropped.
+
+    ``results``: how many of the values that it returns somebody gets (all by default); the others are kept for the backward.
+    """
     graph, seen, dropped = module.graph, dict[Hashable, fx.Node](), 0
     if any(map(_writes, graph.nodes)):  # of two equal values one may be written into
         return 0
-    own = {storage_key(n.meta["val"]) for n in returned(graph) if isinstance(n, fx.Node) and _is_dense(n)}
+    own = {storage_key(n.meta["val"]) for n in returned(graph)[:results] if isinstance(n, fx.Node) and _is_dense(n)}
     for node in list(graph.nodes):
         if not _is_pure(node) or not _is_dense(node) or storage_key(node.meta["val"]) in own:
-            continue  # what is returned stays a tensor of its own
+            continue  # what somebody gets stays a tensor of its own
         first = seen.setdefault(_said(node), node)
         if first is not node:
             node.replace_all_uses_with(first)
