@@ -12,6 +12,7 @@ from fxshard.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.runner import run_passes
 from fxshard.passes.trace import trace
+from fxshard.planning_graph import ancestors
 from fxshard.program import is_collective
 from fxshard.runtime.compile import COMPILING, Building
 from fxshard.runtime.memory import program_memory, unbound
@@ -56,6 +57,40 @@ def test_random_numbers_and_returned_tensors_stay_apart() -> None:
     assert dropped == 0 and left.count("aten.rand_like.default") == 2
     _, first, second = module(torch.ones(2, 3))
     assert first.data_ptr() != second.data_ptr(), "a user may write into one of them"
+
+
+def test_what_is_kept_for_the_backward_is_merged() -> None:
+    """Of three equal values the first is somebody's, two are kept, one of them as a view."""
+
+    def kept(x: Tensor) -> tuple[Tensor, ...]:
+        return x.neg(), x.neg().view(-1), x.neg()
+
+    traced = make_fx(kept, tracing_mode="fake")(torch.randn(2, 3))
+    assert merge_equal(traced, 1) == 1
+    first, second, third = traced(torch.ones(2, 3))
+    assert first.data_ptr() != second.data_ptr() == third.data_ptr()
+    assert torch.equal(second.view(2, 3), first) and torch.equal(third, first)
+
+
+class Heads(nn.Module):
+    """Products with heads, the last dims of which lie apart: to be multiplied each must be copied."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (torch.sin(x.view(2, 8, 4, 16).transpose(1, 2)) for x in (q, k))
+        out: Tensor = (q @ k.transpose(-2, -1)).softmax(-1)
+        return out
+
+
+def test_a_product_and_its_gradient_read_one_copy() -> None:
+    """Each operand is copied once; seen transposed that is what the gradient of the other reads."""
+    x = torch.randn(2, 8, 64, requires_grad=True)
+    graph = trace(Heads(), (x, x.detach().clone().requires_grad_()))
+    bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
+    module = rank_graph(bound, "inductor")
+    merge_equal(module)
+    tangents = {n for n, end in zip(module.graph.find_nodes(op="placeholder"), bound.program.inputs, strict=False) if end.kind == "tangent"}
+    copies = [n for n in module.graph.find_nodes(op="call_function", target=aten.clone.default) if not ancestors([n]) & tangents]
+    assert len(tangents) == 1 and len(copies) == 2, copies
 
 
 def test_collectives_stay() -> None:

@@ -1,0 +1,83 @@
+"""Freed memory stays with the process once a program is bound: counted by the pages that the system has to give a step."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from fxshard.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime import bind
+
+pytestmark = pytest.mark.skipif(
+    "glibc" not in platform.libc_ver(),
+    reason="glibc's own options",
+)
+
+SCRIPT = """
+import ctypes, resource
+from fxshard.runtime import host_memory
+
+libc, size = ctypes.CDLL(None), 12 << 20
+libc.malloc.restype = ctypes.c_void_p
+
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        buffers = [libc.malloc(ctypes.c_size_t(size)) for _ in range(5)]
+        for buffer in buffers:
+            libc.memset(ctypes.c_void_p(buffer), 1, ctypes.c_size_t(size))
+        for buffer in buffers:
+            libc.free(ctypes.c_void_p(buffer))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+pages()
+loose = pages()
+print(host_memory.keep(5 * size + (1 << 20)), loose)
+pages()
+print(pages())
+"""
+
+
+def run(**environment: str) -> tuple[bool, int, int]:
+    """(whether it was set, pages that 4 rounds of 60 MiB took before, and after)."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], env={**kept, **environment}, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    said, before, after = ended.stdout.split()
+    return said == "True", int(before), int(after)
+
+
+def test_what_a_step_freed_is_there_for_the_next() -> None:
+    took, before, after = run()
+    pages = 4 * 60 * 256  # of 4 KiB
+    assert took
+    assert before > pages / 2, "otherwise this tests nothing"
+    assert after < pages / 20
+
+
+def test_what_a_user_chose_stays() -> None:
+    took, before, after = run(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072")
+    assert not took and after > before / 2 > 0
+
+
+def test_a_program_on_the_cpu_keeps_what_its_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(bind.host_memory, "keep", asked.append)
+    graph = trace(nn.Linear(8, 4), (torch.ones(2, 8),))
+    plan = plan_graph(graph, Mesh({"a": 1}), Request(cache=False))
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        bind.bind(lower_plan(graph, plan), init_device_mesh("cpu", (1,), mesh_dim_names=("a",)))
+    finally:
+        dist.destroy_process_group()
+    assert asked == [sum(plan.memory.values())] and asked[0] >= (8 * 4 + 4) * 4 * 2, "parameters and their gradients at least"
