@@ -32,7 +32,7 @@ def _(parts: Sequence[Tensor]) -> Tensor:
 
 
 def pack_in_place(graph: fx.Graph) -> None:
-    """Has ``pack`` in place of each ``aten.cat`` of flattened tensors of one dtype; changes ``graph``.
+    """Has ``pack`` in place of each ``aten.cat`` of flattened tensors of one dtype and known sizes; changes ``graph``.
 
     Where nobody else reads a tensor, and none of its views, it is computed in the buffer: what writes there later, a collective in
     place, changes what nobody sees.
@@ -41,7 +41,7 @@ def pack_in_place(graph: fx.Graph) -> None:
         parts = node.args[0]
         if len({part.meta["val"].dtype for part in parts}) > 1 or not all(part.target in FLATTENS for part in parts):
             continue
-        if any(part.meta["val"].dim() != 1 for part in parts):
+        if any(part.meta["val"].dim() != 1 or not isinstance(part.meta["val"].shape[0], int) for part in parts):
             continue
         with graph.inserting_before(node):
             packed = graph.call_function(torch.ops.fxshard.pack.default, ([_unseen(part) for part in parts],))
