@@ -2,7 +2,7 @@
 
 What ``aten.cat`` joins Inductor computes where it is to lie, except results of kernels that are not its own (matrix products) and are
 seen through a view, which it copies. The buffer of a bucket of gradients is made of such: each is flattened. ``pack`` flattens by itself,
-so that its lowering finds the product and not the view.
+so that its lowering finds the product and not the view. Decision 0034.
 """
 
 from __future__ import annotations
@@ -18,46 +18,44 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 FLATTENS = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
 """What leaves the order of elements, in a result that is contiguous."""
+LOWERING = 1
+"""Counts the changes of ``_lower``: what Inductor compiled is kept on disk under the graph, of which this is a part."""
 
 
 @torch.library.custom_op("fxshard::pack", mutates_args=())
-def pack(parts: Sequence[Tensor]) -> Tensor:
+def pack(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
     """All elements of ``parts``, each in the order of its dims: [sum of their numbers of elements]."""
     return torch.cat([part.reshape(-1) for part in parts])
 
 
 @pack.register_fake
-def _(parts: Sequence[Tensor]) -> Tensor:
+def _(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
     return parts[0].new_empty([sum(math.prod(part.shape) for part in parts)])
 
 
 def pack_in_place(graph: fx.Graph) -> None:
-    """Has ``pack`` in place of each ``aten.cat`` of flattened tensors of one dtype and known sizes; changes ``graph``.
-
-    Where nobody else reads a tensor, and none of its views, it is computed in the buffer: what writes there later, a collective in
-    place, changes what nobody sees.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
-        parts = node.args[0]
-        if len({part.meta["val"].dtype for part in parts}) > 1 or not all(part.target in FLATTENS for part in parts):
-            continue
-        if any(part.meta["val"].dim() != 1 or not isinstance(part.meta["val"].shape[0], int) for part in parts):
-            continue
+    """Has ``pack`` in place of each ``aten.cat`` of tensors of one dim, one dtype and known sizes; changes ``graph``."""
+    cats = [n for n in graph.find_nodes(op="call_function", target=aten.cat.default) if n.args and _is_flat(n.args[0])]
+    for node in cats:
         with graph.inserting_before(node):
-            packed = graph.call_function(torch.ops.fxshard.pack.default, ([_unseen(part) for part in parts],))
+            packed = graph.call_function(torch.ops.fxshard.pack.default, (list(map(_unflattened, node.args[0])), LOWERING))
         packed.meta = dict(node.meta)
         node.replace_all_uses_with(packed)
         graph.erase_node(node)
-    graph.eliminate_dead_code()
+    if cats:
+        graph.eliminate_dead_code()
 
 
-def _unseen(part: fx.Node) -> fx.Node:
-    """Of what ``part`` views the tensor itself, if all of its elements are in ``part`` alone."""
-    at = part
-    while at.target in FLATTENS and len(at.users) == 1:
-        (at,) = at.all_input_nodes[:1]
-    fresh = at.op == "call_function" and not any(one.alias_info for one in at.target._schema.returns)
-    return at if fresh and len(at.users) == 1 else part
+def _is_flat(parts: Sequence[fx.Node]) -> bool:
+    values = [part.meta["val"] for part in parts]
+    return len({v.dtype for v in values}) == 1 and all(v.dim() == 1 and isinstance(v.shape[0], int) for v in values)
+
+
+def _unflattened(part: fx.Node) -> fx.Node:
+    """What ``part`` alone flattens."""
+    while part.target in FLATTENS and len(part.users) == 1:
+        part = part.all_input_nodes[0]
+    return part
 
 
 def register() -> None:
@@ -69,23 +67,53 @@ def register() -> None:
         register_lowering(op, type_promotion_kind=None)(_lower)
 
 
-def _lower(parts: Sequence[Any]) -> Any:
+def _lower(parts: Sequence[Any], lowering: int) -> Any:
     """As ``ConcatKernel.create`` does it, for places of any shape."""
     from torch._inductor import ir
+    from torch._inductor.lowering import clone
     from torch._inductor.virtualized import V
 
-    first = parts[0]
+    device, dtype = parts[0].get_device(), parts[0].get_dtype()
     sizes = [part.get_size() for part in parts]
 
     def layout(size: Sequence[Any], offset: Any) -> Any:
-        return ir.FixedLayout(first.get_device(), first.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size), offset)
+        return ir.FixedLayout(device, dtype, size, ir.FlexibleLayout.contiguous_strides(size), offset)
 
     *starts, total = itertools.accumulate(map(math.prod, sizes), initial=0)
     whole = ir.ConcatKernel(name=None, layout=layout([total], 0), inputs=[])
     box = ir.StorageBox(whole)
+    seen = _seen_by_others()
+    unseen = [clone(part) if _storage(part) in seen else part for part in parts]
     places = (ir.ReinterpretView(data=box, layout=layout(size, start)) for size, start in zip(sizes, starts, strict=True))
-    inputs = [ir.ConcatKernel.realize_into(part, place) for part, place in zip(parts, places, strict=True)]
+    inputs = [ir.ConcatKernel.realize_into(part, place) for part, place in zip(unseen, places, strict=True)]
     whole.name = V.graph.register_buffer(whole)
     whole.inputs = ir.ConcatKernel.unwrap_storage(inputs)
     V.graph.register_operation(whole)
     return ir.TensorBox(box)
+
+
+def _seen_by_others() -> set[int]:
+    """The storages so far that anybody reads, or will, but the node that is lowered now.
+
+    What writes into the joined buffer later, a collective in place, would change them.
+    """
+    from torch._inductor.virtualized import V
+
+    found: set[int] = set()
+    for node, value in V.graph.env.items():
+        boxes = value if isinstance(value, (list, tuple)) else [value]
+        storages = set(filter(None, map(_storage, boxes)))
+        for user in node.users:
+            if user is not V.graph.current_node:
+                made = _storage(V.graph.env.get(user))
+                found |= storages - {made}  # who sees the same storage is asked for his own readers
+    return found
+
+
+def _storage(value: Any) -> int | None:
+    """What tells apart the storages that Inductor's values are of, or are views of."""
+    from torch._inductor import ir
+
+    while isinstance(value, (ir.TensorBox, ir.BaseView)):
+        value = value.data
+    return id(value) if isinstance(value, ir.StorageBox) else None

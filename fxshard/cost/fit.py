@@ -97,10 +97,14 @@ def fit_device(base: Hardware, ops: Sequence[OpTime], launch: float) -> Hardware
 def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
     """The hardware of ``mesh`` with the links and curves of the collectives in ``times`` that are to be fitted.
 
-    There is no curve where more bytes take no longer (``without_curve``); the links price such a collective.
+    Where more bytes take no longer (``without_curve``) nothing is made of a collective; the links price it, as the others tell them.
+    Raises RunError where that is all of them.
     """
-    fitted = [one for one in times if one.fitted]
     curves = {key: nearest_ascending(found) for key, found in _points(mesh, times).items() if _rises(found)}
+    hidden = set(without_curve(mesh, times))
+    fitted = [one for one in times if one.fitted and _name(mesh, one.kind, one.axis) not in hidden]
+    if not fitted:
+        raise RunError("of no collective more bytes take longer", remedy="measure again, while the machine does less beside it")
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
@@ -113,7 +117,11 @@ def without_curve(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
     flat = {key for key, found in _points(mesh, times).items() if not _rises(found)}
     spans = {one.axis: mesh.span(one.axis) for one in times}
     hidden = {(one.kind, one.axis) for one in times if (one.kind, spans[one.axis].size, spans[one.axis].stride) in flat}
-    return [f"{kind} on {mesh.axis_names[axis]}" for kind, axis in sorted(hidden)]
+    return [_name(mesh, kind, axis) for kind, axis in sorted(hidden)]
+
+
+def _name(mesh: Mesh, kind: str, axis: int) -> str:
+    return f"{kind} on {mesh.axis_names[axis]}"
 
 
 def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int, int], list[tuple[int, float]]]:
@@ -147,7 +155,7 @@ def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[Collective
     """Errors of what was not fitted, by collective and axis."""
     known = Mesh(_axes(mesh), hardware)
     found = [one for one in times if not one.fitted]
-    names = (f"{one.kind} on {mesh.axis_names[one.axis]}" for one in found)
+    names = (_name(mesh, one.kind, one.axis) for one in found)
     rows = [
         (name, float(one.sent), collective_time(one.kind, one.axis, one.sent, known), one.time)
         for name, one in zip(names, found, strict=True)

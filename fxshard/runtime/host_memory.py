@@ -14,12 +14,15 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's options (mallopt(3))."""
 LARGEST = 32 << 20
 """Bytes: what is larger glibc maps by itself, and hands back, whatever it is told."""
+LEAST = 2 * LARGEST
+"""Bytes: as far as glibc's thresholds go by themselves, which they do no longer once they are set."""
 _kept = 0
 
 
 def keep(size: int) -> bool:
-    """Has glibc keep ``size`` freed bytes, or what an earlier call named if that was more; whether it took that. Not on other systems."""
+    """Has glibc keep ``size`` freed bytes, at least LEAST and what earlier calls named; whether it does. Not on other systems."""
     global _kept
+    size = max(size, LEAST)
     if sys.platform != "linux" or size <= _kept or _is_set():
         return _kept > 0
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none

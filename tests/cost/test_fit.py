@@ -177,5 +177,9 @@ def test_a_collective_of_which_more_bytes_take_no_longer_has_no_curve() -> None:
     found = fit_links(mesh, [*times, *level])
     assert without_curve(mesh, [*times, *level]) == ["all_reduce on dp"] and not without_curve(mesh, times)
     assert set(found.measured.collectives) == {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}
+    assert (found.inside.bandwidth, found.inside.latency) == pytest.approx((INSIDE.bandwidth, INSIDE.latency), rel=1e-3)
     again = Mesh({"any": 2}, found)
-    assert math.isfinite(collective_time("all_reduce", 0, SIZES[-1], again)) and collective_time("all_reduce", 0, SIZES[0], again) > 0
+    for sent in SIZES:
+        assert collective_time("all_reduce", 0, sent, again) == pytest.approx(ring("all_reduce", 2, INSIDE, sent), rel=1e-2)
+    with pytest.raises(RunError, match="of no collective more bytes take longer"):
+        fit_links(mesh, level)

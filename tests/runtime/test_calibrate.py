@@ -50,7 +50,10 @@ def test_two_ranks(tmp_path: Path) -> None:
     path = tmp_path / "hardware.json"
     outside = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
     command = [sys.executable, "-m", "fxshard", "calibrate", "--mesh", "tp=2", "--quick", "--device", "cpu", "-o", str(path)]
-    ended = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=300)
+    for _ in range(3):
+        ended = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=300)
+        if "measure again, while the machine does less" not in ended.stderr:
+            break
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("prediction against measurement") == 1 and ended.stdout.count("wrote ") == 1
     for kind in COLLECTIVES:
