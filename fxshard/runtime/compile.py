@@ -26,7 +26,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
-from fxshard.runtime.merge import merge_equal
+from fxshard.runtime.merge import merge_equal, merge_halves
 from fxshard.runtime.partition import Partition
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
@@ -169,15 +169,21 @@ def _merge(b: Building) -> tuple[Building, str]:
     assert b.module is not None
     if b.compiler == "eager":
         return b, "calls stay as they are"
-    halves = [b.module] if b.parts is None else [b.parts.forward, b.parts.backward]
-    copies = [fx.GraphModule(torch.nn.Module(), _copied(half.graph)) for half in halves]
-    dropped = [merge_equal(copy, n) for copy, n in zip(copies, (forward_results(b.program), None), strict=False)]
-    said = f"{sum(dropped)} calls that others make too"
-    parts = None if b.parts is None else replace(b.parts, forward=copies[0], backward=copies[1])
-    merged = replace(b, module=copies[0] if parts is None else b.module, parts=parts)
-    if takes_more(b.bound, (b.module, b.parts), (merged.module, parts)):
+    if b.parts is None:
+        module = _copy(b.module)
+        merged, dropped = replace(b, module=module), merge_equal(module)
+    else:
+        copies = replace(b.parts, forward=_copy(b.parts.forward), backward=_copy(b.parts.backward))
+        parts, dropped = merge_halves(copies, forward_results(b.program))
+        merged = replace(b, parts=parts)
+    said = f"{dropped} calls that others make too"
+    if takes_more(b.bound, (b.module, b.parts), (merged.module, merged.parts)):
         return b, f"{said}, left: merged they would take more than memory_limit"
     return merged, said
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    return fx.GraphModule(torch.nn.Module(), _copied(module.graph))
 
 
 def _expand_draws(b: Building) -> tuple[Building, str]:

@@ -8,12 +8,14 @@ torch's own compiler has for that would merge collectives, which ranks must issu
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from fxshard._torch_compat import OpOverload, pytree, schema_of, storage_key
 from fxshard.passes.halves import returned
+from fxshard.runtime.partition import Partition
 
 PURE = frozenset({"aten", "prims"})
 
@@ -39,6 +41,26 @@ def merge_equal(module: fx.GraphModule, results: int | None = None) -> int:
         graph.lint()
         module.recompile()
     return dropped
+
+
+def merge_halves(parts: Partition, results: int) -> tuple[Partition, int]:
+    """Merges equal calls of both halves, in place, and keeps what became one value once; the parts, and how many calls were dropped.
+
+    ``results``: how many of the forward's values somebody gets.
+    """
+    dropped = merge_equal(parts.forward, results)
+    values = returned(parts.forward.graph)
+    places = parts.backward.graph.find_nodes(op="placeholder")[len(parts.kept_inputs) :]
+    once: dict[fx.Node, fx.Node] = {}
+    for value, place in zip(values[results:], places, strict=False):
+        first = once.setdefault(value, place)
+        if first is not place:
+            place.replace_all_uses_with(first)
+            parts.backward.graph.erase_node(place)
+    parts.forward.graph.output_node().args = ((*values[:results], *once),)
+    parts.forward.recompile()
+    parts.backward.recompile()
+    return replace(parts, kept=len(once)), dropped + merge_equal(parts.backward)
 
 
 def _is_dense(node: fx.Node) -> bool:

@@ -81,6 +81,29 @@ class Heads(nn.Module):
         return out
 
 
+class Masked(nn.Module):
+    """The same mask again and again, which each gradient reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = (x @ x).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), 0.5)
+        return x
+
+
+def test_what_is_equal_is_kept_once_and_counted_once() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    graph = trace(Masked(), (x,))
+    bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
+    before, after = (run_passes(COMPILING[:count], Building(bound, "inductor"), None) for count in (2, 3))
+    assert before.parts is not None and after.parts is not None and before.module is not None
+    assert before.parts.kept - after.parts.kept == 3
+    given = after.parts.backward.graph.find_nodes(op="placeholder")
+    assert len(given) == len(after.parts.kept_inputs) + after.parts.kept + 1
+    assert len(after.parts.forward.graph.output_node().args[0]) == 1 + after.parts.kept
+    peaks = [profile(bound, before.module, parts).peak for parts in (before.parts, after.parts)]
+    assert peaks[1] < peaks[0]
+
+
 def test_a_product_and_its_gradient_read_one_copy() -> None:
     """Each operand is copied once; seen transposed that is what the gradient of the other reads."""
     x = torch.randn(2, 8, 64, requires_grad=True)
