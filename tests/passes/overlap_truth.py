@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, cached_property
 from itertools import pairwise
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import fx
@@ -76,7 +76,8 @@ class Truth:
     def saved(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
         """What starts with others where nothing hides: a gradient's collective, if it is the only one.
 
-        Packing takes twice the buffer's bytes.
+        It pays its share of the fewest bytes that take ten starts, and its packing: twice the buffer's bytes, nothing where the buffer
+        is computed in place.
         """
         source, index = producer(value)
         have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
@@ -88,8 +89,13 @@ class Truth:
             return 0.0
         ((layout, step),) = sending
         buffer = tensor.dtype.itemsize * prod(ceil_shape(tuple(tensor.shape), layout, mesh.shape))
-        packing = 2 * buffer * (1 + mesh.shape[step.axis] if step.kind == "all_gather" else 1) / mesh.hardware.memory_bandwidth * 1e6
-        return max(0.0, collective_time(step.kind, step.axis, 0, mesh) - packing)
+        written = {"all_gather": 1 + mesh.shape[step.axis], "all_reduce": 0}.get(step.kind, 1)
+        packing = 2 * buffer * written / mesh.hardware.memory_bandwidth * 1e6
+        n = mesh.shape[step.axis]
+        sent = {"all_gather": n - 1, "all_reduce": 2 * (n - 1) / n}.get(step.kind, (n - 1) / n) * buffer
+        start, alone = (collective_time(step.kind, step.axis, size, mesh) for size in (0, int(sent)))
+        full = ceil(9 * start * sent / (alone - start) - 1e-6)  # bytes, up to rounding
+        return max(0.0, alone - collective_time(step.kind, step.axis, full, mesh) * sent / full - packing) if sent < full else 0.0
 
     def _window(self, value: fx.Node) -> float:
         graph = self.annotated.graph
