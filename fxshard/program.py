@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -16,6 +17,7 @@ from fxshard._torch_compat import pytree
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
+from fxshard.shapes import Guard, broken
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.timeline import PassEffect
 
@@ -44,6 +46,18 @@ class ProgramCollective:
     dtype: str
     node: str
     serves: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times its ``symbol``."""
+
+    name: str
+    places: tuple[tuple[str, int], ...]
+    unit: int
+    symbol: sympy.Symbol
+    least: int = 1
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,22 @@ class ShardedProgram:
     """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
     effects: tuple[PassEffect, ...] = ()
     """What each pass after lowering did; not in a program's file."""
+    sizes: tuple[ProgramSize, ...] = ()
+    """Its dynamic sizes: shapes, arguments and values hold expressions of their symbols, collectives tell of the example."""
+    guards: tuple[Guard, ...] = ()
+    """What it takes for granted of them."""
+
+    def refuses(self, sizes: Mapping[str, int]) -> str | None:
+        """Why it cannot run at these sizes, by name; None where it can."""
+        for one in self.sizes:
+            if sizes[one.name] % one.unit:
+                return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
+        guard = broken(self.guards, sizes)
+        return None if guard is None else f"the model or its lowering takes for granted that {guard}"
+
+    def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are at these sizes."""
+        return {one.symbol: sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
 from fxshard._torch_compat import (
@@ -57,9 +56,11 @@ from fxshard.passes.returned import let_go, noted, other_names, renamed, values_
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
+from fxshard.passes.symbols import Symbols, fold_sizes
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
+from fxshard.shapes import DynamicDim
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
@@ -74,29 +75,34 @@ def trace(
     *,
     train: bool = True,
     mixed_precision: MixedPrecision | None = None,
+    dynamic: Sequence[DynamicDim] = (),
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
-    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. Raises TraceError
-    with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
+    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. Raises TraceError with the user's line
+    when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
-    with readable_errors(type(model).__name__), _grad(train), without_code():
+    symbols = Symbols(dynamic)
+    with readable_errors(type(model).__name__), _grad(train), without_code(), symbols:
         try:
-            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision)
+            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision, symbols)
         except FxshardError:
             raise
         except Exception as error:
+            symbols.forget()
             try:
-                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision)
+                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision, symbols)
             except Exception:
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
-    graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+    with symbols:
+        graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
 
@@ -110,15 +116,22 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 
 
 def _capture(
-    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: Mapping[Any, Any], precision: MixedPrecision | None
+    model: nn.Module,
+    arguments: tuple[Any, Any],
+    train: bool,
+    spelled: Mapping[Any, Any],
+    precision: MixedPrecision | None,
+    symbols: Symbols,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
-    leaves, in_spec = pytree.tree_flatten(arguments)
-    given = [fake_tensor(a, mode, train) for a in leaves]
+    paths, in_spec = pytree.tree_flatten_with_path(arguments)
+    given = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    leaves = given
     masters = {} if precision is None else lower_parameters(fake_model, precision)
-    leaves = given if precision is None else [lower_input(a, precision) for a in given]
+    if precision is not None:
+        leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not _is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
@@ -239,6 +252,7 @@ def planning_graph(
     aliases: dict[str, str],
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    fold_sizes(joint)
     drop_tokens(joint)
     drop_wrong_bounds(joint)
     spell_constants(joint)
