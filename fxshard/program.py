@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import expression
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
@@ -50,12 +51,12 @@ class ProgramCollective:
 
 @dataclass(frozen=True)
 class ProgramSize:
-    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times its ``symbol``."""
+    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``."""
 
     name: str
     places: tuple[tuple[str, int], ...]
     unit: int
-    symbol: sympy.Symbol
+    value: torch.SymInt = field(compare=False)
     least: int = 1
     most: int | None = None
 
@@ -105,7 +106,7 @@ class ShardedProgram:
 
     def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
         """What its symbols are at these sizes."""
-        return {one.symbol: sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
+        return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""

@@ -59,19 +59,22 @@ class SymbolEnv:
         make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
         return make(expression, hint=hint)
 
-    @property
-    def names(self) -> dict[sympy.Symbol, str]:
-        """The name of each symbol, as it was first made."""
-        return {value.node._expr: name for name, value in self.known.items()}
 
-    def guards(self) -> list[tuple[sympy.Basic, str]]:
-        """(what tracing took for granted of the symbols, where that was)."""
-        return [(guard.expr, _place(guard.sloc)) for guard in self.shape_env.guards]
+def symbol_of(value: torch.SymInt) -> sympy.Symbol:
+    """The symbol behind a size, whatever has become known of it since it was made."""
+    return value.node._expr
+
+
+def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:
+    """(what was taken for granted of the symbols of ``env``, where that was)."""
+    return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards]
 
 
 def _place(sloc: Any) -> str:
-    user = getattr(sloc, "maybe_user_loc", None)
-    return str(user or getattr(sloc, "framework_loc", None) or sloc)
+    """``file:line`` of the user's line, or of torch's or ours that asked."""
+    place = getattr(sloc, "maybe_user_loc", None) or getattr(sloc, "framework_loc", None) or sloc
+    file, line = getattr(place, "filename", None), getattr(place, "lineno", None)
+    return f"{file}:{line}" if file else str(place)
 
 
 def oblivious() -> contextlib.AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SymbolEnv, expression, oblivious
+from fxshard._torch_compat.symbols import SymbolEnv, oblivious
 from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
@@ -80,8 +80,8 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
         classes: dict[tuple[int, ...], SizeClass] = dict.fromkeys(plan.mesh.coordinates(), ())
         program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
-    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], expression(parts[d.name]), d.least, d.most) for d in family.dims)
-    return replace(program, sizes=sizes, guards=(*family.guards, *guards_of(env, units)))
+    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], parts[d.name], d.least, d.most) for d in family.dims)
+    return replace(program, sizes=sizes, guards=(*family.guards, *guards_of(parts, units)))
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, int]]:

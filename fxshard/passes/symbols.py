@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor
-from fxshard._torch_compat.symbols import SymbolEnv, expression, is_symbolic, oblivious, quiet_symbols
+from fxshard._torch_compat.symbols import SymbolEnv, expression, is_symbolic, oblivious, quiet_symbols, symbol_of
 from fxshard.errors import TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
@@ -60,8 +60,8 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if not self.dims:
             return graph
         self._refuse_unknown(graph)
-        symbols = {name: symbol for symbol, name in self.env.names.items()}
-        guards = guards_of(self.env)
+        symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
+        guards = guards_of(self.env.known)
         for dim in self.dims:
             self._refuse_static(dim, guards)
         family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards)

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import graded
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
+from fxshard.errors import OptionError, PlanError, RuleError, RunError, TraceError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
@@ -41,6 +41,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import AttributeReader, Attributes, differing
+from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, shapes_of
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
@@ -60,6 +61,7 @@ from fxshard.runtime.options import (
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
+from fxshard.shapes import DynamicDim, dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
@@ -91,6 +93,8 @@ class Settings:
     mixed_precision: MixedPrecision | None = None
     planner: Planner = plan_graph
     src_data_rank: int | Literal["same"] | None = "same"
+    dynamic: bool | None = None
+    dynamic_shapes: Any = None
 
 
 def parallelize(
@@ -176,6 +180,10 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
     check_flag("cache", settings.cache)
     check_flag("debug", settings.debug)
+    if settings.dynamic is not None:
+        check_flag("dynamic", settings.dynamic)
+    if settings.dynamic is False and settings.dynamic_shapes is not None:
+        raise OptionError("dynamic=False contradicts dynamic_shapes", remedy="leave one of them out")
     check_mixed_precision(settings.mixed_precision)
     if not callable(settings.planner):
         raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
@@ -184,7 +192,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Made:
-    """A program that was made, and for what: the structure of the arguments and the modules' attributes.
+    """A program that was made, and for what: the structure of the arguments, their shapes and the modules' attributes.
 
     ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
     program is looked up exactly.
@@ -194,6 +202,7 @@ class Made:
     attributes: Attributes
     runner: Runner
     graph: PlanningGraph
+    shapes: Shapes
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes) -> bool:
@@ -213,6 +222,8 @@ class ShardedForward:
     device_mesh: DeviceMesh
     settings: Settings
     runners: dict[Any, list[Made]] = field(default_factory=dict)
+    alike: dict[Any, list[Made]] = field(default_factory=dict)
+    """By what calls have in common whose sizes differ."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -228,14 +239,23 @@ class ShardedForward:
         trained = graded(self.places)
         train = torch.is_grad_enabled() and (True in trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
         now = self.attributes.now()
-        for made in self.runners.get(self._key(leaves, trained if train else None), ()):
+        key = self._key(leaves, trained if train else None)
+        for made in self.runners.get(key, ()):
             if made.serves(spec, now):
                 break
         else:
-            made = self.prepare(args, kwargs, train)
+            made = self._of_any_size(key, leaves, spec, now) or self.prepare(args, kwargs, train)
         if train and self.accumulation.defers():
             return self.accumulation.runner(made.runner, made.graph)(leaves)
         return made.runner(leaves)
+
+    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes) -> Made | None:
+        """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
+        for made in self.alike.get(alike_key(key), ()):
+            if made.serves(spec, now) and refusal(made.runner, made.shapes, leaves) is None:
+                self.runners.setdefault(key, []).append(made)
+                return made
+        return None
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
@@ -247,18 +267,20 @@ class ShardedForward:
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
-        with self.original(), torch.set_grad_enabled(train):
-            graph = trace_model(self._traced(args, kwargs, train), self.mesh, dump)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
         key, attributes = self._key(leaves, graded(self.places) if train else None), self.attributes.now()
+        dims = self._dynamic_dims(key, named, spec, args, kwargs)
+        with self.original(), torch.set_grad_enabled(train):
+            graph = self._trace(args, kwargs, train, dims, dump)
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
                 self.runners[key].append(made.also_for(attributes))
                 return made
         if not first:
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
+            text = "planning again for %s: %s" + (", and any other sizes of %s" % "; ".join(map(str, dims)) if dims else "")
+            announce(self.device_mesh, logging.WARNING, text, _KIND[train], _shapes(names, leaves))
         with plain_arithmetic(self.device.type):
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
@@ -271,12 +293,41 @@ class ShardedForward:
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
-        made = Made(spec, attributes, runner, graph)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves))
         self.runners.setdefault(key, []).append(made)
+        self.alike.setdefault(alike_key(key), []).append(made)
         return made
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision)
+    def _dynamic_dims(
+        self, key: Any, named: Mapping[str, Any], spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[DynamicDim, ...]:
+        """Those that the user asked for, and those of which programs for calls like this one have another size."""
+        if self.settings.dynamic is False:
+            return ()
+        with self.original():
+            asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
+        others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        served = next((made for made in others if made.runner.program.sizes), None)
+        if served is not None:
+            why = refusal(served.runner, served.shapes, list(named.values()))
+            if why is not None:
+                announce(self.device_mesh, logging.WARNING, "a program of its own for %s: %s", _shapes(list(named), list(named.values())), why)
+                return ()
+        seen = [made.shapes for made in others]
+        return changed_dims(named, asked, seen, everything=self.settings.dynamic is True)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
+        """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
+        try:
+            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
+        except (TraceError, RuleError) as error:
+            if not dims or any(dim.asked for dim in dims):
+                raise
+            announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+            return trace_model(self._traced(args, kwargs, train, ()), self.mesh, dump)
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
+        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
+import torch
 
-from fxshard._torch_compat.symbols import SymbolEnv, evaluated
+from fxshard._torch_compat.symbols import evaluated, noted_guards, symbol_of
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,15 @@ class Guard:
         return f"{self.expression.xreplace(named)} ({self.where})"
 
 
-def guards_of(env: SymbolEnv, units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:
-    """What was taken for granted of the symbols of ``env``; ``units``: in what each counts its size, by name, 1 by default."""
-    names, given = env.names, units or {}
+def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:
+    """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default."""
+    env = next((value.node.shape_env for value in symbols.values()), None)
+    names = {symbol_of(value): name for name, value in symbols.items()}
     found = []
-    for expression, where in env.guards():
-        symbols = [s for s in sorted(expression.free_symbols, key=str) if s in names]
-        found.append(Guard(expression, tuple((names[s], s, given.get(names[s], 1)) for s in symbols), where))
-    return tuple(found)
+    for expression, where in noted_guards(env):
+        known = [s for s in sorted(expression.free_symbols, key=str) if s in names]
+        found.append(Guard(expression, tuple((names[s], s, (units or {}).get(names[s], 1)) for s in known), where))
+    return tuple(dict.fromkeys(found))
 
 
 def broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
