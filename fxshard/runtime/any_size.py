@@ -52,6 +52,13 @@ def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
+def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> str:
+    """Which size of a call is no multiple of its unit in a program that serves calls like it; empty where none is."""
+    sizes = runner.sizes_of(leaves) if runner.sizes else {}
+    odd = [one for one in runner.program.sizes if sizes[one.name] % one.unit]
+    return "; ".join(f"{one.name} is {sizes[one.name]}, its shards are even at multiples of {one.unit} only" for one in odd)
+
+
 def changed_dims(
     named: Mapping[str, Any], asked: Sequence[DynamicDim], seen: Sequence[Shapes], *, everything: bool = False
 ) -> tuple[DynamicDim, ...]:

@@ -41,7 +41,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import AttributeReader, Attributes, differing
-from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, shapes_of
+from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, shapes_of, uneven_sizes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
@@ -307,11 +307,10 @@ class ShardedForward:
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
-        served = next((made for made in others if made.runner.program.sizes), None)
-        if served is not None:
-            why = refusal(served.runner, served.shapes, list(named.values()))
-            if why is not None:
-                announce(self.device_mesh, logging.WARNING, "a program of its own for %s: %s", _shapes(list(named), list(named.values())), why)
+        for made in others:
+            uneven = uneven_sizes(made.runner, list(named.values()))
+            if uneven:
+                announce(self.device_mesh, logging.WARNING, "a program of its own for %s: %s", _shapes(list(named), list(named.values())), uneven)
                 return ()
         seen = [made.shapes for made in others]
         return changed_dims(named, asked, seen, everything=self.settings.dynamic is True)

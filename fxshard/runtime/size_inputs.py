@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, is_symbolic, spelled
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, spelled
 from fxshard.program import ProgramSize
 
 SIZE_INPUT = "size_"
@@ -34,6 +34,8 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
         if not is_symbolic(value):
             return value
         expr = expression(value)
+        if not expr.free_symbols:
+            return hint_of(value)
         if expr not in computed:
             with graph.inserting_before(first):
                 computed[expr] = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
