@@ -117,6 +117,11 @@ class ShardedProgram:
         return replace(self, modules=modules, collectives=tuple(collectives))
 
     @property
+    def by_rank(self) -> bool:
+        """Whether each rank has a graph of its own, for dynamic sizes that need not cut evenly."""
+        return bool(self.sizes) and len(self.modules) > 1
+
+    @property
     def train(self) -> bool:
         return self.plan.train
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxshard._torch_compat import pack
-from fxshard._torch_compat.symbols import oblivious
 
 if TYPE_CHECKING:
     from torch import fx
@@ -35,10 +34,8 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **o
 
 @contextlib.contextmanager
 def _any_size(env: Any) -> Iterator[None]:
-    """While Inductor compiles for symbols: it takes nothing for granted of them where either way is right.
-
-    Whether a sum goes through a helper that adds up more precisely is asked of the example, and noted as a guard.
-    """
+    """While Inductor compiles for symbols: whether a sum goes through a helper that adds up more precisely is asked of the example, and
+    not noted as a guard, for either is right."""
     from torch._inductor.codegen.cpp import CppKernel
 
     asked = CppKernel.need_use_acc_helper
@@ -49,8 +46,7 @@ def _any_size(env: Any) -> Iterator[None]:
 
     CppKernel.need_use_acc_helper = unnoted
     try:
-        with oblivious():
-            yield
+        yield
     finally:
         CppKernel.need_use_acc_helper = asked
 

@@ -84,6 +84,13 @@ def oblivious() -> contextlib.AbstractContextManager[Any]:
     return _config.patch(backed_size_oblivious=True)
 
 
+def symbolic_kernels() -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, operators whose kernels in C++ take no symbols run by those written in Python."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
 def shape_env_of(value: Any) -> ShapeEnv | None:
     """The environment of a tensor's symbolic sizes; None where all are numbers."""
     sizes = value.shape if isinstance(value, torch.Tensor) else ()

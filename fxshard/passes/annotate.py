@@ -71,13 +71,15 @@ PROBED = 2
 
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
-    """Sizes to ask at, multiples of the mesh's size by primes that differ from dim to dim; those that tracing took for granted."""
-    step, found = math.prod(mesh.shape), []
+    """Sizes to ask at, different from dim to dim: multiples of the mesh's size by primes, or where shards may be uneven such as leave none
+    empty; those that tracing took for granted."""
+    count, found = math.prod(mesh.shape), []
     primes = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
     for shift in range(len(primes)):
         sizes = {}
         for k, dim in enumerate(family.dims):
-            size = step * primes[(shift + k) % len(primes)]
+            step = 1 if dim.uneven else count
+            size = step * primes[(shift + k) % len(primes)] + (count * count if dim.uneven else 0)
             sizes[dim.name] = size if dim.most is None or size <= dim.most else max(dim.most // step, 1) * step
         fits = all(dim.least <= sizes[dim.name] <= (dim.most or sizes[dim.name]) for dim in family.dims)
         if fits and sizes not in found and broken(family.guards, sizes) is None:

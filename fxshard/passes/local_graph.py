@@ -12,7 +12,7 @@ from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, pytree
-from fxshard._torch_compat.symbols import expression, is_symbolic, surely
+from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN, plain_shape
@@ -105,7 +105,7 @@ class SymbolicValues(Values):
         key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-            with self.mode, torch.no_grad():
+            with self.mode, torch.no_grad(), symbolic_kernels():
                 self._results[key] = target(*values, **keywords)
         return self._results[key]
 

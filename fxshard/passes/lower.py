@@ -7,6 +7,7 @@ replaced by the neutral element.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SymbolEnv, oblivious
+from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious
 from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
@@ -43,7 +44,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import GraphFamily, guards_of, units_of
+from fxshard.shapes import GraphFamily, depends, guards_of, never_empty, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -71,24 +72,34 @@ def _lower_at(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
 
 
 def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan) -> ShardedProgram:
-    """Lowers a graph for all sizes of its dynamic dims that are multiples of their units: shards are even then, in one graph."""
-    units = units_of(_cut_dims(_expanded(graph, family.module, plan), plan), family.symbols)
+    """Lowers a graph for all sizes of its dynamic dims: multiples of their units, where shards are even and one graph serves all ranks.
+
+    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and the rank's place, so that each rank has a graph.
+    """
+    mesh = plan.mesh
+    cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends(size, loose)), family.symbols)
     env = SymbolEnv()
-    parts = {dim.name: env.symbol(dim.name, max(-(-dim.example // units[dim.name]), 2)) for dim in family.dims}
-    with oblivious():
-        symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in parts.items()}), plan)
+    counted = {dim.name: env.symbol(dim.name, max(-(-dim.example // units[dim.name]), 2)) for dim in family.dims}
+    by_rank = any(depends(size, loose) for size, _ in cut)
+    with contextlib.nullcontext() if by_rank else oblivious():  # bounds of pieces of unequal lengths are asked of the example
+        symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
-        classes: dict[tuple[int, ...], SizeClass] = dict.fromkeys(plan.mesh.coordinates(), ())
+        classes: dict[tuple[int, ...], SizeClass] = {c: (c,) if by_rank else () for c in mesh.coordinates()}
         program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
-    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], parts[d.name], d.least, d.most) for d in family.dims)
-    return replace(program, sizes=sizes, guards=(*family.guards, *guards_of(parts, units)))
+        full = never_empty(_cut_dims(symbolic, plan), counted, units) if by_rank else ()
+    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most) for d in family.dims)
+    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *full))))
 
 
-def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, int]]:
-    """(size of a dim, into how many parts it is cut) of all that the program holds."""
+def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """(symbolic size of a dim, into how many parts each axis cuts it) of all that the program holds."""
     for shape, layout in _tensors(graph, plan):
         for dim, size in enumerate(shape):
-            yield size, math.prod(plan.mesh.shape[axis] for axis in (layout.nest_on(dim) or layout.axes_on(dim)))
+            axes = layout.nest_on(dim) or layout.axes_on(dim)
+            if axes and is_symbolic(size):
+                yield size, tuple(plan.mesh.shape[axis] for axis in axes)
 
 
 def _expanded(graph: PlanningGraph, module: fx.GraphModule, plan: ShardingPlan) -> PlanningGraph:

@@ -52,11 +52,10 @@ def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
-def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> str:
-    """Which size of a call is no multiple of its unit in a program that serves calls like it; empty where none is."""
+def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
+    """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
-    odd = [one for one in runner.program.sizes if sizes[one.name] % one.unit]
-    return "; ".join(f"{one.name} is {sizes[one.name]}, its shards are even at multiples of {one.unit} only" for one in odd)
+    return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
 
 
 def changed_dims(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import wrap_like
 from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
 from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides, without_frames
+from fxshard._torch_compat.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results, returned
@@ -135,7 +136,9 @@ def compile_program(
     key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
+        symbols = bound.program.sizes and not bound.program.by_rank
+        with oblivious() if symbols else contextlib.nullcontext():
+            made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
     return CompiledProgram(bound, artefact, Watchdog(bound, timeout, debug))

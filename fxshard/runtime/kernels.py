@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard._torch_compat.symbols import oblivious
+from fxshard._torch_compat.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
 
 
@@ -58,6 +58,6 @@ def device_graph(
             for i, v in enumerate(values)
         ]
     interpreter = _ToKernels(module, device)
-    with mode, torch.no_grad(), preserve_node_meta(), oblivious() if env else contextlib.nullcontext():
+    with mode, torch.no_grad(), preserve_node_meta(), symbolic_kernels() if env else contextlib.nullcontext():
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=dict(decompositions or {}))(*inputs)
     return traced

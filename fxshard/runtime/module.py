@@ -46,7 +46,7 @@ from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.options import (
     check_choice,
     check_device_mesh,
@@ -66,6 +66,9 @@ from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+RANKS = 16
+"""Up to so many ranks a program for shards of unequal lengths is made, which has a graph for each."""
 
 Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 
@@ -252,10 +255,17 @@ class ShardedForward:
     def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes) -> Made | None:
         """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
         for made in self.alike.get(alike_key(key), ()):
-            if made.serves(spec, now) and refusal(made.runner, made.shapes, leaves) is None:
+            if made.serves(spec, now) and made.runner.program.sizes and self._refusal(made, leaves) is None:
                 self.runners.setdefault(key, []).append(made)
                 return made
         return None
+
+    def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
+        """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
+        mine = refusal(made.runner, made.shapes, leaves)
+        if not made.runner.program.by_rank:
+            return mine
+        return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
@@ -307,13 +317,15 @@ class ShardedForward:
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
-        for made in others:
-            uneven = uneven_sizes(made.runner, list(named.values()))
-            if uneven:
-                announce(self.device_mesh, logging.WARNING, "a program of its own for %s: %s", _shapes(list(named), list(named.values())), uneven)
-                return ()
+        uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
+        if any(made.runner.program.by_rank for made in others) or self.mesh.size > RANKS and uneven:
+            return ()
+        if uneven:
+            text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
+            announce(self.device_mesh, logging.WARNING, text, ", ".join(sorted(uneven)))
         seen = [made.shapes for made in others]
-        return changed_dims(named, asked, seen, everything=self.settings.dynamic is True)
+        dims = changed_dims(named, asked, seen, everything=self.settings.dynamic is True)
+        return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not others) for dim in dims)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""

@@ -8,6 +8,6 @@ Read ``dims.py`` first, then ``family.py``.
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
 from fxshard.shapes.guards import Guard, broken, guards_of
-from fxshard.shapes.units import evaluate_all, units_of
+from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
 
-__all__ = ["DynamicDim", "GraphFamily", "Guard", "broken", "dynamic_dims", "evaluate_all", "guards_of", "instantiated", "units_of"]
+__all__ = ["DynamicDim", "GraphFamily", "Guard", "broken", "depends", "dynamic_dims", "evaluate_all", "guards_of", "instantiated", "never_empty", "units_of"]
