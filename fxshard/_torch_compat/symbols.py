@@ -12,7 +12,6 @@ import torch
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
-    _ShapeEnvGuardError as GuardRefused,
     free_unbacked_symbols,
     statically_known_true,
 )

@@ -14,7 +14,7 @@ from fxshard.shapes import evaluate_all, instantiated
 
 
 def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProgram:
-    """``program`` at ``sizes``, by name; as it is where none of its sizes is dynamic. Raises SizesError for sizes that it does not serve."""
+    """``program`` at ``sizes``, by name; as it is where it has no dynamic ones. Raises SizesError for sizes that it does not serve."""
     if not program.sizes:
         return program
     reason = program.refuses(sizes)

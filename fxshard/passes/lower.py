@@ -257,7 +257,9 @@ class _Lowering:
         entries = enumerate(self.plan.redistributions)
         return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
 
-    def _record(self, node: fx.Node, entry: Redistribution, shape: tuple[int, ...], index: int, number: int, step: Any, layout: Layout) -> None:
+    def _record(
+        self, node: fx.Node, entry: Redistribution, shape: tuple[int, ...], index: int, number: int, step: Any, layout: Layout
+    ) -> None:
         buffer = node.args[0].meta["val"]
         mesh = self.plan.mesh
         self.collectives.append(

@@ -34,8 +34,8 @@ class BoundProgram:
     """A program for one rank.
 
     ``module``: its local graph; the placeholders are those of ``program.inputs``, then one int64 scalar for each axis of ``axes``, the
-    rank's index on it, and then one whole number for each of ``program.sizes``, counted in its unit. ``groups``: the name under which each axis' process group is registered, ``backends``: what
-    runs its collectives.
+    rank's index on it, and then one whole number for each of ``program.sizes``, counted in its unit. ``groups``: the name under which
+    each axis' process group is registered, ``backends``: what runs its collectives.
     """
 
     program: ShardedProgram

@@ -40,8 +40,8 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, shapes_of, uneven_sizes
+from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
@@ -289,8 +289,8 @@ class ShardedForward:
                 self.runners[key].append(made.also_for(attributes))
                 return made
         if not first:
-            text = "planning again for %s: %s" + (", and any other sizes of %s" % "; ".join(map(str, dims)) if dims else "")
-            announce(self.device_mesh, logging.WARNING, text, _KIND[train], _shapes(names, leaves))
+            others = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), others)
         with plain_arithmetic(self.device.type):
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
@@ -318,7 +318,7 @@ class ShardedForward:
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
         uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
-        if any(made.runner.program.by_rank for made in others) or self.mesh.size > RANKS and uneven:
+        if any(made.runner.program.by_rank for made in others) or (self.mesh.size > RANKS and uneven):
             return ()
         if uneven:
             text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"

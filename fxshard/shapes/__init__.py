@@ -10,4 +10,16 @@ from fxshard.shapes.family import GraphFamily, instantiated
 from fxshard.shapes.guards import Guard, broken, guards_of
 from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
 
-__all__ = ["DynamicDim", "GraphFamily", "Guard", "broken", "depends", "dynamic_dims", "evaluate_all", "guards_of", "instantiated", "never_empty", "units_of"]
+__all__ = [
+    "DynamicDim",
+    "GraphFamily",
+    "Guard",
+    "broken",
+    "depends",
+    "dynamic_dims",
+    "evaluate_all",
+    "guards_of",
+    "instantiated",
+    "never_empty",
+    "units_of",
+]

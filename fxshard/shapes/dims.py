@@ -45,7 +45,9 @@ class DynamicDim:
         """Raises OptionError for a size outside of the range."""
         if size < self.least or (self.most is not None and size > self.most):
             span = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
-            raise OptionError(f"{self.name} ({self}) is {size}, it may be {span}", remedy="give the Dim another range, or plan for this size")
+            raise OptionError(
+                f"{self.name} ({self}) is {size}, it may be {span}", remedy="give the Dim another range, or plan for this size"
+            )
 
 
 def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None) -> tuple[DynamicDim, ...]:
@@ -71,7 +73,8 @@ def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             continue
         if known.example != one.example:
             raise OptionError(
-                f"{one.name!r} is {known.example} in {known} and {one.example} in {one}", remedy="give dims of different sizes different names"
+                f"{one.name!r} is {known.example} in {known} and {one.example} in {one}",
+                remedy="give dims of different sizes different names",
             )
         dims[one.name] = replace(known, places=(*known.places, *one.places))
     return tuple(dims.values())
@@ -133,7 +136,9 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDi
         raise OptionError(f"cannot read {entry!r:.60} for {path}", where="dynamic_shapes", remedy=REMEDY)
     for dim, said in pairs:
         if not isinstance(dim, int) or isinstance(dim, bool) or not -value.dim() <= dim < value.dim():
-            raise OptionError(f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number")
+            raise OptionError(
+                f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
+            )
         one = _read(said, path, dim % value.dim(), int(value.shape[dim]))
         if one is not None:
             yield one
@@ -153,7 +158,9 @@ def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
         one = DynamicDim(said.__name__, place, size, max(int(said.min), 1), most)
         one.check(size)
         return one
-    raise OptionError(f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name")
+    raise OptionError(
+        f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
+    )
 
 
 def _own_name(path: str, dim: int) -> str:

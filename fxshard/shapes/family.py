@@ -43,10 +43,10 @@ class GraphFamily:
 
     def within(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
         """The graph with its symbols written as the expressions ``sizes`` of another environment's."""
-        values = {self.symbols[name]: expression(size) if isinstance(size, SYMBOLIC) else sympy.Integer(size) for name, size in sizes.items()}
-        hints = {
-            self.symbols[name]: sympy.Integer(hint_of(size) if isinstance(size, SYMBOLIC) else size) for name, size in sizes.items()
+        values = {
+            self.symbols[name]: expression(size) if isinstance(size, SYMBOLIC) else sympy.Integer(size) for name, size in sizes.items()
         }
+        hints = {self.symbols[name]: sympy.Integer(hint_of(size) if isinstance(size, SYMBOLIC) else size) for name, size in sizes.items()}
 
         def make(expr: sympy.Basic, _: Any) -> Any:
             return env.value(evaluated(expr, values) if not values else expr.xreplace(values), evaluated(expr, hints))
