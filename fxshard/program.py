@@ -51,7 +51,10 @@ class ProgramCollective:
 
 @dataclass(frozen=True)
 class ProgramSize:
-    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``."""
+    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
+
+    ``least``, ``most``: the range that the user gave; ``uneven``: whether its shards may have unequal lengths.
+    """
 
     name: str
     places: tuple[tuple[str, int], ...]
@@ -59,6 +62,7 @@ class ProgramSize:
     value: torch.SymInt = field(compare=False)
     least: int = 1
     most: int | None = None
+    uneven: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class ShardedProgram:
 
     @property
     def by_rank(self) -> bool:
-        """Whether each rank has a graph of its own, for dynamic sizes that need not cut evenly."""
+        """Whether ranks have graphs of their own, with dynamic sizes in them: what their compilers take for granted may differ."""
         return bool(self.sizes) and len(self.modules) > 1
 
     @property

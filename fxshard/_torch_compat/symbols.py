@@ -12,6 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
+    _ShapeEnvGuardError,
     free_unbacked_symbols,
     statically_known_true,
 )
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from torch import fx
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+GuardRefused = _ShapeEnvGuardError
 LARGEST = 2**62
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
 
 
-warnings.filterwarnings("ignore", message="Raw SymInt value")  # sizes stand in arguments as they are until a rank computes them
+warnings.filterwarnings("ignore", message="Raw Sym")  # sizes stand in arguments as they are until a rank computes them
 
 
 class SymbolEnv:

@@ -7,7 +7,6 @@ replaced by the neutral element.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -83,13 +82,15 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
     env = SymbolEnv()
     counted = {dim.name: env.symbol(dim.name, max(-(-dim.example // units[dim.name]), 2)) for dim in family.dims}
     by_rank = any(depends(size, loose) for size, _ in cut)
-    with contextlib.nullcontext() if by_rank else oblivious():  # bounds of pieces of unequal lengths are asked of the example
+    with oblivious():
         symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
-        classes: dict[tuple[int, ...], SizeClass] = {c: (c,) if by_rank else () for c in mesh.coordinates()}
+        classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
+        if by_rank:
+            classes = {c: (c, *found) for c, found in classes.items()}
         program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
         full = never_empty(_cut_dims(symbolic, plan), counted, units) if by_rank else ()
-    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most) for d in family.dims)
+    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
     return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *full))))
 
 

@@ -27,14 +27,24 @@ def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
     """The leading part of ``x`` of the given shape."""
     for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
         if not surely(want == have):
-            x = local.emit(aten.slice.Tensor, x, dim, 0, want)
+            x = _part(local, x, dim, 0, want)
     return x
 
 
 def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
     if surely(start == 0) and surely(length == local.shape(x)[dim]):
         return x
-    return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+    return _part(local, x, dim, start, length)
+
+
+def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
+    """A slice; where its bounds are symbols elements by their index, for of a slice torch would ask whether they lie within the dim."""
+    if isinstance(start, int) and isinstance(length, int):
+        return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+    places = local.emit(aten.arange.default, length, dtype=torch.int64)
+    if not surely(start == 0):
+        places = local.emit(aten.add.Tensor, places, start)
+    return local.emit(aten.index_select.default, x, dim, places)
 
 
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor
-from fxshard._torch_compat.symbols import SymbolEnv, expression, is_symbolic, oblivious, quiet_symbols, symbol_of
+from fxshard._torch_compat.symbols import SymbolEnv, expression, hint_of, is_symbolic, oblivious, quiet_symbols, symbol_of
 from fxshard.errors import TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
@@ -99,7 +99,8 @@ def fold_sizes(joint: fx.GraphModule) -> None:
     copies: dict[fx.Node, Any] = {}
     for node in joint.graph.nodes:
         if _is_size(node):
-            copies[node] = node.meta["val"]
+            size = node.meta["val"]
+            copies[node] = size if expression(size).free_symbols else hint_of(size)
             continue
         name = None if node.op == "call_function" else node.name
         copies[node] = copy = graph.create_node(node.op, node.target, name=name)

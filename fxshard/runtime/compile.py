@@ -136,8 +136,7 @@ def compile_program(
     key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        symbols = bound.program.sizes and not bound.program.by_rank
-        with oblivious() if symbols else contextlib.nullcontext():
+        with oblivious() if bound.program.sizes else contextlib.nullcontext():
             made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made

@@ -318,7 +318,7 @@ class ShardedForward:
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
         uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
-        if any(made.runner.program.by_rank for made in others) or (self.mesh.size > RANKS and uneven):
+        if any(one.uneven for made in others for one in made.runner.program.sizes) or (self.mesh.size > RANKS and uneven):
             return ()
         if uneven:
             text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
