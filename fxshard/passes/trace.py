@@ -156,6 +156,7 @@ def _capture(
             captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
         else:
             captured = capture_dynamo_graph(_Bound(fake_model, leaves, in_spec))(*flat)
+    symbols.note(captured, flat)
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
