@@ -49,6 +49,7 @@ from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -59,7 +60,7 @@ MANY = 8
 
 
 def fxshard(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None, **others: Any
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
 
@@ -70,7 +71,34 @@ def fxshard(
         LayoutError: pins or layouts that cannot hold. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
-    return GraphPrograms(read_graph(module, example_inputs), options, others)
+    graph = read_graph(module, example_inputs)
+    given = {**(options or {}), "mode": mode} if mode is not None else options
+    if given is not None and given.get("mesh") is not None:
+        return GraphPrograms(graph, given, others)
+    return MeshPrograms(graph, given, others)
+
+
+class MeshPrograms:
+    """The programs of one Dynamo graph that no mesh was named for: those of each mesh that it is called on."""
+
+    def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
+        self.graph, self.given, self.others = graph, dict(given or {}), others
+        self.by_place: dict[Any, GraphPrograms] = {}
+        self.of_dtensors: GraphPrograms | None = None
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.of_dtensors is not None:  # Dynamo guards the meshes of DTensors: later calls have the same
+            return self.of_dtensors(*args)
+        place = surroundings()
+        programs = self.by_place.get(place)
+        if programs is None:
+            mesh = mesh_of_dtensors(self.graph.names, args)
+            programs = GraphPrograms(self.graph, {**self.given, "mesh": mesh or ambient_mesh(args)}, self.others)
+            if mesh is not None:
+                self.of_dtensors = programs
+            else:
+                self.by_place[place] = programs
+        return programs(*args)
 
 
 class GraphPrograms:
@@ -96,7 +124,7 @@ class GraphPrograms:
     def options(self) -> BackendOptions:
         if self.others:
             what = f"the backend fxshard takes no {next(iter(self.others))!r}"
-            raise OptionError(what, remedy="pass options={...} to torch.compile, nothing else")
+            raise OptionError(what, remedy="pass options={...} or mode=... to torch.compile, nothing else")
         return read_options(self.given)
 
     @cached_property
@@ -136,7 +164,7 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug)
+        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.mode)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return compiled
 

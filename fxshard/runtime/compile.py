@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import wrap_like
 from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
-from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides, without_frames
+from fxshard._torch_compat.inductor import inductor_compile, inductor_mode, inductor_output_strides, without_frames
 from fxshard._torch_compat.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
@@ -124,19 +124,25 @@ _ARTEFACTS: WeakValueDictionary[Any, Artefact] = WeakValueDictionary()
 
 
 def compile_program(
-    bound: BoundProgram, compiler: str = "inductor", dump: Dump = None, timeout: float = TIMEOUT, debug: bool = False
+    bound: BoundProgram,
+    compiler: str = "inductor",
+    dump: Dump = None,
+    timeout: float = TIMEOUT,
+    debug: bool = False,
+    mode: str = "default",
 ) -> CompiledProgram:
     """Compiles ``bound``; programs and ranks whose local graphs are the same share one artefact in a process.
 
     ``dump`` as in ``fxshard.plan``. ``timeout``: seconds within which a lost rank is an error.
-    ``debug``: whether ranks compare each collective before it is issued. Raises OptionError for an unknown ``compiler``.
+    ``debug``: whether ranks compare each collective before it is issued. ``mode``: Inductor's, as in ``torch.compile``.
+    Raises OptionError for an unknown ``compiler``.
     """
     if compiler not in COMPILERS:
         raise OptionError(f"unknown compiler {compiler!r}{closest(compiler, COMPILERS)}", remedy=f"use one of {', '.join(COMPILERS)}")
-    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
+    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler, mode)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        with oblivious() if bound.program.sizes else contextlib.nullcontext():
+        with inductor_mode(mode), oblivious() if bound.program.sizes else contextlib.nullcontext():
             made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
