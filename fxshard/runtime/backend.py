@@ -20,7 +20,10 @@ What stays Dynamo's affair, before this backend sees a graph:
   within both a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
   flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
 - Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
-- An output that is a view of an input, or of another output, is a copy.
+
+Without the option ``mesh`` a call goes to the mesh of the DTensors in its graph, else to that of ``with device_mesh:`` around it, else
+to the default process group as one axis. Outputs that are views of an input, or of another output, are views; what is otherwise
+honoured and refused: docs/torch-compile.md.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
-from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
+from fxshard.runtime.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
+from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
@@ -60,7 +64,12 @@ MANY = 8
 
 
 def fxshard(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None, **others: Any
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **others: Any,
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
 
@@ -145,7 +154,7 @@ class GraphPrograms:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
         device = mesh_device(self.device_mesh).type
         with autocast_on_cpu(device):
-            module, tensors, outputs = specialised(self.graph, args)
+            module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
             graph, names = self._trace(module, tensors)
         held = dict(zip(names, tensors, strict=True))
         with plain_arithmetic(device):

@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import wrap_like
@@ -28,6 +27,7 @@ from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.merge import merge_equal, merge_halves
+from fxshard.runtime.once import only_once
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
@@ -352,7 +352,11 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return _backward_once(ctx, *grads) if torch.is_grad_enabled() else _backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *grads)
+        with torch.no_grad():
+            gradients = _backward(ctx, *grads)
+        return only_once(gradients)
 
 
 def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
@@ -373,9 +377,6 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
     ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
     return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
-
-
-_backward_once = once_differentiable(_backward)
 
 
 def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

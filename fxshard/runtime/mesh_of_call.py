@@ -27,7 +27,9 @@ def mesh_of_dtensors(names: Sequence[str], values: Sequence[Any]) -> DeviceMesh 
             first = name, value.device_mesh
         elif value.device_mesh != first[1]:
             what = f"{first[0]} is a DTensor on {first[1]}, {name} is one on {value.device_mesh}"
-            raise PlanError(what, remedy="use one mesh for all: DTensors on the whole mesh, replicated over the axes that do not matter to them")
+            raise PlanError(
+                what, remedy="use one mesh for all: DTensors on the whole mesh, replicated over the axes that do not matter to them"
+            )
     return None if first is None else first[1]
 
 

@@ -125,7 +125,9 @@ def _check_mode(mode: Any, compiler: str) -> None:
         return
     check_choice("mode", mode, tuple(inductor_modes()))
     if compiler != "inductor":
-        raise OptionError(f"mode {mode!r} is Inductor's, the compiler is {compiler!r}", remedy='leave mode out, or take compiler="inductor"')
+        raise OptionError(
+            f"mode {mode!r} is Inductor's, the compiler is {compiler!r}", remedy='leave mode out, or take compiler="inductor"'
+        )
     if replays_cuda_graphs(mode):
         what = f"mode {mode!r} replays CUDA graphs, and a recording leaves out what watches a program's collectives for lost ranks"
         raise OptionError(what, remedy='use mode="max-autotune-no-cudagraphs", or leave mode out')
