@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
+
+import torch
 
 
 @contextlib.contextmanager
@@ -14,6 +17,16 @@ def without_guards() -> Iterator[None]:
     from torch._dynamo.convert_frame import GraphCaptureOutput
 
     with mock.patch.object(GraphCaptureOutput, "build_guards", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_modules(pack: Callable[..., Any]) -> Iterator[None]:
+    """While Dynamo captures: it looks into nn.RNN, nn.GRU and nn.LSTM, where it would break the graph; ``pack`` is called in place of the
+    operator that makes a PackedSequence."""
+    from torch._dynamo import config
+
+    with config.patch(allow_rnn=True), mock.patch.object(torch._VF, "_pack_padded_sequence", pack):
         yield
 
 
