@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.capture import recurrent_modules
+from fxshard._torch_compat.capture import computed_as, recurrent_modules
 from fxshard.errors import TraceError
 from fxshard.passes.draws import masked
 
@@ -129,8 +129,29 @@ def recurrent_captured() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise packed_error("what pack_padded_sequence returns")
 
-    with recurrent_modules(refuse):
+    with recurrent_modules(refuse), recurrent_shapes():
         yield
+
+
+def recurrent_shapes() -> AbstractContextManager[None]:
+    """While fakes are computed: a recurrent operator is one operator, whose results have their shapes and nothing else.
+
+    torch's own form for fakes is as long as the sequence, and looks at whether a size is 1.
+    """
+    return computed_as(SHAPES)
+
+
+def _shapes(kind: Kind) -> Callable[..., Any]:
+    def shaped(*args: Any) -> tuple[Tensor, ...]:
+        given = dict(zip(ARGUMENTS, args, strict=True))
+        input, states = given["input"], given["hx"] if kind.states > 1 else [given["hx"]]
+        needed = [t for t in pytree.tree_leaves(args) if isinstance(t, Tensor) and t.requires_grad]
+        zero = sum((t.sum() for t in needed), input.new_zeros(()))  # a gradient goes to each of them
+        steps, batch = (input.shape[1], input.shape[0]) if given["batch_first"] else input.shape[:2]
+        output = input.new_empty(steps, batch, states[0].shape[2] * (2 if given["bidirectional"] else 1)) + zero
+        return (output.transpose(0, 1) if given["batch_first"] else output, *(s + zero for s in states))
+
+    return shaped
 
 
 def packed_error(what: str) -> TraceError:
@@ -182,16 +203,18 @@ def _weights(kind: Kind, params: Sequence[Tensor], has_biases: bool) -> Weights:
     """``params``: both weights, both biases if there are any, a projection if there is one."""
     read, recur = (w.view(kind.gates, -1, w.shape[1]) for w in params[:2])
     rest = list(params[2:])
-    biases = [b.view(kind.gates, -1) for b in rest[:2]] if has_biases else [None, None]
-    project = (rest[2:] if has_biases else rest) or [None]
-    if has_biases and kind.one_bias:
-        biases = [biases[0] + biases[1], None]
-    return Weights(read, recur, biases[0], biases[1], project[0])
+    biases = [b.view(kind.gates, -1) for b in rest[:2]] if has_biases else []
+    if kind.one_bias:
+        biases = [sum(biases[1:], biases[0])] if biases else []
+    of_read, of_recur = (*biases, None, None)[:2]
+    return Weights(read, recur, of_read, of_recur, (*rest[2 if has_biases else 0 :], None)[0])
 
 
 def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -> tuple[Tensor, State]:
     """(h of all steps, the last state) of one layer and direction."""
     reads = _biased(torch.einsum("sbx,khx->sbkh", x, w.read), w.read_bias).unbind(0)
+    if not reads:
+        raise TraceError(f"{kind.name} is given a sequence of no steps", remedy="give it at least one, or leave the call out")
     steps = []
     for read in reversed(reads) if reverse else reads:
         state = kind.step(read, state, w)
@@ -202,7 +225,9 @@ def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -
 def cell(kind: Kind) -> Callable[..., Any]:
     """What is traced in the place of ``torch.lstm_cell`` and its like: one step."""
 
-    def traced(mode: Mode, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
+    def traced(
+        mode: Mode, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Any:
         biases = [b for b in (b_ih, b_hh) if b is not None]
         if len(biases) == 1:  # torch's modules have both or none
             return NotImplemented
@@ -215,6 +240,12 @@ def cell(kind: Kind) -> Callable[..., Any]:
     return traced
 
 
+SHAPES = {
+    torch.ops.aten.lstm.input: _shapes(KINDS[torch.lstm]),
+    torch.ops.aten.gru.input: _shapes(KINDS[torch.gru]),
+    torch.ops.aten.rnn_tanh.input: _shapes(KINDS[torch.rnn_tanh]),
+    torch.ops.aten.rnn_relu.input: _shapes(KINDS[torch.rnn_relu]),
+}
 RECURRENT = {function: recurrent(kind) for function, kind in KINDS.items()} | {
     torch.lstm_cell: cell(KINDS[torch.lstm]),
     torch.gru_cell: cell(KINDS[torch.gru]),
