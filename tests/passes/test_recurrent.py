@@ -11,7 +11,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import fxshard
 from fxshard.errors import TraceError
+from fxshard.passes.annotate import annotate
+from fxshard.passes.at_sizes import program_at
+from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.trace import trace
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.shapes import dynamic_dims
 from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
+from fxshard.testing.random_plan import random_graph_plan
 
 F64 = torch.float64
 TWO, FOUR, SQUARE = (fxshard.Mesh(axes) for axes in ({"a": 2}, {"a": 4}, {"a": 2, "b": 2}))
@@ -112,6 +120,18 @@ def test_under_autocast_dtypes_are_torchs(kind: Any) -> None:
     have, want = fxshard.simulate(model, (x,), mesh=TWO).outputs[0], model(x)[0]
     assert have.dtype == want.dtype
     torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2)
+
+
+def test_the_batch_may_be_dynamic_and_the_length_may_not() -> None:
+    model, x = nn.GRU(3, 4), draw(2, 4, 3)
+    graph = trace(model, (x,), dynamic=dynamic_dims(model, (x,), {}, ({1: "batch"},)))
+    program = lower_plan(graph, random_graph_plan(annotate(graph, TWO), 0))
+    for batch in (6, 8):
+        args = (draw(2, batch, 3),)
+        there = program_at(program, sizes_of_call(program, args, {}))
+        assert_equal_to_one_device(simulate_program(there, program_values(there, model, args)), one_device(model, args, {}))
+    with pytest.raises(TraceError, match=r"steps \(dim 0 of args\[0\]\) cannot change"):
+        trace(model, (x,), dynamic=dynamic_dims(model, (x,), {}, ({0: "steps"},)))
 
 
 class Packs(nn.Module):
