@@ -136,7 +136,7 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug)
+        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.cache)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return compiled
 
