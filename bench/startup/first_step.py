@@ -2,7 +2,8 @@
 
 ``torch.compile`` on one process, then ``fxshard.parallelize`` on two gloo ranks, each process with one thread: at first with empty caches
 (cold), then again with what that run left there (warm). Counted is what the start adds to a process that has imported torch and built the
-model: wrapping it, planning, compiling, one forward and backward. Importing stands beside it. The slowest rank counts.
+model: wrapping it, planning, compiling, one forward and backward. Importing stands beside it. The slowest rank counts. ``processor s``:
+seconds of processor time of all ranks and of the compilers that they start, imports included, which other work on the machine changes less.
 
 ``--size 256/128`` is width and length, ``--layers`` how many, ``--rounds`` how often all of it is repeated (the least time counts),
 ``--stages`` lists what each rank took for each pass, ``--profile FOLDER`` writes a cProfile of each rank there.
@@ -64,8 +65,10 @@ def _table(found: Mapping[tuple[str, str], list[Took]]) -> str:
     for run, ranks in found.items():
         plain, cold = seconds["torch.compile", run[1]], seconds[run[0], "cold"]
         imports = max(took["import"] for took in ranks)
-        rows.append((*run, f"{imports:.1f}", f"{seconds[run]:.2f}", f"{seconds[run] / plain:.2f}", f"{seconds[run] / cold:.2f}"))
-    headers = ("way", "caches", "import s", "first step s", "over torch.compile", "over cold")
+        processor = sum(took["processor, own"] + took["processor, compilers"] for took in ranks)
+        ratios = f"{seconds[run] / plain:.2f}", f"{seconds[run] / cold:.2f}"
+        rows.append((*run, f"{imports:.1f}", f"{seconds[run]:.2f}", *ratios, f"{processor:.1f}"))
+    headers = ("way", "caches", "import s", "first step s", "over torch.compile", "over cold", "processor s")
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 
