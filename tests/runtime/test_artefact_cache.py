@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor import decomposition
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard import plan_cache
 from fxshard._torch_compat import kept_code
@@ -166,3 +168,16 @@ def test_damage_is_said_and_made_good(
     assert ("is compiled again" in caplog.text) == (damage in texts)
     assert all(map(torch.equal, step(bound), first))
     assert len(compiled) == 2, "what was made anew is taken the next time"
+
+
+def test_dynamic_sizes_are_not_looked_up() -> None:
+    """Inductor's guards on them are checked where the graph is there."""
+    known = []
+    for dynamic in (False, True):
+        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
+        graph = fx.Graph()
+        node = graph.placeholder("x")
+        node.meta["val"] = mode.from_tensor(torch.ones(5, 3))
+        graph.output((node,))
+        known.append(artefact_cache._values(fx.GraphModule(nn.Module(), graph)) is not None)
+    assert known == [True, False]
