@@ -36,7 +36,7 @@ SWITCH, FOLDER = "FXSHARD_CACHE", "FXSHARD_CACHE_DIR"
 """Environment: "0" for no cache, and where it is."""
 
 KEPT = 200
-"""Plans that a folder holds; those that were not used for longest go first."""
+"""Files of a kind that a folder holds; those that were not used for longest go first."""
 
 UNIMPORTANT = "said"
 """The field that holds how the user put a constraint, which decides nothing."""
@@ -88,9 +88,14 @@ def read(path: Path) -> ShardingPlan | None:
     except FxshardError as error:
         distrust(path, error)
         return None
+    touch(path)
+    return plan
+
+
+def touch(path: Path) -> None:
+    """A file of the cache was used."""
     with contextlib.suppress(OSError):
         os.utime(path)
-    return plan
 
 
 def distrust(path: Path, error: FxshardError) -> None:
@@ -106,13 +111,13 @@ def write(path: Path, plan: ShardingPlan) -> None:
     except FxshardError as error:
         log.warning("the plan is not kept for the next start: %s (%s); set %s to another folder, or %s=0", error.what, path, FOLDER, SWITCH)
         return
-    _forget(path.parent)
+    forget(path.parent, "plan-v*.json")
 
 
-def _forget(place: Path) -> None:
-    """Deletes the plans beyond KEPT."""
+def forget(place: Path, names: str) -> None:
+    """Deletes the files of these names beyond KEPT."""
     with contextlib.suppress(OSError):  # another process may do the same
-        found = sorted(place.glob("plan-v*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        found = sorted(place.glob(names), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in found[KEPT:]:
             file.unlink()
 

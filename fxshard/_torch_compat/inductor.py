@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +15,16 @@ from fxshard._torch_compat import pack
 if TYPE_CHECKING:
     from torch import fx
 
+log = logging.getLogger("fxshard")
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, wait: bool = True, **options: Any) -> Compiled | None:
     """Inductor on an aten graph with fake example inputs; the result takes one list, which it empties. Changes ``module``.
 
-    Within a context of tracing: Inductor keeps on disk only what it compiles for a mode that it knows.
+    Processes of one machine that want the same graph at the same time share the work: one compiles it, the others take it from Inductor's
+    cache. ``wait=False``: None where another is at it. Within a context of tracing: Inductor keeps on disk only what it compiles for a
+    mode that it knows.
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -27,9 +32,51 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **o
     pack.register()
     pack.pack_in_place(module.graph)
     module.recompile()
-    env = next((value.node.shape_env for value in inputs if isinstance(value, torch.SymInt)), None)
-    with tracing(TracingContext(detect_fake_mode(list(inputs)))), contextlib.nullcontext() if env is None else _any_size(env):
-        return compile_fx_inner(module, list(inputs), **options)
+    given = list(inputs)
+    env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
+    any_size = contextlib.nullcontext() if env is None else _any_size(env)
+    with tracing(TracingContext(detect_fake_mode(given))), any_size, _turn(module, given, options, wait) as ours:
+        return compile_fx_inner(module, given, **options) if ours else None
+
+
+@contextlib.contextmanager
+def _turn(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any], wait: bool) -> Iterator[bool]:
+    """Holds the graph among the processes that share Inductor's cache, if it is kept there; False where another holds it."""
+    from filelock import Timeout
+    from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
+    from torch.utils._filelock import FileLock
+
+    key = _cache_key(module, inputs, options)
+    if key is None:
+        yield True
+        return
+    lock = FileLock(os.path.join(get_lock_dir(), f"fxshard-{key}.lock"), timeout=LOCK_TIMEOUT if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        if wait:
+            log.warning("another process has compiled the same graph for %d seconds; this one compiles it too", LOCK_TIMEOUT)
+        yield wait
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any]) -> str | None:
+    """A name that equal graphs have; None where Inductor does not keep what it compiles."""
+    from torch._dynamo.utils import count_calls, counters
+    from torch._inductor import config
+    from torch._inductor.codecache import FxGraphCache
+
+    if config.force_disable_caches or not config.fx_graph_cache or not count_calls(module.graph):
+        return None
+    before = dict(counters["inductor"])
+    found, _ = FxGraphCache.prepare_key(module, inputs, dict(options), [], False)
+    counters["inductor"].clear()
+    counters["inductor"].update(before)
+    return None if found is None else found[0]
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
+from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
@@ -153,6 +154,8 @@ class GraphPrograms:
     def _make(self, args: Sequence[Any]) -> GraphRunner:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
         device = mesh_device(self.device_mesh).type
+        if self.options.compiler == "inductor" and device == "cpu":
+            ask_compiler(self.options.cache)
         with autocast_on_cpu(device):
             module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
             graph, names = self._trace(module, tensors)
@@ -173,7 +176,7 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.mode)
+        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.cache, options.mode)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return compiled
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,18 +23,22 @@ from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results, returned
 from fxshard.passes.pipeline import PIPELINE
-from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
+from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.program import ShardedProgram
+from fxshard.runtime import artefact_cache
 from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.artefact_cache import Kept, kept_of
 from fxshard.runtime.bind import BoundProgram
+from fxshard.runtime.compiler_check import wait_for_compiler
 from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.merge import merge_equal, merge_halves
 from fxshard.runtime.once import only_once
 from fxshard.runtime.partition import Partition, is_size
-from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
+from fxshard.runtime.parts import check_limit, differentiates, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
 from fxshard.shapes import Guard, guards_of
 
+log = logging.getLogger("fxshard")
 COMPILERS = ("inductor", "eager")
 ALIGNED = 64
 """Bytes: where all inputs start at a multiple, two of which share no memory, compiled code does not copy some calls' and view others'."""
@@ -48,7 +54,7 @@ class Artefact:
     ``kept_inputs``, kept values, tangents -> gradients. ``tangent_of``: for each tangent the result that it belongs to;
     ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies where it does not lie
     as its input. ``numbers``: places among the kept values of those that are sizes, no tensors. ``graphs`` are the graphs that were
-    compiled.
+    compiled, which ``make_graphs`` gives.
     """
 
     forward: Run
@@ -59,7 +65,11 @@ class Artefact:
     gradient_of: tuple[int | None, ...]
     gradient_layouts: tuple[Layout | None, ...]
     numbers: tuple[int, ...]
-    graphs: tuple[fx.GraphModule, ...]
+    make_graphs: Callable[[], tuple[fx.GraphModule, ...]]
+
+    @cached_property
+    def graphs(self) -> tuple[fx.GraphModule, ...]:
+        return self.make_graphs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +139,14 @@ def compile_program(
     dump: Dump = None,
     timeout: float = TIMEOUT,
     debug: bool = False,
+    cache: bool = True,
     mode: str = "default",
 ) -> CompiledProgram:
     """Compiles ``bound``; programs and ranks whose local graphs are the same share one artefact in a process.
 
     ``dump`` as in ``fxshard.plan``. ``timeout``: seconds within which a lost rank is an error.
-    ``debug``: whether ranks compare each collective before it is issued. ``mode``: Inductor's, as in ``torch.compile``.
-    Raises OptionError for an unknown ``compiler``.
+    ``debug``: whether ranks compare each collective before it is issued. ``cache``: whether code that another process had compiled is
+    taken, unless stages are dumped. ``mode``: Inductor's, as in ``torch.compile``. Raises OptionError for an unknown ``compiler``.
     """
     if compiler not in COMPILERS:
         raise OptionError(f"unknown compiler {compiler!r}{closest(compiler, COMPILERS)}", remedy=f"use one of {', '.join(COMPILERS)}")
@@ -143,10 +154,26 @@ def compile_program(
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
         with inductor_mode(mode), oblivious() if bound.program.sizes else contextlib.nullcontext():
-            made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
-        assert made is not None
-        artefact = _ARTEFACTS[key] = made
+            artefact = _ARTEFACTS[key] = _made(Building(bound, compiler), dump, cache)
     return CompiledProgram(bound, artefact, Watchdog(bound, timeout, debug))
+
+
+def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
+    """Compiled, or from the cache."""
+    wait_for_compiler()
+    path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
+    if path is not None and dump_folder(dump) is None:
+        known = artefact_cache.read(path)
+        if known is not None:
+            kept, forward, backward = known
+            log.info("what was compiled is from the cache: %s", path)
+            ends = _ends(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)))
+            return Artefact(forward, backward, *ends)
+    made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
+    assert made.artefact is not None
+    if path is not None and made.kept is not None:
+        artefact_cache.write(path, made.kept)
+    return made.artefact
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +185,7 @@ class Building:
     module: fx.GraphModule | None = None
     parts: Partition | None = None
     artefact: Artefact | None = None
+    kept: Kept | None = None
     records: tuple[PassRecord, ...] = ()
 
     @property
@@ -219,19 +247,52 @@ def _compile(b: Building) -> tuple[Building, str]:
     said = f"by {b.compiler}"
     if b.parts is None:
         whole = _run(b.module, b.compiler, results, is_inference=True)
-        return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (b.module,))), said
-    dynamic = bool(b.program.sizes)
-    forward = _run(b.parts.forward, b.compiler, len(returned(b.parts.forward.graph)) if dynamic else results)
-    if b.compiler == "inductor" and not dynamic:
-        _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
+        assert whole is not None
+        artefact = Artefact(without_frames(whole), None, *_ends(b, (), (), lambda: _graphs(b)))
+        return replace(b, artefact=artefact, kept=kept_of(whole, None, (), ())), said
     count = sum(o.kind == "gradient" for o in b.program.outputs)
-    backward = _run(b.parts.backward, b.compiler, count, is_backward=True)
-    of = _gradient_of(b.program, len(b.bound.axes))
-    ends = _tangent_of(b.program), of, _other_layouts(b.program, of), _numbers(b.parts.forward, results)
-    graphs = (b.parts.forward, b.parts.backward)
+    forward, backward = _both(b.parts, b.compiler, results, count, bool(b.program.sizes))
     inputs = [n for n in b.parts.forward.graph.nodes if n.op == "placeholder"]
     kept = tuple(i for i in b.parts.kept_inputs if not is_size(inputs[i]))
-    return replace(b, artefact=Artefact(without_frames(forward), without_frames(backward), results, kept, *ends, graphs)), said
+    between = kept, _numbers(b.parts.forward, results)
+    artefact = Artefact(without_frames(forward), without_frames(backward), *_ends(b, *between, lambda: _graphs(b)))
+    return replace(b, artefact=artefact, kept=kept_of(forward, backward, *between)), said
+
+
+def _graphs(b: Building) -> tuple[fx.GraphModule, ...]:
+    assert b.module is not None
+    return (b.module,) if b.parts is None else (b.parts.forward, b.parts.backward)
+
+
+def _ends(b: Building, kept_inputs: tuple[int, ...], numbers: tuple[int, ...], graphs: Callable[[], tuple[fx.GraphModule, ...]]) -> Any:
+    """The fields of an artefact behind its callables."""
+    results = forward_results(b.program)
+    if not differentiates(b.program):
+        return results, (), (), (), (), (), graphs
+    of = _gradient_of(b.program, len(b.bound.axes))
+    return results, kept_inputs, _tangent_of(b.program), of, _other_layouts(b.program, of), numbers, graphs
+
+
+def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool) -> tuple[Run, Run]:
+    """Forward and backward, each compiled by one of the processes on this machine that want the same.
+
+    The backward reads kept values as the forward lays them out: as the graph has them where sizes are ``dynamic``. Who finds that another
+    compiles the forward begins with the backward and expects them so; what was expected wrongly is compiled again.
+    """
+    visible = len(returned(parts.forward.graph)) if dynamic else results
+    make_forward = partial(_run, parts.forward, compiler, visible)
+    make_backward = partial(_run, parts.backward, compiler, gradients, is_backward=True)
+    forward, early = make_forward(wait=False), None
+    if forward is None:
+        early = make_backward(wait=False)
+        forward = make_forward()
+    if compiler == "inductor" and not dynamic:
+        strides = inductor_output_strides(forward)
+        if _follow_strides(parts.backward, strides, results, len(parts.kept_inputs), parts.kept):
+            early = None
+    backward = early or make_backward()
+    assert forward is not None and backward is not None
+    return forward, backward
 
 
 def _parts(b: Building) -> str:
@@ -253,8 +314,10 @@ COMPILING: tuple[Pass, ...] = (
 """What a rank does with a program, after ``fxshard.passes.PIPELINE``."""
 
 
-def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> Run:
-    """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph."""
+def _run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, **kind: bool) -> Run | None:
+    """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph.
+
+    ``wait``: for another process that compiles the same just now; otherwise None then."""
     if compiler == "eager":
         return _boxed(module)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
@@ -262,7 +325,7 @@ def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> R
     output.meta["user_visible_output_idxs"] = [i for i in range(visible) if _is_tensor(output.args[0][i])]
     inputs = [n.meta["val"] for n in copy.graph.nodes if n.op == "placeholder"]
     try:
-        return inductor_compile(copy, inputs, **kind)
+        return inductor_compile(copy, inputs, wait=wait, **kind)
     except Exception as error:
         what = f"Inductor could not compile this rank's graph: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         raise RunError(what, remedy='compiler="eager" runs the same graph without it; dump= writes the graph') from error
@@ -290,16 +353,19 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return new
 
 
-def _follow_strides(backward: fx.GraphModule, strides: list[tuple[int, ...] | None] | None, results: int, start: int, kept: int) -> None:
-    """Kept values arrive with the strides that the compiled forward gives them."""
+def _follow_strides(backward: fx.GraphModule, strides: list[tuple[int, ...] | None] | None, results: int, start: int, kept: int) -> bool:
+    """Kept values arrive with the strides that the compiled forward gives them; whether that is other than the graph has it."""
     if strides is None:
-        return
+        return False
+    changed = False
     placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"][start : start + kept]
     for node, stride in zip(placeholders, strides[results:], strict=True):
         value = node.meta["val"]
         if stride is not None and value.stride() != stride:
             with value.fake_mode:
                 node.meta["val"] = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+            changed = True
+    return changed
 
 
 def _tangent_of(program: ShardedProgram) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, s
 from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
+from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
@@ -146,6 +147,8 @@ def parallelize(
         check_plan(plan, device_mesh)
         decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
+    if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
+        ask_compiler(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -301,7 +304,7 @@ class ShardedForward:
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
-            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
+            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves))
         self.runners.setdefault(key, []).append(made)

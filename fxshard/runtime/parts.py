@@ -41,10 +41,15 @@ def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
     return module
 
 
+def differentiates(program: ShardedProgram) -> bool:
+    """Whether a program has a backward."""
+    return program.train and any(o.kind == "gradient" for o in program.outputs)
+
+
 def parts_of(bound: BoundProgram, module: fx.GraphModule) -> Partition | None:
     """The forward and the backward of ``rank_graph``'s graph; None where there is nothing to differentiate."""
     program = bound.program
-    if not program.train or not any(o.kind == "gradient" for o in program.outputs):
+    if not differentiates(program):
         return None
     tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
     split = partial(partition, module, forward_results(program), tangents, forward_collectives(program), by_order(program))

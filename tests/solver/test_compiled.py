@@ -37,3 +37,9 @@ def test_loops_are_compiled_whether_or_not_they_can_be_kept(writable: bool, tmp_
     assert done.stdout == "10 1\n"
     assert ("compiled in every process" in done.stderr) == (not writable)
     assert bool(list(tmp_path.glob("__pycache__/loop.total*.nbi"))) == writable
+
+
+def test_who_plans_nothing_does_not_import_the_compiler() -> None:
+    code = "import sys, fxshard; fxshard.parallelize; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,66 @@
+"""Asking the C++ compiler early: what Inductor's first kernel for the CPU would wait for happens while the model is traced and planned.
+
+Inductor compiles a program for each set of vector instructions, to see which work, and the header of its kernels: some seconds of other
+processes on a machine where that was never done. In each process it then loads those programs in processes of their own, most of a second;
+where all of them worked a file of the cache says so, and they are not loaded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from pathlib import Path
+
+from fxshard import plan_cache
+from fxshard._torch_compat import cpp
+from fxshard.errors import FxshardError
+from fxshard.files import atomic_file, make_folder
+
+log = logging.getLogger("fxshard")
+ALL_WORK = "all sets of vector instructions work\n"
+_ASKED: list[threading.Thread] = []
+
+
+def ask_compiler(cache: bool = True) -> None:
+    """Begins to ask, in a thread, unless the answer is known; once a process. ``cache``: whether a file may say it."""
+    if _ASKED:
+        return
+    path = _file() if cache else None
+    if path is not None and path.is_file() and path.read_bytes() == ALL_WORK.encode():
+        cpp.take_answer()
+        return
+    cpp.import_compiler()
+    thread = threading.Thread(target=_ask, args=(path,), name="fxshard-compiler", daemon=True)
+    _ASKED.append(thread)
+    thread.start()
+
+
+def wait_for_compiler() -> None:
+    """Waits until what was begun is done."""
+    for thread in _ASKED:
+        thread.join()
+
+
+def _file() -> Path | None:
+    asked, folder = cpp.question(), plan_cache.folder()
+    if not asked or folder is None:
+        return None
+    return folder / f"compiler-v1-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"
+
+
+def _ask(path: Path | None) -> None:
+    try:
+        all_work = cpp.ask()
+    except Exception as error:  # Inductor's own first kernel fails alike, where it is an error with a remedy
+        log.debug("the C++ compiler could not be asked ahead: %s", error)
+        return
+    if path is None or not all_work:
+        return
+    try:
+        make_folder(path.parent)
+        with atomic_file(path) as temporary:
+            temporary.write_text(ALL_WORK, encoding="utf-8")
+    except FxshardError as error:
+        log.debug("what the C++ compiler can do is not kept for the next start: %s", error.what)

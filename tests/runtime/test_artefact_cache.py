@@ -1,0 +1,183 @@
+"""What was compiled is found again: the same bits without compiling; what decides it makes it another; damage is said and made good."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor import decomposition
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxshard import plan_cache
+from fxshard._torch_compat import kept_code
+from fxshard.mesh import parse_mesh
+from fxshard.passes.lower import lower
+from fxshard.passes.mixed_precision import MixedPrecision
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace import trace
+from fxshard.runtime import artefact_cache, compile
+from fxshard.runtime.bind import BoundProgram, bind
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", rank=1, world_size=2)
+    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FXSHARD_CACHE", "1")
+    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry each time that Inductor is asked for both halves."""
+    counted: list[int] = []
+    real = compile._both
+    monkeypatch.setattr(compile, "_both", lambda *args: counted.append(1) or real(*args))
+    return counted
+
+
+def bound_program(
+    mesh: DeviceMesh, pin: str = "S(0)", rows: int = 4, precision: MixedPrecision | None = None, rng: str = "fxshard", **options: Any
+) -> BoundProgram:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))
+    graph = trace(model, (torch.ones(rows, 6),), mixed_precision=precision)
+    plan = plan_graph(graph, parse_mesh("tp=2"), Request(pins={"0.weight": pin}, cache=False))
+    return bind(lower_plan(graph, plan, False, rng, **options), mesh)
+
+
+def step(bound: BoundProgram, **options: Any) -> list[torch.Tensor]:
+    """Outputs and gradients in a process that has compiled nothing yet."""
+    compile._ARTEFACTS.clear()
+    made = compile.compile_program(bound, **options)
+    values = torch.Generator().manual_seed(0)
+    ends = [n for n in bound.module.graph.nodes if n.op == "placeholder"][: len(bound.program.inputs)]
+    kinds = {end.node: end.kind for end in bound.program.inputs}
+    metas = [n.meta["val"] for n in ends if kinds[n.name] != "tangent"]
+    inputs = [torch.randn(m.shape, generator=values) if m.dtype.is_floating_point else torch.zeros(m.shape, dtype=m.dtype) for m in metas]
+    for x in inputs:
+        x.requires_grad_(x.dtype.is_floating_point)
+    (out, *_) = made(inputs)
+    out.sum().backward()
+    assert "forward" not in str(made.artefact.graphs[0].graph) and len(made.artefact.graphs) == 2
+    return [out.detach(), *(x.grad for x in inputs if x.grad is not None)]
+
+
+def test_a_restart_does_not_compile_again(mesh: DeviceMesh, folder: Path, compiled: list[int]) -> None:
+    bound = bound_program(mesh)
+    without = step(bound, cache=False)
+    assert not folder.exists() and len(compiled) == 1
+    first = step(bound)
+    (file,) = folder.iterdir()
+    assert file == artefact_cache.file_for(bound) and len(compiled) == 2
+    again = step(bound_program(mesh))
+    assert len(compiled) == 2 and len(first) > 2
+    for one, two, three in zip(without, first, again, strict=True):
+        assert torch.equal(one, two) and torch.equal(two, three)
+    step(bound, dump=folder / "dump")
+    assert len(compiled) == 3, "where stages are dumped, all of them run"
+
+
+def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_program(mesh)
+    same = artefact_cache.file_for(bound)
+    assert same is not None and same.parent == folder and same == artefact_cache.file_for(bound_program(mesh))
+    others: list[dict[str, Any]] = [{"pin": "S(1)"}, {"pin": "R"}, {"rows": 8}, {"rng": "torch"}]
+    others.append({"precision": MixedPrecision(torch.bfloat16)})
+    names = {same, *(artefact_cache.file_for(bound_program(mesh, **other)) for other in others)}
+    assert len(names) == 1 + len(others)
+    for owner, name, value in (
+        (plan_cache, "code_digest", lambda: "other sources of fxshard"),
+        (plan_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (kept_code, "_sources", lambda: ("other sources of torch",)),
+        (torch, "__version__", "9.9"),
+        (torch, "get_num_threads", lambda: 77),
+        (artefact_cache, "VERSION", 99),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            names.add(artefact_cache.file_for(bound))
+    for change in (inductor_config.patch(max_fusion_size=3), functorch_config.patch(activation_memory_budget=0.5)):
+        with change:
+            names.add(artefact_cache.file_for(bound))
+    assert len(names) == 1 + len(others) + 8 and None not in names
+    assert artefact_cache.file_for(bound) == same
+
+
+def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_program(mesh)
+    monkeypatch.setitem(decomposition.decompositions, "an operator", test_what_is_not_all_known_is_not_looked_up)
+    assert artefact_cache.file_for(bound) is None, "a decomposition of the user's"
+    monkeypatch.undo()
+    for patch in ({"force_disable_caches": True}, {"post_grad_custom_pre_pass": lambda graph: None}, {"triton.cudagraphs": True}):
+        with inductor_config.patch(patch):
+            assert artefact_cache.file_for(bound) is None, patch
+    assert artefact_cache.file_for(bound) is None, "FXSHARD_CACHE is 0 for all tests"
+    with torch.library._scoped_library("artefacts", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        graph = trace(_Twice(), (torch.ones(4, 4),), train=False)
+        plan = plan_graph(graph, parse_mesh("tp=2"), Request(cache=False, train=False))
+        monkeypatch.setenv("FXSHARD_CACHE_DIR", str(folder))
+        monkeypatch.setenv("FXSHARD_CACHE", "1")
+        assert artefact_cache.file_for(bound) is not None
+        assert artefact_cache.file_for(bind(lower(graph, plan), mesh)) is None, "an operator of the user's"
+
+
+class _Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.ops.artefacts.twice(x) + 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "changed", "no code", "bad code"])
+def test_damage_is_said_and_made_good(
+    mesh: DeviceMesh, folder: Path, compiled: list[int], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = bound_program(mesh)
+    first = step(bound)
+    (file,) = folder.iterdir()
+    text, code = file.read_text(), folder.parent / "inductor" / "fxgraph"
+    texts = {"cut": text[:30], "foreign": "{}", "changed": json.dumps({**json.loads(text), "kept_inputs": [0]})}
+    file.write_text(texts.get(damage, text))
+    if damage == "no code":
+        shutil.rmtree(code)
+    for entry in code.rglob("*") if damage == "bad code" else ():
+        if entry.is_file():
+            entry.write_bytes(b"no pickle")
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        assert all(map(torch.equal, step(bound), first))
+    assert len(compiled) == 2 and file.read_text() == text
+    assert ("is compiled again" in caplog.text) == (damage in texts)
+    assert all(map(torch.equal, step(bound), first))
+    assert len(compiled) == 2, "what was made anew is taken the next time"
+
+
+def test_dynamic_sizes_are_not_looked_up() -> None:
+    """Inductor's guards on them are checked where the graph is there."""
+    known = []
+    for dynamic in (False, True):
+        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
+        graph = fx.Graph()
+        node = graph.placeholder("x")
+        node.meta["val"] = mode.from_tensor(torch.ones(5, 3))
+        graph.output((node,))
+        known.append(artefact_cache._values(fx.GraphModule(nn.Module(), graph)) is not None)
+    assert known == [True, False]
