@@ -76,6 +76,15 @@ Calls = tuple[tuple[str | None, ...], ...]
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A call of a hook: of which module, which hook (by its key in the module's table), and why it is in no graph, "" where it is."""
+
+    module: str
+    key: int
+    opaque: str = ""
+
+
+@dataclass(frozen=True)
 class PlanningGraph:
     """A traced model.
 
@@ -96,6 +105,8 @@ class PlanningGraph:
     returned: Mapping[str, Calls] = field(default_factory=dict)
     unreduced: frozenset[str] = frozenset()
     """Values in which no pending sum may be taken: forms of gradients in a dtype in which the user wants none to be added up."""
+    watched: tuple[Watched, ...] | None = None
+    """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:

@@ -46,12 +46,14 @@ from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
+from fxshard.passes.hooks import TracedHooks
 from fxshard.passes.inlined import inlined
 from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
+from fxshard.passes.rebind import closed_over, rebind
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
@@ -74,23 +76,26 @@ def trace(
     *,
     train: bool = True,
     mixed_precision: MixedPrecision | None = None,
+    observe: bool = False,
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
-    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. Raises TraceError
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``observe``: of a model
+    with hooks in its submodules the graph returns what some are called with, see ``fxshard.passes.hooks``. Raises TraceError
     with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
+    hooks = TracedHooks(observe, train)
     with readable_errors(type(model).__name__), _grad(train), without_code():
         try:
-            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision)
+            joint, names, out_spec = hooks.settle(lambda: _capture(model, arguments, train, {}, mixed_precision, hooks))
         except FxshardError:
             raise
         except Exception as error:
             try:
-                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision)
+                joint, names, out_spec = hooks.settle(lambda: _capture(model, arguments, train, SPELLED, mixed_precision, hooks))
             except Exception:
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
@@ -98,7 +103,8 @@ def trace(
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
-    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
+    returned = renamed(graph.returned, other_names(model))
+    return replace(graph, constants=constants_of(args, kwargs), returned=returned, unreduced=marks, watched=hooks.watched)
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
@@ -110,7 +116,12 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 
 
 def _capture(
-    model: nn.Module, arguments: tuple[Any, Any], train: bool, spelled: Mapping[Any, Any], precision: MixedPrecision | None
+    model: nn.Module,
+    arguments: tuple[Any, Any],
+    train: bool,
+    spelled: Mapping[Any, Any],
+    precision: MixedPrecision | None,
+    hooks: TracedHooks,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -121,7 +132,8 @@ def _capture(
     leaves = given if precision is None else [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not _is_bound(a)]
-    own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
+    root = hooks.install(model, fake_model)
+    own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
     captures = (
         mode,
@@ -134,15 +146,16 @@ def _capture(
         all_functions(),
         kernels_captured(),
         noted(fake_model),
+        hooks.watching(),
         without_guards(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
         if len(flat) == len(leaves):
-            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
+            captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs)
         else:
-            captured = capture_dynamo_graph(_Bound(fake_model, leaves, in_spec))(*flat)
+            captured = capture_dynamo_graph(_Bound(root, leaves, in_spec))(*flat)
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
@@ -267,7 +280,9 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
+        rebind(copied, memo)
+        return copied
     except FxshardError:
         raise
     except Exception as error:
@@ -302,13 +317,19 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.GraphModule) -> dict[str, str]:
-    """Dynamo's mangled names -> the model's FQNs, matched by identity."""
+    """Dynamo's mangled names -> the model's FQNs, matched by identity; raises TraceError for a parameter that is not the model's."""
     fqn = {}
     for items in (fake_model.named_parameters(), fake_model.named_buffers()):
         fqn.update({id(value): name for name, value in items})
     names = {}
     for items in (captured.named_parameters(remove_duplicate=False), captured.named_buffers(remove_duplicate=False)):
         names.update({name: fqn.get(id(value), name) for name, value in items})
+    others = [(name, p) for name, p in captured.named_parameters() if id(p) not in fqn]
+    if others:
+        name, parameter = others[0]
+        what = f"the forward reads a parameter that the model does not hold: {closed_over(fake_model).get(id(parameter), name)}"
+        remedy = "register the module that holds it as a submodule (self.other = other), so that it can be sharded, saved and trained"
+        raise TraceError(f"{what}, of shape {tuple(parameter.shape)}", where=type(model).__name__, remedy=remedy)
     return names
 
 

@@ -1,0 +1,179 @@
+"""Hooks of submodules while a model is traced: what they compute is a part of the graph.
+
+A hook may also change Python objects (append an activation to a list), which no graph does, or do what Dynamo cannot look into (print).
+A trace with ``observe`` returns, behind the model's own outputs, what each such hook is called with, so that whoever runs the
+program calls it afterwards with real values. Which hooks these are is found by tracing: a trace in which one comes up is made
+again. Hooks of the model itself run around a parallelized forward and are not traced then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.hooks import (
+    BACKWARD,
+    BACKWARD_PRE,
+    Hook,
+    global_hooks,
+    hooks_of,
+    is_capturing,
+    noted_changes,
+    set_hooks,
+    while_capturing,
+    without_global_hooks,
+)
+from fxshard.errors import FxshardError, TraceError
+from fxshard.planning_graph import Watched
+
+log = logging.getLogger("fxshard")
+T = TypeVar("T")
+OF_TORCH = "torch.nn.utils."
+"""torch's own hooks (weight_norm, spectral_norm, prune) write attributes that the forward reads: the graph is all that they do."""
+REMEDY_BACKWARD = (
+    "register it on the parallelized module itself, whose hooks run around the program, or register_hook on its parameters after "
+    "parallelize; or parallelize that submodule by itself"
+)
+
+
+def described(hook: Hook, module: str) -> str:
+    """The forward hook keep (model.py:12) of layers.0."""
+    function = getattr(hook.call, "func", hook.call)
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    whose = "all modules" if hook.everywhere else module or "the model"
+    return f"the {hook.kind} {name}{place} of {whose}"
+
+
+class TracedHooks:
+    """The hooks of one model during its trace, and what is known of them."""
+
+    def __init__(self, observe: bool, train: bool) -> None:
+        self.observe, self.train = observe, train
+        self.changing: set[int] = set()
+        self.opaque: dict[int, str] = {}
+        self.names: dict[int, str] = {}
+        self.observed: list[tuple[str, int]] = []
+        self.inside: list[int] = []
+        self.known: set[int] = set()
+        self.found: set[int] = set()
+        self.seen: list[Any] = []
+
+    def settle(self, capture: Callable[[], T]) -> T:
+        """What ``capture`` gives once it is known of each hook whether it is to be called afterwards."""
+        while True:
+            self.restart()
+            try:
+                result = capture()
+            except FxshardError:
+                raise
+            except Exception as error:
+                if not self.inside:
+                    raise
+                said = next(iter(str(error).splitlines()), type(error).__name__)
+                self.opaque[self.inside[-1]] = said
+                continue
+            if self.found <= self.changing:
+                self._warn()
+                return result
+            self.changing |= self.found
+
+    def _warn(self) -> None:
+        if not self.observe:
+            for key in (*self.changing, *self.opaque):
+                log.warning("%s changes Python objects, which no plan does: a parallelized module calls it after its program", self.names[key])
+
+    def install(self, model: nn.Module, copied: nn.Module) -> nn.Module:
+        """Wraps the hooks of ``copied``, a copy of ``model`` for tracing; returns what is to be captured."""
+        everywhere = global_hooks()
+        for (name, module), own in zip(copied.named_modules(), model.modules(), strict=True):
+            hooks = (*(everywhere if name else ()), *hooks_of(module))
+            originals = {h.key: h for h in hooks_of(own)}
+            if hooks:
+                set_hooks(module, tuple(self._wrapped(name, h, originals.get(h.key, h)) for h in self._forward(name, hooks)))
+        return Captured(copied, self) if self.names else copied
+
+    def _forward(self, module: str, hooks: Sequence[Hook]) -> list[Hook]:
+        """Without those of the backward; raises TraceError where they would be called: on the way of a gradient."""
+        backward = [h for h in hooks if h.kind in (BACKWARD, BACKWARD_PRE)]
+        if backward and self.train:
+            what = f"{described(backward[0], module)} would not be called: a backward is one program, its modules are no calls"
+            raise TraceError(what, where=module, remedy=REMEDY_BACKWARD)
+        return [h for h in hooks if h.kind not in (BACKWARD, BACKWARD_PRE)]
+
+    def _wrapped(self, name: str, hook: Hook, original: Hook) -> Hook:
+        self.names[hook.key] = described(original, name)
+        function, seen = hook.call, self.seen
+        if getattr(type(function), "__module__", "").startswith(OF_TORCH):
+            self.known.add(hook.key)
+        begins, ends, notes = (while_capturing(f) for f in self._notes(name, hook.key))
+        opaque = hook.key in self.opaque
+        observed = self.observe and (opaque or hook.key in self.changing)
+
+        def call(module: nn.Module, *given: Any) -> Any:
+            if not is_capturing():
+                return None
+            if observed:
+                seen.append(pytree.tree_map(_as_it_is, given))
+                notes()
+            if opaque:
+                return None
+            begins()
+            result = function(module, *given)
+            ends()
+            return result
+
+        return Hook(hook.kind, hook.key, call, hook.with_kwargs)
+
+    def _notes(self, name: str, key: int) -> tuple[Callable[[], None], ...]:
+        return lambda: self.inside.append(key), lambda: self.inside.remove(key), lambda: self.observed.append((name, key))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While Dynamo captures."""
+        with without_global_hooks(), noted_changes(self._changed):
+            yield
+
+    def _changed(self) -> None:
+        if self.inside and self.inside[-1] not in self.known:
+            self.found.add(self.inside[-1])
+
+    def restart(self) -> None:
+        """Dynamo begins, maybe anew."""
+        self.observed, self.inside, self.found = [], [], set()
+
+    @property
+    def watched(self) -> tuple[Watched, ...] | None:
+        """The calls whose arguments are returned, in order; None where nothing is returned but what the model returns."""
+        calls = tuple(Watched(module, key, self.opaque.get(key, "")) for module, key in self.observed)
+        return calls if self.names and self.observe else None
+
+    def errors(self, of_the_model: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """``of_the_model`` calls the model again where a capture fails: not one with hooks, which no fakes are to reach."""
+        return contextlib.nullcontext() if self.names else of_the_model
+
+
+class Captured(nn.Module):
+    """A model with hooks; where they are observed it returns what they are called with beside its own outputs."""
+
+    def __init__(self, model: nn.Module, hooks: TracedHooks) -> None:
+        super().__init__()
+        self.model, self.observe, self.seen, self.begins = model, hooks.observe, hooks.seen, while_capturing(hooks.restart)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.begins()
+        result = self.model(*args, **kwargs)
+        return (result, list(self.seen)) if self.observe else result
+
+
+def _as_it_is(value: Any) -> Any:
+    """What a later change in place leaves alone."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
