@@ -54,3 +54,8 @@ def held(owner: torch.nn.Module, key: str) -> torch.Tensor:
 def graded(places: Sequence[tuple[torch.nn.Module, str]]) -> tuple[bool, ...]:
     """Which of the parameters at ``places``, (owner, attribute), require a gradient."""
     return tuple([held(owner, key).requires_grad for owner, key in places])
+
+
+def buffer_of(owner: torch.nn.Module, key: str) -> torch.Tensor | None:
+    """A buffer, past the module's lookup in Python; None where it is none (any more)."""
+    return owner._buffers.get(key)

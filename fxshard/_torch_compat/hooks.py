@@ -88,26 +88,20 @@ def while_capturing(function: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-@contextlib.contextmanager
-def noted_changes(note: Callable[[], None]) -> Iterator[None]:
-    """While Dynamo captures: ``note`` is called for each change of a Python object that the code did not make itself."""
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
-
-    original = SideEffects.check_allowed_side_effect
-
-    def check(self: Any, item: Any) -> Any:
-        if isinstance(item.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
-            note()
-        return original(self, item)
-
-    SideEffects.check_allowed_side_effect = check
-    try:
-        yield
-    finally:
-        SideEffects.check_allowed_side_effect = original
-
-
 def is_capturing() -> bool:
     """Whether Dynamo captures the code that asks."""
     return torch.compiler.is_compiling()
+
+
+def any_hooks(module: nn.Module) -> bool:
+    state = vars(module)
+    return bool(state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"] or state["_backward_pre_hooks"])
+
+
+def any_global_hooks() -> bool:
+    return any(_GLOBAL.values())
+
+
+def has_gradient_hooks(value: torch.Tensor) -> bool:
+    """Whether somebody waits for the gradient of a tensor that is no leaf."""
+    return not value.is_leaf and (bool(value._backward_hooks) or value.retains_grad)

@@ -31,3 +31,8 @@ OVERFLOW_CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.defau
 def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
     """From now on ``op`` on DTensors is ``handler(op, args, kwargs)``, as torch's own ``loss_parallel`` does it for its operators."""
     DTensor._op_dispatcher._custom_op_handlers[op] = handler
+
+
+def spec_or_none(value: torch.Tensor) -> Any:
+    """As ``spec_of``; None for what is no DTensor."""
+    return getattr(value, "_spec", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.changes import noted_changes
 from fxshard._torch_compat.hooks import (
     BACKWARD,
     BACKWARD_PRE,
@@ -25,12 +26,11 @@ from fxshard._torch_compat.hooks import (
     global_hooks,
     hooks_of,
     is_capturing,
-    noted_changes,
     set_hooks,
     while_capturing,
-    without_global_hooks,
 )
 from fxshard.errors import FxshardError, TraceError
+from fxshard.passes.assigned import ASSIGNED, names_of_modules
 from fxshard.planning_graph import Watched
 
 log = logging.getLogger("fxshard")
@@ -40,6 +40,10 @@ OF_TORCH = "torch.nn.utils."
 REMEDY_BACKWARD = (
     "register it on the parallelized module itself, whose hooks run around the program, or register_hook on its parameters after "
     "parallelize; or parallelize that submodule by itself"
+)
+
+REMEDY_BOTH = (
+    "make two hooks of it: one that returns the value, and one that returns None and changes objects; it is called after the program"
 )
 
 
@@ -57,7 +61,7 @@ class TracedHooks:
     """The hooks of one model during its trace, and what is known of them."""
 
     def __init__(self, observe: bool, train: bool) -> None:
-        self.observe, self.train = observe, train
+        self.observe, self.train, self.everywhere = observe, train, global_hooks()
         self.changing: set[int] = set()
         self.opaque: dict[int, str] = {}
         self.names: dict[int, str] = {}
@@ -65,6 +69,7 @@ class TracedHooks:
         self.inside: list[int] = []
         self.known: set[int] = set()
         self.found: set[int] = set()
+        self.valued: set[int] = set()
         self.seen: list[Any] = []
 
     def settle(self, capture: Callable[[], T]) -> T:
@@ -76,11 +81,14 @@ class TracedHooks:
             except FxshardError:
                 raise
             except Exception as error:
-                if not self.inside:
+                blamed = {self.inside[-1]} if self.inside else self.found - self.opaque.keys()
+                if not blamed:
                     raise
                 said = next(iter(str(error).splitlines()), type(error).__name__)
-                self.opaque[self.inside[-1]] = said
+                self.opaque |= dict.fromkeys(sorted(blamed), said)
                 continue
+            for key in sorted(self.found & self.valued):
+                raise TraceError(f"{self.names[key]} returns a value and changes Python objects, too", remedy=REMEDY_BOTH)
             if self.found <= self.changing:
                 self._warn()
                 return result
@@ -89,13 +97,12 @@ class TracedHooks:
     def _warn(self) -> None:
         if not self.observe:
             for key in (*self.changing, *self.opaque):
-                log.warning("%s changes Python objects, which no plan does: a parallelized module calls it after its program", self.names[key])
+                log.warning("%s does what no plan does: only a parallelized module calls it, after its program", self.names[key])
 
     def install(self, model: nn.Module, copied: nn.Module) -> nn.Module:
         """Wraps the hooks of ``copied``, a copy of ``model`` for tracing; returns what is to be captured."""
-        everywhere = global_hooks()
         for (name, module), own in zip(copied.named_modules(), model.modules(), strict=True):
-            hooks = (*(everywhere if name else ()), *hooks_of(module))
+            hooks = (*(self.everywhere if name else ()), *hooks_of(module))
             originals = {h.key: h for h in hooks_of(own)}
             if hooks:
                 set_hooks(module, tuple(self._wrapped(name, h, originals.get(h.key, h)) for h in self._forward(name, hooks)))
@@ -114,7 +121,7 @@ class TracedHooks:
         function, seen = hook.call, self.seen
         if getattr(type(function), "__module__", "").startswith(OF_TORCH):
             self.known.add(hook.key)
-        begins, ends, notes = (while_capturing(f) for f in self._notes(name, hook.key))
+        begins, ends, notes, returns = (while_capturing(f) for f in self._notes(name, hook.key))
         opaque = hook.key in self.opaque
         observed = self.observe and (opaque or hook.key in self.changing)
 
@@ -129,18 +136,23 @@ class TracedHooks:
             begins()
             result = function(module, *given)
             ends()
+            if result is not None:
+                returns()
             return result
 
         return Hook(hook.kind, hook.key, call, hook.with_kwargs)
 
     def _notes(self, name: str, key: int) -> tuple[Callable[[], None], ...]:
-        return lambda: self.inside.append(key), lambda: self.inside.remove(key), lambda: self.observed.append((name, key))
+        return (
+            lambda: self.inside.append(key),
+            lambda: self.inside.remove(key),
+            lambda: self.observed.append((name, key)),
+            lambda: self.valued.add(key),
+        )
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """While Dynamo captures."""
-        with without_global_hooks(), noted_changes(self._changed):
-            yield
+    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
+        """While Dynamo captures ``model``."""
+        return noted_changes(self._changed, ASSIGNED, names_of_modules(model))
 
     def _changed(self) -> None:
         if self.inside and self.inside[-1] not in self.known:
@@ -148,7 +160,7 @@ class TracedHooks:
 
     def restart(self) -> None:
         """Dynamo begins, maybe anew."""
-        self.observed, self.inside, self.found = [], [], set()
+        self.observed, self.inside, self.found, self.valued = [], [], set(), set()
 
     @property
     def watched(self) -> tuple[Watched, ...] | None:

@@ -11,9 +11,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from fxshard._torch_compat.hooks import TABLES
+from fxshard.errors import TraceError
 
 
 def rebind(copied: nn.Module, memo: Mapping[int, Any]) -> None:
@@ -24,10 +25,10 @@ def rebind(copied: nn.Module, memo: Mapping[int, Any]) -> None:
         for table in (state, *(state[name] for name in TABLES)):
             for name, value in list(table.items()):
                 if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-                    table[name] = _rebound(value, memo, done)
+                    table[name] = rebound(value, memo, done)
 
 
-def _rebound(value: Any, memo: Mapping[int, Any], done: dict[int, Any]) -> Any:
+def rebound(value: Any, memo: Mapping[int, Any], done: dict[int, Any]) -> Any:
     """``value`` for the copy: itself where it reads nothing that was copied."""
     if id(value) in memo:
         value = memo[id(value)]
@@ -36,15 +37,13 @@ def _rebound(value: Any, memo: Mapping[int, Any], done: dict[int, Any]) -> Any:
     if isinstance(value, types.FunctionType):
         return _function(value, memo, done)
     if isinstance(value, types.MethodType):
-        function, owner = _rebound(value.__func__, memo, done), _rebound(value.__self__, memo, done)
+        function, owner = rebound(value.__func__, memo, done), rebound(value.__self__, memo, done)
         return value if function is value.__func__ and owner is value.__self__ else types.MethodType(function, owner)
     if isinstance(value, functools.partial):
-        args = [_rebound(a, memo, done) for a in value.args]
-        return functools.partial(
-            _rebound(value.func, memo, done), *args, **{k: _rebound(v, memo, done) for k, v in value.keywords.items()}
-        )
+        args = [rebound(a, memo, done) for a in value.args]
+        return functools.partial(rebound(value.func, memo, done), *args, **{k: rebound(v, memo, done) for k, v in value.keywords.items()})
     if type(value) in (list, tuple):
-        items = [_rebound(item, memo, done) for item in value]
+        items = [rebound(item, memo, done) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
     return value
 
@@ -59,10 +58,10 @@ def _function(function: types.FunctionType, memo: Mapping[int, Any], done: dict[
             value = old.cell_contents
         except ValueError:  # nothing is in it yet
             continue
-        cell.cell_contents = _rebound(value, memo, done)
+        cell.cell_contents = rebound(value, memo, done)
         changed |= cell.cell_contents is not value
-    new.__defaults__ = None if function.__defaults__ is None else tuple(_rebound(v, memo, done) for v in function.__defaults__)
-    new.__kwdefaults__ = {k: _rebound(v, memo, done) for k, v in (function.__kwdefaults__ or {}).items()} or None
+    new.__defaults__ = None if function.__defaults__ is None else tuple(rebound(v, memo, done) for v in function.__defaults__)
+    new.__kwdefaults__ = {k: rebound(v, memo, done) for k, v in (function.__kwdefaults__ or {}).items()} or None
     changed |= any(a is not b for a, b in zip(new.__defaults__ or (), function.__defaults__ or (), strict=True))
     changed |= any(a is not b for a, b in zip((new.__kwdefaults__ or {}).values(), (function.__kwdefaults__ or {}).values(), strict=True))
     new.__dict__.update(function.__dict__)
@@ -71,7 +70,24 @@ def _function(function: types.FunctionType, memo: Mapping[int, Any], done: dict[
     return done[id(function)]
 
 
-def closed_over(model: nn.Module) -> dict[int, str]:
+def parameter_names(fake_model: nn.Module, captured: fx.GraphModule) -> dict[str, str]:
+    """Dynamo's mangled names -> the model's FQNs, matched by identity; raises TraceError for a parameter that is not the model's."""
+    fqn = {}
+    for items in (fake_model.named_parameters(), fake_model.named_buffers()):
+        fqn.update({id(value): name for name, value in items})
+    names = {}
+    for items in (captured.named_parameters(remove_duplicate=False), captured.named_buffers(remove_duplicate=False)):
+        names.update({name: fqn.get(id(value), name) for name, value in items})
+    others = [(name, p) for name, p in captured.named_parameters() if id(p) not in fqn]
+    if others:
+        name, parameter = others[0]
+        what = f"the forward reads a parameter that the model does not hold: {_closed_over(fake_model).get(id(parameter), name)}"
+        remedy = "register the module that holds it as a submodule (self.other = other), so that it can be sharded, saved and trained"
+        raise TraceError(f"{what}, of shape {tuple(parameter.shape)}", where=type(model).__name__, remedy=remedy)
+    return names
+
+
+def _closed_over(model: nn.Module) -> dict[int, str]:
     """By id, parameters of modules that functions of ``model``'s modules close over: the variable and the parameter's name in it."""
     found: dict[int, str] = {}
     for module in model.modules():

@@ -39,8 +39,10 @@ from fxshard._torch_compat import (
 )
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
+from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
-from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
+from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
+from fxshard.passes.assigned import write_assigned
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -53,7 +55,7 @@ from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_pa
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
-from fxshard.passes.rebind import closed_over, rebind
+from fxshard.passes.rebind import parameter_names, rebind
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
@@ -88,7 +90,7 @@ def trace(
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
     hooks = TracedHooks(observe, train)
-    with readable_errors(type(model).__name__), _grad(train), without_code():
+    with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks():
         try:
             joint, names, out_spec = hooks.settle(lambda: _capture(model, arguments, train, {}, mixed_precision, hooks))
         except FxshardError:
@@ -146,7 +148,7 @@ def _capture(
         all_functions(),
         kernels_captured(),
         noted(fake_model),
-        hooks.watching(),
+        hooks.watching(fake_model),
         without_guards(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
@@ -161,10 +163,11 @@ def _capture(
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     spell_flex_attention(captured)
-    names = _parameter_names(model, fake_model, captured)
+    names = parameter_names(fake_model, captured)
     with again():
         spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
+    write_assigned(captured, fake_model, names)
     if precision is not None:
         given = [a for a in given if not _is_bound(a)]
         spell_casts(captured, masters, flat, given, precision)
@@ -204,6 +207,9 @@ def check_call(model: Any, args: Any) -> None:
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
         raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
     for name, module in model.named_modules():
+        if getattr(vars(module).get("forward"), "sharded", False):
+            what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
+            raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
@@ -314,23 +320,6 @@ def tied_names(model: nn.Module) -> dict[str, str]:
             else:
                 first[id(value)] = name
     return aliases
-
-
-def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.GraphModule) -> dict[str, str]:
-    """Dynamo's mangled names -> the model's FQNs, matched by identity; raises TraceError for a parameter that is not the model's."""
-    fqn = {}
-    for items in (fake_model.named_parameters(), fake_model.named_buffers()):
-        fqn.update({id(value): name for name, value in items})
-    names = {}
-    for items in (captured.named_parameters(remove_duplicate=False), captured.named_buffers(remove_duplicate=False)):
-        names.update({name: fqn.get(id(value), name) for name, value in items})
-    others = [(name, p) for name, p in captured.named_parameters() if id(p) not in fqn]
-    if others:
-        name, parameter = others[0]
-        what = f"the forward reads a parameter that the model does not hold: {closed_over(fake_model).get(id(parameter), name)}"
-        remedy = "register the module that holds it as a submodule (self.other = other), so that it can be sharded, saved and trained"
-        raise TraceError(f"{what}, of shape {tuple(parameter.shape)}", where=type(model).__name__, remedy=remedy)
-    return names
 
 
 def _tidy(joint: fx.GraphModule) -> None:

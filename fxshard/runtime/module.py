@@ -7,6 +7,7 @@ parameters as they lie.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.calls import graded
+from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
 from fxshard.hardware import Hardware
@@ -34,6 +35,7 @@ from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.names import Names
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
+from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
@@ -42,10 +44,13 @@ from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.bind import bind, mesh_device
+from fxshard.runtime.called_hooks import HookCall, call_hooks, hook_calls
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.loading import take_whole_values
+from fxshard.runtime.module_state import Held, Hooks, ModuleState, same_hooks
 from fxshard.runtime.options import (
     check_choice,
     check_device_mesh,
@@ -57,7 +62,7 @@ from fxshard.runtime.options import (
     check_source,
     check_unused,
 )
-from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
+from fxshard.runtime.parameters import planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
 from fxshard.sharding_plan import ShardingPlan
@@ -142,6 +147,7 @@ def parallelize(
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
+    take_whole_values(model)
     model.forward = forward
     return model
 
@@ -184,7 +190,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Made:
-    """A program that was made, and for what: the structure of the arguments and the modules' attributes.
+    """A program that was made, and for what: the structure of the arguments, the modules' attributes and hooks.
 
     ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
     program is looked up exactly.
@@ -194,15 +200,24 @@ class Made:
     attributes: Attributes
     runner: Runner
     graph: PlanningGraph
+    hooks: Hooks = ()
+    called: tuple[HookCall, ...] | None = None
     unread: set[tuple[int, str]] = field(default_factory=set)
 
-    def serves(self, spec: pytree.TreeSpec, now: Attributes) -> bool:
-        return self.spec == spec and differing(self.attributes, now) <= self.unread
+    def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
+        return self.spec == spec and same_hooks(self.hooks, hooks) and differing(self.attributes, now) <= self.unread
 
-    def also_for(self, now: Attributes) -> Made:
-        """The same program for other attributes, its graph having been found to be the same."""
-        self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
-        return replace(self, attributes=now)
+    def also_for(self, now: Attributes, hooks: Hooks, called: tuple[HookCall, ...] | None) -> Made:
+        """The same program for other attributes and hooks, its graph having been found to be the same."""
+        if same_hooks(self.hooks, hooks):
+            self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
+        return replace(self, attributes=now, hooks=hooks, called=called)
+
+    def moved(self, model: nn.Module) -> Made:
+        """The same program for a copy of the module that it was made for."""
+        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout)
+        called = hook_calls(model, self.graph.watched)
+        return replace(self, runner=runner, called=called, unread=set(self.unread))
 
 
 @dataclass(eq=False)
@@ -217,29 +232,42 @@ class ShardedForward:
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
         self.device = mesh_device(self.device_mesh)
-        self.attributes = AttributeReader(self.model)
-        self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
-        self.accumulation = Accumulation(self.places, self.settings.compiler, self.settings.rng, self.settings.debug)
+        self.sharded = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Begins to look at the modules that there are."""
+        self.state = ModuleState(self.model, self.device_mesh)
+        self.attributes = AttributeReader(self.model)
+        self.accumulation = Accumulation(self.state.places, self.settings.compiler, self.settings.rng, self.settings.debug)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten_call(args, kwargs)
-        trained = graded(self.places)
-        train = torch.is_grad_enabled() and (True in trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
-        now = self.attributes.now()
-        for made in self.runners.get(self._key(leaves, trained if train else None), ()):
-            if made.serves(spec, now):
+        if not self.state.same_parts():
+            self._refresh()
+        held = self.state.held()
+        train = torch.is_grad_enabled() and (True in held.trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
+        now, hooks = self.attributes.now(), self.state.hooks()
+        for made in self.runners.get(self._key(leaves, held, train), ()):
+            if made.serves(spec, now, hooks):
                 break
         else:
             made = self.prepare(args, kwargs, train)
-        if train and self.accumulation.defers():
-            return self.accumulation.runner(made.runner, made.graph)(leaves)
-        return made.runner(leaves)
+        deferred = train and self.accumulation.defers()
+        run = self.accumulation.runner(made.runner, made.graph) if deferred else made.runner
+        return call_hooks(made.called, run(leaves))
+
+    def _refresh(self) -> None:
+        """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
+        self.runners.clear()
+        self.watch()
+        take_whole_values(self.model)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
-        first = not self.runners
+        first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         alike = versions() if first else {}
         if first and self.settings.src_data_rank == "same":
@@ -252,14 +280,15 @@ class ShardedForward:
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
-        key, attributes = self._key(leaves, graded(self.places) if train else None), self.attributes.now()
-        for made in self.runners.get(key, ()):
+        attributes, hooks, called = self.attributes.now(), self.state.hooks(), hook_calls(self.model, graph.watched)
+        for made in [] if first else self.runners.get(self._key(leaves, self.state.held(), train), []):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
-                self.runners[key].append(made.also_for(attributes))
-                return made
+                also = made.also_for(attributes, hooks, called)
+                self.runners[self._key(leaves, self.state.held(), train)].append(also)
+                return also
         if not first:
             announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
-        with plain_arithmetic(self.device.type):
+        with plain_arithmetic(self.device.type), without_global_hooks():
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
             program = self._lower(graph, plan, dump)
@@ -267,16 +296,17 @@ class ShardedForward:
             if first:
                 source = self.settings.src_data_rank
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                self.sharded = True
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
-        made = Made(spec, attributes, runner, graph)
-        self.runners.setdefault(key, []).append(made)
+        made = Made(spec, attributes, runner, graph, hooks, called)
+        self.runners.setdefault(self._key(leaves, self.state.held(), train), []).append(made)
         return made
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision)
+        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, observe=True)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
@@ -367,9 +397,8 @@ class ShardedForward:
         runners = dict.fromkeys(made.runner for found in self.runners.values() for made in found)
         return tuple(runner.program for runner in runners)
 
-    def _key(self, leaves: Sequence[Any], trained: tuple[bool, ...] | None) -> tuple[Any, ...]:
-        """``trained``: for each parameter whether it requires a gradient; None for inference."""
-        return trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+    def _key(self, leaves: Sequence[Any], held: Held, train: bool) -> tuple[Any, ...]:
+        return held.trained if train else None, held.lies, _autocast(self.device.type), tuple(map(leaf_key, leaves))
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:
@@ -386,11 +415,30 @@ class ShardedForward:
             state.pop("forward", None)
             state.update(kept)
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        what = "the module is parallelized already, so that it cannot be copied, planned or parallelized again"
-        raise RunError(
-            what, remedy="plan and copy the model before parallelize; for other options build it anew and move weights by state_dict"
-        )
+    def __deepcopy__(self, memo: Any) -> ShardedForward:
+        """For a copy of the module; it comes to life when it is first asked something, the copy being complete then."""
+        if id(self.model) not in memo:
+            raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
+        new = object.__new__(ShardedForward)
+        replaced = rebound(copy.deepcopy(self.replaced, memo), memo, {})
+        vars(new).update(model=memo[id(self.model)], device_mesh=self.device_mesh, settings=self.settings, origin=(self, replaced))
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        origin = vars(self).pop("origin", None)
+        if origin is None:
+            raise AttributeError(name)
+        self._settle(*origin)
+        return getattr(self, name)
+
+    def _settle(self, origin: ShardedForward, replaced: Any) -> None:
+        """Programs of its own for those of ``origin``, which run the same compiled code."""
+        self.runners = {}
+        self.__post_init__()
+        self.replaced, self.sharded = replaced, True
+        hooks = self.state.hooks()
+        for key, found in origin.runners.items():
+            self.runners[key] = [made.moved(self.model) for made in found if same_hooks(made.hooks, hooks) or not made.hooks]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RunError("a parallelized module cannot be pickled", remedy="save it by fxshard.save_checkpoint")
