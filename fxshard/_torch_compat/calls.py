@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
 
 _KEYS = torch._C.DispatchKey
@@ -54,6 +55,11 @@ def held(owner: torch.nn.Module, key: str) -> torch.Tensor:
 def graded(places: Sequence[tuple[torch.nn.Module, str]]) -> tuple[bool, ...]:
     """Which of the parameters at ``places``, (owner, attribute), require a gradient."""
     return tuple([held(owner, key).requires_grad for owner, key in places])
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) or a level of forward-mode derivatives is around the call."""
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def buffer_of(owner: torch.nn.Module, key: str) -> torch.Tensor | None:

@@ -102,6 +102,11 @@ def any_global_hooks() -> bool:
     return any(_GLOBAL.values())
 
 
+def waits_for_gradient(parameter: torch.Tensor) -> bool:
+    """Whether a leaf has hooks of its own: ``register_hook``, ``register_post_accumulate_grad_hook``."""
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def has_gradient_hooks(value: torch.Tensor) -> bool:
     """Whether somebody waits for the gradient of a tensor that is no leaf."""
     return not value.is_leaf and (bool(value._backward_hooks) or value.retains_grad)

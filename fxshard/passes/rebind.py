@@ -83,7 +83,7 @@ def parameter_names(fake_model: nn.Module, captured: fx.GraphModule) -> dict[str
         name, parameter = others[0]
         what = f"the forward reads a parameter that the model does not hold: {_closed_over(fake_model).get(id(parameter), name)}"
         remedy = "register the module that holds it as a submodule (self.other = other), so that it can be sharded, saved and trained"
-        raise TraceError(f"{what}, of shape {tuple(parameter.shape)}", where=type(model).__name__, remedy=remedy)
+        raise TraceError(f"{what}, of shape {tuple(parameter.shape)}", where=type(fake_model).__name__, remedy=remedy)
     return names
 
 

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import PlanError
 from fxshard.layout import Layout
+from fxshard.runtime.fields import weight_fields
+from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.parameters import sharded
 
 _TAKES: WeakSet[nn.Module] = WeakSet()
@@ -29,11 +31,17 @@ def take_whole_values(model: nn.Module) -> None:
 
 
 def _cut(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Raises PlanError for a DTensor that is to be assigned (``assign=True``) and does not lie as its parameter."""
+    """Raises PlanError for a DTensor that is to be assigned (``assign=True``) and does not lie as its parameter, RunError for whole
+    values that differ among the ranks."""
     assign = bool(metadata.get("assign_to_params_buffers"))
     if assign:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             _check_assigned(name, parameter, state.get(prefix + name))
+    forward = vars(module).get("forward")
+    if getattr(forward, "sharded", False):
+        given = {name: state.get(prefix + name) for name, _ in module.named_parameters(remove_duplicate=False)}
+        plain = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        compare(weight_fields(plain), ranks=mesh_ranks(forward.device_mesh), timeout=forward.settings.timeout)
     with torch.no_grad():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             value = state.get(prefix + name)

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
@@ -62,12 +63,13 @@ from fxshard.runtime.options import (
     check_source,
     check_unused,
 )
-from fxshard.runtime.parameters import planned_layouts, shard_parameters
+from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
+TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
@@ -137,6 +139,7 @@ def parallelize(
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
     check_call(model, example_args)
+    check_gradient_hooks(model)
     check_device_mesh(device_mesh)
     settings = _settings(options)
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
@@ -244,6 +247,10 @@ class ShardedForward:
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if transformed():
+            raise RunError(
+                "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM
+            )
         leaves, spec = flatten_call(args, kwargs)
         if not self.state.same_parts():
             self._refresh()

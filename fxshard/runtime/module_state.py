@@ -75,13 +75,15 @@ class ModuleState:
         return self.last
 
     def _lies(self, place: int, value: torch.Tensor) -> Any:
-        if isinstance(value, DTensor) and value.device_mesh == self.device_mesh:
+        settled = isinstance(value, DTensor) and not any(p.is_partial() for p in value.placements)
+        if settled and value.device_mesh == self.device_mesh:
             return value.placements, value.dtype, value.shape
         name = self.name(place)
         if isinstance(value, DTensor):
-            what = f"parameter {name} lies on another mesh, {value.device_mesh}"
+            lies = f"on another mesh, {value.device_mesh}" if settled else f"in {value.placements}, a sum that is pending"
+            what = f"parameter {name}, put there after parallelize, lies {lies}"
         else:
-            what = f"parameter {name} is a plain tensor, it was put into the module after parallelize"
+            what = f"parameter {name} is a plain tensor, put there after parallelize (or by functional_call)"
         make = f"torch.distributed.tensor.distribute_tensor(value, device_mesh, placements) for the mesh {self.device_mesh}"
         raise RunError(what, where=name, remedy=f"put it there before parallelize, or as a DTensor: {make}")
 
