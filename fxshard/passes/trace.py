@@ -282,6 +282,8 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
     memo: dict[int, Any] = {}
     for module in model.modules():
+        for value in module.parameters(recurse=False):  # those of functional_call are of other types
+            memo.setdefault(id(value), nn.Parameter(fake_tensor(value, mode, False), value.requires_grad and train))
         for value in (*own_tensors(module), *plain_tensors(module).values()):
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))

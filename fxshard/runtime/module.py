@@ -448,7 +448,7 @@ class ShardedForward:
             self.runners[key] = [made.moved(self.model) for made in found if same_hooks(made.hooks, hooks) or not made.hooks]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be pickled", remedy="save it by fxshard.save_checkpoint")
+        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it by fxshard.save_checkpoint")
 
 
 def _autocast(device_type: str) -> Any:

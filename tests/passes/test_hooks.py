@@ -107,7 +107,10 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential, Kept], Any], str]] = {
         lambda m, kept: m[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,)),
         r"the backward hook <lambda> \(.*test_hooks.py:\d+\) of 2 (.|\n)*register_hook on its parameters",
     ),
-    "backward pre": (lambda m, kept: m[0].register_full_backward_pre_hook(lambda module, out: out), "the backward pre-hook <lambda> .* of 0 "),
+    "backward pre": (
+        lambda m, kept: m[0].register_full_backward_pre_hook(lambda module, out: out),
+        "the backward pre-hook <lambda> .* of 0 ",
+    ),
 }
 
 
