@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -93,9 +95,12 @@ def is_capturing() -> bool:
     return torch.compiler.is_compiling()
 
 
-def any_hooks(module: nn.Module) -> bool:
-    state = vars(module)
-    return bool(state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"] or state["_backward_pre_hooks"])
+def any_hooks(states: Sequence[dict[str, Any]]) -> bool:
+    """Whether one of the modules whose ``vars`` are given has a hook."""
+    return any(chain.from_iterable(map(_HOOKS, states)))
+
+
+_HOOKS = itemgetter(*TABLES)
 
 
 def any_global_hooks() -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat.calls import buffer_of, held
+from fxshard._torch_compat.calls import held_buffers_of, held_parameters_of, parts_of
 from fxshard._torch_compat.hooks import Hook, any_global_hooks, any_hooks, global_hooks, hooks_of
 from fxshard._torch_compat.shards import spec_or_none
 from fxshard.errors import RunError
@@ -44,35 +44,30 @@ class ModuleState:
     def refresh(self) -> None:
         """Takes the modules, parameters and buffers that there are now for the right ones."""
         self.modules = list(self.model.modules())
+        self.states = [vars(module) for module in self.modules]
         self.places: Places = tuple((owner, key) for owner, key, _ in held_parameters(self.model))
         self.buffers: Places = tuple(
             (module, key) for module in self.modules for key, _ in module.named_buffers(recurse=False, remove_duplicate=False)
         )
-        self.parts = [self._part(module) for module in self.modules]
+        self.tables = [[(vars(owner), key) for owner, key in places] for places in (self.places, self.buffers)]
+        self.parts = parts_of(self.states)
         self.last: Held | None = None
-
-    @staticmethod
-    def _part(module: nn.Module) -> tuple[list[nn.Module | None], list[str]]:
-        children, parameters = vars(module)["_modules"], vars(module)["_parameters"]
-        return [*children.values()], [*parameters]
 
     def same_parts(self) -> bool:
         """Whether the model is made of the modules and parameters that it was made of; their values do not matter."""
-        return all(self._part(module) == part for module, part in zip(self.modules, self.parts, strict=True))
+        return parts_of(self.states) == self.parts
 
     def held(self) -> Held:
         """Raises RunError for a parameter that is no DTensor on the mesh."""
-        parameters = [held(owner, key) for owner, key in self.places]
-        trained = tuple([p.requires_grad for p in parameters])
-        specs, buffers = [*map(spec_or_none, parameters)], [buffer_of(owner, key) for owner, key in self.buffers]
+        parameters, buffers = held_parameters_of(self.tables[0]), held_buffers_of(self.tables[1])
+        trained, specs = tuple([p.requires_grad for p in parameters]), [*map(spec_or_none, parameters)]
         last = self.last
         if last is None or not all(map(is_, specs, last.specs)) or not all(map(is_, buffers, last.buffers)):
             lies = (tuple(map(self._lies, range(len(parameters)), parameters)), tuple(map(_kind, buffers)))
-            self.last = Held(trained, specs, buffers, lies)
+            last = self.last = Held(trained, specs, buffers, lies)
         elif trained != last.trained:
-            self.last = Held(trained, specs, buffers, last.lies)
-        assert self.last is not None
-        return self.last
+            last = self.last = Held(trained, specs, buffers, last.lies)
+        return last
 
     def _lies(self, place: int, value: torch.Tensor) -> Any:
         settled = isinstance(value, DTensor) and not any(p.is_partial() for p in value.placements)
@@ -97,9 +92,8 @@ class ModuleState:
         found: list[tuple[int, Hook]] = []
         if any_global_hooks():
             found += [(-1, hook) for hook in global_hooks()]
-        for place, module in enumerate(self.modules):
-            if place and any_hooks(module):
-                found += [(place, hook) for hook in hooks_of(module)]
+        if any_hooks(self.states[1:]):
+            found += [(place, hook) for place, module in enumerate(self.modules) if place for hook in hooks_of(module)]
         return tuple(found)
 
 
