@@ -83,6 +83,7 @@ class TracedHooks:
             except Exception as error:
                 blamed = {self.inside[-1]} if self.inside else self.found - self.opaque.keys()
                 if not blamed:
+                    self._refuse_regions(error)
                     raise
                 said = next(iter(str(error).splitlines()), type(error).__name__)
                 self.opaque |= dict.fromkeys(sorted(blamed), said)
@@ -93,6 +94,17 @@ class TracedHooks:
                 self._warn()
                 return result
             self.changing |= self.found
+
+    def _refuse_regions(self, error: Exception) -> None:
+        """Raises TraceError for a hook in a part of the model with a graph of its own, out of which nothing comes but what it returns."""
+        called = [key for key in self.names if key in self.changing or key in self.opaque]
+        if self.observe and called and "Unsafe side effect" in str(error):
+            what = (
+                f"{self.names[called[0]]} would be called after the program, but its module may run within torch.utils.checkpoint or a loop"
+            )
+            raise TraceError(
+                what, remedy="take it off there; let the model return what it is to see, or plan with a memory_limit instead"
+            ) from error
 
     def _warn(self) -> None:
         if not self.observe:

@@ -51,7 +51,7 @@ from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
-from fxshard.runtime.module_state import Held, Hooks, ModuleState, same_hooks
+from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.options import (
     check_choice,
     check_device_mesh,
@@ -279,6 +279,7 @@ class ShardedForward:
         alike = versions() if first else {}
         if first and self.settings.src_data_rank == "same":
             alike |= weight_fields(weights)
+        alike |= hook_fields(self.state)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)

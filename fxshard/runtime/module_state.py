@@ -84,8 +84,12 @@ class ModuleState:
 
     def name(self, place: int) -> str:
         owner, key = self.places[place]
-        prefix = next((name for name, module in self.model.named_modules() if module is owner), "")
+        prefix = self.place(self.modules.index(owner))
         return f"{prefix}.{key}" if prefix else key
+
+    def place(self, index: int) -> str:
+        """The name of a module by its place among ``modules``."""
+        return next((name for name, module in self.model.named_modules() if module is self.modules[index]), "")
 
     def hooks(self) -> Hooks:
         """Those that take part in a program: not the model's own, which run around it."""
@@ -95,6 +99,12 @@ class ModuleState:
         if any_hooks(self.states[1:]):
             found += [(place, hook) for place, module in enumerate(self.modules) if place for hook in hooks_of(module)]
         return tuple(found)
+
+
+def hook_fields(state: ModuleState) -> dict[str, str]:
+    """For ``launch.compare``: a hook on one rank alone would have it make a program that others do not make."""
+    found = [f"{hook.kind} of {'all modules' if hook.everywhere else state.place(i)}" for i, hook in state.hooks()]
+    return {"hooks": ", ".join(found)} if found else {}
 
 
 def same_hooks(before: Hooks, now: Hooks) -> bool:

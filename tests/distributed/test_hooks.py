@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.checkpoint import checkpoint
 
 import fxshard
 from fxshard.errors import RunError, TraceError
@@ -174,8 +176,28 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class Within(nn.Module):
+    """Its layer is called in a part of the graph that is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
 def refused() -> None:
+    within = Within()
+    fxshard.parallelize(within, (batch(),), mesh(), compiler="eager")
+    within.layer.register_forward_hook(lambda module, args, out: KEPT.append(out))
+    with pytest.raises(TraceError, match=r"the forward hook .* of layer .* within torch.utils.checkpoint"):
+        within(batch())
     model = shard(net())
+    handle = model[0].register_forward_hook(lambda *_: None) if dist.get_rank() == 0 else model.register_forward_hook(lambda *_: None)
+    with pytest.raises(RunError, match=r"the ranks differ in hooks: rank 0: forward hook of 0; rank 1: \(none\)(.|\n)*on all ranks"):
+        model(batch())
+    handle.remove()
     for said, body in REFUSED.items():
         handle = model[0].register_forward_hook(lambda module, args, out, body=body: body(out))
         with pytest.raises(RunError, match=f"the forward hook .* of 0 {said}") as caught:
