@@ -85,6 +85,18 @@ class Watched:
 
 
 @dataclass(frozen=True)
+class TappedCall:
+    """A call of a module with backward hooks: which input of the graph (``taps[i]``) has the gradient of each of its positional arguments,
+    and of each of its results; None for what has no gradient. ``begins``, ``ends``: its places among all their beginnings and ends."""
+
+    module: str
+    given: tuple[int | None, ...]
+    out: tuple[int | None, ...]
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
 class PlanningGraph:
     """A traced model.
 
@@ -107,6 +119,8 @@ class PlanningGraph:
     """Values in which no pending sum may be taken: forms of gradients in a dtype in which the user wants none to be added up."""
     watched: tuple[Watched, ...] | None = None
     """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
+    tapped: tuple[TappedCall, ...] = ()
+    """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:

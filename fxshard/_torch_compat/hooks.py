@@ -90,6 +90,26 @@ def while_capturing(function: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
+def while_capturing_tensor(function: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """As ``while_capturing``, for a function of a tensor, of which it gets a fake."""
+    from torch._dynamo.comptime import comptime
+
+    def noted(context: Any) -> None:
+        function(context.get_local("value").as_fake())
+
+    def call(value: torch.Tensor) -> None:
+        comptime(noted)
+
+    return call
+
+
+def is_full(module: nn.Module, hook: Hook) -> bool:
+    """Whether a backward hook is one of ``register_full_backward_hook``, not of its predecessor."""
+    if hook.kind != BACKWARD:
+        return True
+    return bool(globals_of_modules._global_is_full_backward_hook if hook.everywhere else module._is_full_backward_hook)
+
+
 def is_capturing() -> bool:
     """Whether Dynamo captures the code that asks."""
     return torch.compiler.is_compiling()

@@ -22,15 +22,19 @@ from fxshard._torch_compat.changes import noted_changes
 from fxshard._torch_compat.hooks import (
     BACKWARD,
     BACKWARD_PRE,
+    FORWARD,
+    FORWARD_PRE,
     Hook,
     global_hooks,
     hooks_of,
     is_capturing,
+    is_full,
     set_hooks,
     while_capturing,
 )
 from fxshard.errors import FxshardError, TraceError
 from fxshard.passes.assigned import ASSIGNED, names_of_modules
+from fxshard.passes.tapped import TAPS, Taps
 from fxshard.planning_graph import Watched
 
 log = logging.getLogger("fxshard")
@@ -38,10 +42,8 @@ T = TypeVar("T")
 OF_TORCH = "torch.nn.utils."
 """torch's own hooks (weight_norm, spectral_norm, prune) write attributes that the forward reads: the graph is all that they do."""
 REMEDY_BACKWARD = (
-    "register it on the parallelized module itself, whose hooks run around the program, or register_hook on its parameters after "
-    "parallelize; or parallelize that submodule by itself"
+    "register_full_backward_hook on a submodule, or after parallelize on the module itself, whose hooks run around the program"
 )
-
 REMEDY_BOTH = (
     "make two hooks of it: one that returns the value, and one that returns None and changes objects; it is called after the program"
 )
@@ -71,6 +73,8 @@ class TracedHooks:
         self.found: set[int] = set()
         self.valued: set[int] = set()
         self.seen: list[Any] = []
+        self.left_out: set[int] = set()
+        self.taps = Taps()
 
     def settle(self, capture: Callable[[], T]) -> T:
         """What ``capture`` gives once it is known of each hook whether it is to be called afterwards."""
@@ -90,10 +94,11 @@ class TracedHooks:
                 continue
             for key in sorted(self.found & self.valued):
                 raise TraceError(f"{self.names[key]} returns a value and changes Python objects, too", remedy=REMEDY_BOTH)
-            if self.found <= self.changing:
+            settled = self.found <= self.changing
+            self.changing |= self.found
+            if self.taps.settled() and settled:
                 self._warn()
                 return result
-            self.changing |= self.found
 
     def _refuse_regions(self, error: Exception) -> None:
         """Raises TraceError for a hook in a part of the model with a graph of its own, out of which nothing comes but what it returns."""
@@ -108,7 +113,7 @@ class TracedHooks:
 
     def _warn(self) -> None:
         if not self.observe:
-            for key in (*self.changing, *self.opaque):
+            for key in sorted({*self.changing, *self.opaque, *self.left_out}):
                 log.warning("%s does what no plan does: only a parallelized module calls it, after its program", self.names[key])
 
     def install(self, model: nn.Module, copied: nn.Module) -> nn.Module:
@@ -117,16 +122,23 @@ class TracedHooks:
             hooks = (*(self.everywhere if name else ()), *hooks_of(module))
             originals = {h.key: h for h in hooks_of(own)}
             if hooks:
-                set_hooks(module, tuple(self._wrapped(name, h, originals.get(h.key, h)) for h in self._forward(name, hooks)))
+                wrapped = [self._wrapped(name, h, originals.get(h.key, h)) for h in hooks if h.kind in (FORWARD, FORWARD_PRE)]
+                set_hooks(module, (*wrapped, *self._backward(name, own, [h for h in hooks if h.kind in (BACKWARD, BACKWARD_PRE)])))
         return Captured(copied, self) if self.names else copied
 
-    def _forward(self, module: str, hooks: Sequence[Hook]) -> list[Hook]:
-        """Without those of the backward; raises TraceError where they would be called: on the way of a gradient."""
-        backward = [h for h in hooks if h.kind in (BACKWARD, BACKWARD_PRE)]
-        if backward and self.train:
-            what = f"{described(backward[0], module)} would not be called: a backward is one program, its modules are no calls"
-            raise TraceError(what, where=module, remedy=REMEDY_BACKWARD)
-        return [h for h in hooks if h.kind not in (BACKWARD, BACKWARD_PRE)]
+    def _backward(self, name: str, module: nn.Module, hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+        """What stands for the module's hooks of the backward; raises TraceError for the model's own and ``register_backward_hook``."""
+        if not hooks or not self.train:
+            return ()
+        for hook in hooks:
+            if not name or not is_full(module, hook):
+                what = f"{described(hook, name)} would not be called: a backward is one program"
+                raise TraceError(what, where=name or type(module).__name__, remedy=REMEDY_BACKWARD)
+            self.names[hook.key] = described(hook, name)
+        if self.observe:
+            return self.taps.hooks(name)
+        self.left_out.update(hook.key for hook in hooks)
+        return ()
 
     def _wrapped(self, name: str, hook: Hook, original: Hook) -> Hook:
         self.names[hook.key] = described(original, name)
@@ -173,6 +185,7 @@ class TracedHooks:
     def restart(self) -> None:
         """Dynamo begins, maybe anew."""
         self.observed, self.inside, self.found, self.valued = [], [], set(), set()
+        self.taps.restart()
 
     @property
     def watched(self) -> tuple[Watched, ...] | None:
@@ -191,9 +204,11 @@ class Captured(nn.Module):
     def __init__(self, model: nn.Module, hooks: TracedHooks) -> None:
         super().__init__()
         self.model, self.observe, self.seen, self.begins = model, hooks.observe, hooks.seen, while_capturing(hooks.restart)
+        self.queue = hooks.taps.queue
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.begins()
+        self.queue.extend(kwargs.pop(TAPS, ()))
         result = self.model(*args, **kwargs)
         return (result, list(self.seen)) if self.observe else result
 

@@ -61,6 +61,7 @@ from fxshard.passes.returned import let_go, noted, other_names, renamed, values_
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
+from fxshard.passes.tapped import TAPS, tap_name
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
@@ -103,10 +104,13 @@ def trace(
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
+    paths += map(tap_name, range(len(hooks.taps.known)))
     graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = renamed(graph.returned, other_names(model))
-    return replace(graph, constants=constants_of(args, kwargs), returned=returned, unreduced=marks, watched=hooks.watched)
+    return replace(
+        graph, constants=constants_of(args, kwargs), returned=returned, unreduced=marks, watched=hooks.watched, tapped=hooks.taps.tapped
+    )
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
@@ -134,7 +138,8 @@ def _capture(
     leaves = given if precision is None else [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not _is_bound(a)]
-    root = hooks.install(model, fake_model)
+    root, taps = hooks.install(model, fake_model), hooks.taps.inputs(mode)
+    named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
     captures = (
@@ -155,9 +160,10 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
         if len(flat) == len(leaves):
-            captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs)
+            captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs, **named)
         else:
-            captured = capture_dynamo_graph(_Bound(root, leaves, in_spec))(*flat)
+            captured = capture_dynamo_graph(_Bound(root, leaves, in_spec))(*flat, **named)
+    flat += taps
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
@@ -169,7 +175,7 @@ def _capture(
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:
-        given = [a for a in given if not _is_bound(a)]
+        given = [*(a for a in given if not _is_bound(a)), *taps]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
     return joint_graph(captured, flat, train, spelled), names, out_spec
@@ -184,12 +190,12 @@ class _Bound(nn.Module):
         self.bound = [leaf if _is_bound(leaf) else None for leaf in leaves]
         self.free = [i for i, leaf in enumerate(leaves) if not _is_bound(leaf)]
 
-    def forward(self, *free: Any) -> Any:
+    def forward(self, *free: Any, **taps: Any) -> Any:
         leaves = list(self.bound)
         for place, value in zip(self.free, free, strict=True):
             leaves[place] = value
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.model(*args, **kwargs)
+        return self.model(*args, **kwargs, **taps)
 
 
 INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

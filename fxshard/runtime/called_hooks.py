@@ -1,4 +1,4 @@
-"""Hooks of submodules that no graph can do, called after the program with the values that they would have seen."""
+"""Hooks of submodules that no graph can do, called after the program, or its backward, with the values that they would have seen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import versions_of
-from fxshard._torch_compat.hooks import Hook, global_hooks, has_gradient_hooks, hooks_of
+from fxshard._torch_compat.hooks import BACKWARD, BACKWARD_PRE, Hook, global_hooks, has_gradient_hooks, hooks_of
 from fxshard.errors import RunError
 from fxshard.passes.hooks import described
-from fxshard.planning_graph import Watched
+from fxshard.passes.tapped import tap_name
+from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,70 @@ def hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[Hoo
         own = {hook.key: hook for hook in hooks_of(module)}
         found.append(HookCall(module, call.module, own.get(call.key) or everywhere[call.key], call.opaque))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class BackwardHooks:
+    """The hooks of the backward of one call of a module, and the taps whose gradients they get."""
+
+    module: nn.Module
+    name: str
+    hooks: tuple[Hook, ...]
+    call: TappedCall
+
+    def events(self) -> list[tuple[int, Hook]]:
+        """Each hook and when it is called: as the backward comes to the end of the call, and as it leaves by its beginning."""
+        end = self.call.begins if any(i is not None for i in self.call.given) else self.call.ends
+        return [(self.call.ends, h) for h in self.hooks if h.kind == BACKWARD_PRE] + [(end, h) for h in self.hooks if h.kind == BACKWARD]
+
+    def __call__(self, hook: Hook, grads: Sequence[torch.Tensor | None]) -> None:
+        """Raises RunError where a hook returns other gradients: the backward has ended."""
+        out, given = (tuple(None if i is None else grads[i] for i in side) for side in (self.call.out, self.call.given))
+        if all(grad is None for grad in out):
+            return
+        result = hook.call(self.module, out) if hook.kind == BACKWARD_PRE else hook.call(self.module, given, out)
+        if result is not None:
+            what = f"{described(hook, self.name)} returns gradients, but a backward is one program, which has ended"
+            remedy = "return nothing from it, or register it on the parallelized module itself; hooks of parameters may change gradients"
+            raise RunError(what, where=self.name, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Tapping:
+    """The taps of a program: what they are, and whose hooks wait for their gradients."""
+
+    kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    calls: tuple[BackwardHooks, ...]
+    device: torch.device
+
+    def zeros(self) -> list[torch.Tensor]:
+        return [torch.zeros(shape, dtype=dtype, device=self.device, requires_grad=True) for shape, dtype in self.kinds]
+
+    def wait(self, taps: Sequence[torch.Tensor]) -> None:
+        """Calls the hooks once the backward has given all gradients, in the order in which it would have come by."""
+        events = [(event, call, hook) for call in self.calls for event, hook in call.events()]
+
+        def come(grads: Sequence[torch.Tensor | None]) -> None:
+            for _, call, hook in sorted(events, key=lambda e: -e[0]):
+                call(hook, grads)
+
+        if taps:
+            torch.autograd.graph.register_multi_grad_hook(taps, come)
+
+
+def tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Tapping | None:
+    """None for a program without taps."""
+    if not graph.tapped:
+        return None
+    everywhere, nodes = global_hooks(), {i.name: i.node for i in graph.inputs}
+    count = sum(i is not None for call in graph.tapped for i in (*call.given, *call.out))
+    values = [graph.by_name[nodes[tap_name(i)]].meta["val"] for i in range(count)]
+    calls = []
+    for call in graph.tapped:
+        module = model.get_submodule(call.module)
+        hooks = tuple(h for h in (*everywhere, *hooks_of(module)) if h.kind in (BACKWARD, BACKWARD_PRE))
+        calls.append(BackwardHooks(module, call.module, hooks, call))
+    return Tapping(tuple((tuple(v.shape), v.dtype) for v in values), tuple(calls), device)
 
 
 def call_hooks(calls: tuple[HookCall, ...] | None, result: Any) -> Any:

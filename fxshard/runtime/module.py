@@ -38,6 +38,7 @@ from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump
+from fxshard.passes.tapped import tap_name
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
@@ -45,7 +46,7 @@ from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.attributes import AttributeReader, Attributes, differing
 from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.called_hooks import HookCall, call_hooks, hook_calls
+from fxshard.runtime.called_hooks import HookCall, Tapping, call_hooks, hook_calls, tapping
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
@@ -205,22 +206,23 @@ class Made:
     graph: PlanningGraph
     hooks: Hooks = ()
     called: tuple[HookCall, ...] | None = None
+    taps: Tapping | None = None
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
         return self.spec == spec and same_hooks(self.hooks, hooks) and differing(self.attributes, now) <= self.unread
 
-    def also_for(self, now: Attributes, hooks: Hooks, called: tuple[HookCall, ...] | None) -> Made:
+    def also_for(self, now: Attributes, hooks: Hooks, called: tuple[HookCall, ...] | None, taps: Tapping | None) -> Made:
         """The same program for other attributes and hooks, its graph having been found to be the same."""
         if same_hooks(self.hooks, hooks):
             self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
-        return replace(self, attributes=now, hooks=hooks, called=called)
+        return replace(self, attributes=now, hooks=hooks, called=called, taps=taps)
 
     def moved(self, model: nn.Module) -> Made:
         """The same program for a copy of the module that it was made for."""
         runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout)
-        called = hook_calls(model, self.graph.watched)
-        return replace(self, runner=runner, called=called, unread=set(self.unread))
+        called, taps = hook_calls(model, self.graph.watched), self.taps and tapping(model, self.graph, self.taps.device)
+        return replace(self, runner=runner, called=called, taps=taps, unread=set(self.unread))
 
 
 @dataclass(eq=False)
@@ -264,7 +266,12 @@ class ShardedForward:
             made = self.prepare(args, kwargs, train)
         deferred = train and self.accumulation.defers()
         run = self.accumulation.runner(made.runner, made.graph) if deferred else made.runner
-        return call_hooks(made.called, run(leaves))
+        if made.taps is None:
+            return call_hooks(made.called, run(leaves))
+        taps = made.taps.zeros()
+        result = run([*leaves, *taps])
+        made.taps.wait(taps)
+        return call_hooks(made.called, result)
 
     def _refresh(self) -> None:
         """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
@@ -285,17 +292,21 @@ class ShardedForward:
         dump = self._dump(train)
         with self.original(), torch.set_grad_enabled(train):
             graph = trace_model(self._traced(args, kwargs, train), self.mesh, dump)
-        names = leaf_names(args, kwargs)
+        taps = tapping(self.model, graph, self.device)
+        zeros = [] if taps is None else taps.zeros()
+        names = [*leaf_names(args, kwargs), *map(tap_name, range(len(zeros)))]
         leaves, spec = flatten_call(args, kwargs)
-        named = dict(zip(names, leaves, strict=True))
+        named = dict(zip(names, [*leaves, *zeros], strict=True))
         attributes, hooks, called = self.attributes.now(), self.state.hooks(), hook_calls(self.model, graph.watched)
         for made in [] if first else self.runners.get(self._key(leaves, self.state.held(), train), []):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
-                also = made.also_for(attributes, hooks, called)
+                also = made.also_for(attributes, hooks, called, taps)
                 self.runners[self._key(leaves, self.state.held(), train)].append(also)
                 return also
         if not first:
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(names, leaves))
+            announce(
+                self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(leaf_names(args, kwargs), leaves)
+            )
         with plain_arithmetic(self.device.type), without_global_hooks():
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
@@ -309,7 +320,7 @@ class ShardedForward:
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
         runner = Runner(self.model, compiled, names, self.settings.timeout)
-        made = Made(spec, attributes, runner, graph, hooks, called)
+        made = Made(spec, attributes, runner, graph, hooks, called, taps)
         self.runners.setdefault(self._key(leaves, self.state.held(), train), []).append(made)
         return made
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 from torch.utils.checkpoint import checkpoint
 
 import fxshard
@@ -76,8 +76,10 @@ ON_SUBMODULES: dict[str, Register] = {
     "kept arguments": lambda m, seen: m[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach())),
     "a number": lambda m, seen: m[0].register_forward_hook(lambda module, args, out: seen.append(out.norm().item())),
     "all modules": lambda m, seen: register_module_forward_hook(lambda module, args, out: seen.append(type(module).__name__)),
-    "all arguments": lambda m, seen: register_module_forward_pre_hook(lambda module, args: seen.append(args[0].detach())),
+    "gradients": lambda m, seen: m[2].register_full_backward_hook(lambda module, given, out: seen.append((given, out))),
+    "all gradients": lambda m, seen: register_module_full_backward_hook(lambda module, given, out: seen.append((given, out))),
 }
+GRADIENTS_BEFORE: Register = lambda m, seen: m[0].register_full_backward_pre_hook(lambda module, out: seen.append(out))  # noqa: E731
 ON_THE_MODULE: dict[str, Register] = {
     "value": lambda m, seen: m.register_forward_hook(lambda module, args, kwargs, out: out.sin(), with_kwargs=True),
     "arguments": lambda m, seen: m.register_forward_pre_hook(square, with_kwargs=True),
@@ -110,19 +112,19 @@ def programs(model: Any) -> int:
     return len(getattr(model.forward, "programs", ()))
 
 
-def beside_one_device(register: Register, after: bool, compiler: str = "eager", rtol: float = 1e-9) -> list[int]:
-    have, saw, counts = told(net(), register, lambda m: shard(m, compiler), after)
+def beside_one_device(register: Register, after: bool) -> list[int]:
+    have, saw, counts = told(net(), register, shard, after)
     want, expected, _ = told(net(), register, lambda m: None, after)
     for one, other in zip(have, want, strict=True):
-        close(one, other, rtol)
-    close(saw, expected, rtol)
+        close(one, other)
+    close(saw, expected)
     return counts
 
 
 def hooks_of_submodules_before() -> None:
     """A hook that is taken away means another program; one whose program is known is not planned for again."""
-    for name in ("value", "arguments", "kept", "all modules"):
-        assert beside_one_device(ON_SUBMODULES[name], after=False) == [1, 2], name
+    for register in (*(ON_SUBMODULES[name] for name in ("value", "arguments", "kept")), GRADIENTS_BEFORE):
+        assert beside_one_device(register, after=False) == [1, 2]
 
 
 def hooks_of_submodules_after() -> None:
@@ -138,17 +140,17 @@ def hooks_of_the_module() -> None:
 
 
 def hooks_compiled() -> None:
-    """By Inductor, in float64; the loss is of what a hook has kept, which is an output of the program."""
-    for name in ("value", "kept"):
-        beside_one_device(ON_SUBMODULES[name], after=True, compiler="inductor")
+    """By Inductor, in float64; the loss is also of what a hook has kept, which is an output of the program."""
     seen: list[Seen] = [[], []]
     models = [net(), net()]
     for model, kept in zip(models, seen, strict=True):
         ON_SUBMODULES["kept"](model, kept)
+        ON_SUBMODULES["gradients"](model, kept)
     shard(models[0], "inductor")
     for model, kept in zip(models, seen, strict=True):
-        (model(batch()).sum() + kept[0][1].cos().sum()).backward()
+        (model(batch().requires_grad_()).sum() + kept[0][1].cos().sum()).backward()
     close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
+    close(*seen)
 
 
 def hooks_of_parameters() -> None:
@@ -205,9 +207,13 @@ def refused() -> None:
         assert "on the parallelized module itself" in str(caught.value)
         handle.remove()
     close(step(model), step(net()))
-    handle = model[2].register_full_backward_hook(lambda module, given, out: None)
-    with pytest.raises(TraceError, match=r"the backward hook .* of 2 would not be called"):
+    handle = model[2].register_full_backward_hook(lambda module, given, out: given)
+    with pytest.raises(RunError, match=r"the backward hook .* of 2 returns gradients(.|\n)*hooks of parameters"):
+        model(batch()).sum().backward()
+    model[0].register_backward_hook(print)
+    with pytest.raises(TraceError, match=r"the backward hook print of 0 would not be called(.|\n)*register_full_backward_hook"):
         model(batch())
+    model[0]._backward_hooks.clear()
     with torch.no_grad():
         close(model(batch()), net()(batch()))
     handle.remove()

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fxshard.errors import TraceError
 from fxshard.passes.trace import trace
-from fxshard.planning_graph import Watched
+from fxshard.planning_graph import TappedCall, Watched
 
 X = torch.randn(3, 4)
 Kept = list[Any]
@@ -103,13 +103,13 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential, Kept], Any], str]] = {
         lambda m, kept: m[0].register_forward_hook(lambda module, args, out: (kept.append(1), out * 2)[1]),
         r"the forward hook <lambda> \(.*test_hooks.py:\d+\) of 0 returns a value and changes Python objects(.|\n)*make two hooks",
     ),
-    "backward": (
-        lambda m, kept: m[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,)),
-        r"the backward hook <lambda> \(.*test_hooks.py:\d+\) of 2 (.|\n)*register_hook on its parameters",
+    "of the model": (
+        lambda m, kept: m.register_full_backward_hook(lambda module, given, out: None),
+        r"the backward hook <lambda> \(.*test_hooks.py:\d+\) of the model would not be called(.|\n)*after parallelize on the module itself",
     ),
-    "backward pre": (
-        lambda m, kept: m[0].register_full_backward_pre_hook(lambda module, out: out),
-        "the backward pre-hook <lambda> .* of 0 ",
+    "of another kind": (
+        lambda m, kept: m[0].register_backward_hook(lambda module, given, out: None),
+        r"the backward hook <lambda> .* of 0 would not be called(.|\n)*register_full_backward_hook",
     ),
 }
 
@@ -122,9 +122,39 @@ def test_what_is_refused(name: str) -> None:
         trace(model, (X,), observe=True)
     handle.remove()
     assert trace(model, (X,), observe=True).watched is None
-    if name.startswith("backward"):
-        register(model, [])
-        assert trace(model, (X,), train=False).hash == trace(net(), (X,), train=False).hash
+
+
+def test_gradients_that_hooks_see(caplog: pytest.LogCaptureFixture) -> None:
+    """They are those of inputs that are zero, one for each tensor that has a gradient; inner modules begin later and end sooner."""
+    model = nn.Sequential(net(), nn.Linear(2, 2))
+    with model[0].register_full_backward_pre_hook(print), model[0][2].register_full_backward_hook(print):
+        graph = trace(model, (X,), observe=True)
+        with caplog.at_level(logging.WARNING, "fxshard"):
+            assert trace(model, (X,)).hash == trace(nn.Sequential(net(), nn.Linear(2, 2)), (X,)).hash
+        assert "the backward hook print of 0.2 does what no plan does" in caplog.text
+        assert trace(model, (X,), train=False, observe=True).tapped == ()
+    assert graph.tapped == (TappedCall("0", (None,), (2,), 1, 4), TappedCall("0.2", (0,), (1,), 2, 3))
+    assert [i.name for i in graph.inputs_of("input")] == ["args[0]", "taps[0]", "taps[1]", "taps[2]"]
+    assert {"taps[0]", "taps[1]", "taps[2]"} <= {o.name for o in graph.outputs if o.kind == "gradient"}
+
+
+def test_a_module_that_returns_a_dict_has_no_place_for_them() -> None:
+    class Dict(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"x": x * 2}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.part = nn.Linear(4, 4), Dict()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(self.layer(x))["x"]
+
+    model = Net()
+    model.part.register_full_backward_hook(print)
+    with pytest.raises(TraceError, match="part has a backward hook and returns neither a tensor nor a tuple"):
+        trace(model, (X,), observe=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
