@@ -17,6 +17,7 @@ from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
+from fxshard.passes.at_sizes import program_at
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
@@ -29,7 +30,8 @@ from fxshard.runtime.options import check_pins, check_plan, check_unused
 from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
-from fxshard.runtime.values import program_values
+from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.shapes import dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
 
@@ -50,6 +52,7 @@ def plan(
     optimizer: Any = "none",
     cache: bool = True,
     mixed_precision: MixedPrecision | None = None,
+    dynamic_shapes: Any = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -75,6 +78,10 @@ def plan(
         cache: whether a plan that was made before, for the same of all this, is taken from disk, and this one kept there
             (``FXSHARD_CACHE_DIR`` says where, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` is cache=False for all).
         mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs.
+        dynamic_shapes: dims whose sizes may change, as ``torch.export`` takes them, or by path:
+            ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``; beside those that ``mark_dynamic`` marked. The plan is chosen at the example's
+            sizes, of placements that are legal at others too; ``plan.at(batch=4)`` says what it costs elsewhere
+            (docs/dynamic-shapes.md).
 
     The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
 
@@ -99,6 +106,7 @@ def plan(
         optimizer,
         cache,
         mixed_precision=check_mixed_precision(mixed_precision),
+        dynamic=dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None
@@ -129,16 +137,19 @@ def lower(
     rng: str = "fxshard",
     without: Sequence[str] = (),
     mixed_precision: MixedPrecision | None = None,
+    dynamic_shapes: Any = None,
 ) -> ShardedProgram:
     """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode.
 
     ``without``: names of passes after lowering to leave out; ``program.effects`` has what each did (docs/after-lowering.md).
     ``rng``: whose random numbers: ``"fxshard"``'s do not depend on the mesh; with ``"torch"`` each shard has its own, by torch's generator.
-    ``mixed_precision``: the one that the plan was made with.
+    ``mixed_precision``, ``dynamic_shapes``: those that the plan was made with; with the latter the program is for all their sizes.
     """
     check_call(model, example_args)
     check_plan(plan)
-    request = Request(model, tuple(example_args), dict(example_kwargs or {}), plan.train, mixed_precision=mixed_precision)
+    args, kwargs = tuple(example_args), dict(example_kwargs or {})
+    dims = dynamic_dims(model, args, kwargs, dynamic_shapes)
+    request = Request(model, args, kwargs, plan.train, mixed_precision=mixed_precision, dynamic=dims)
     return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng, without)
 
 
@@ -239,8 +250,9 @@ class Simulate:
         """
         check_reduction(reduction)
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
-        if weights is None and isinstance(lowered, ExportedProgram):
-            weights = lowered.weights
+        lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))
+        if weights is None and isinstance(model_or_program, ExportedProgram):
+            weights = model_or_program.weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
         return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
 

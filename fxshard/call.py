@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxshard._torch_compat.symbols import hint_of, is_symbolic
 from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
 
 
@@ -81,7 +82,10 @@ _KNOWN: dict[Hashable, Call] = {}
 
 
 def call_of(node: fx.Node) -> Call:
-    """The ``Call`` behind a graph node; the same object for nodes that look the same, for layers repeat and it is asked for often."""
+    """The ``Call`` behind a graph node; the same object for nodes that look the same, for layers repeat and it is asked for often.
+
+    Sizes that are symbols are symbols in it too.
+    """
     try:
         look = node.target, _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
         known = _KNOWN.get(look)
@@ -92,6 +96,25 @@ def call_of(node: fx.Node) -> Call:
         if len(_KNOWN) > KNOWN:
             _KNOWN.pop(next(iter(_KNOWN)))
     return known
+
+
+def example_call(node: fx.Node) -> Call:
+    """The ``Call`` behind a graph node, its symbolic sizes those of the example."""
+    call = call_of(node)
+    return call if is_hashable(call) else _at_example(call)
+
+
+def _at_example(value: Any) -> Any:
+    """``value`` with hints in the place of symbols."""
+    if is_symbolic(value):
+        return hint_of(value)
+    if isinstance(value, tuple):
+        return tuple(map(_at_example, value))
+    if isinstance(value, TensorMeta):
+        return TensorMeta(_at_example(value.shape), value.dtype)
+    if isinstance(value, Call):
+        return Call(value.op, *map(_at_example, (value.args, value.kwargs, value.operands, value.outputs)))
+    return value
 
 
 def _look(value: Any) -> Hashable:

@@ -69,6 +69,10 @@ class PlanError(FxshardError):
     """A plan that is for another model or mesh, or that is not legal."""
 
 
+class SizesError(PlanError):
+    """Sizes that a plan or a program for dynamic dims does not serve."""
+
+
 class FileError(FxshardError):
     """A file that is damaged, foreign or of an unknown version."""
 

@@ -11,10 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.symbols import surely
 from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
@@ -134,19 +137,31 @@ def placement_str(placement: Placement) -> str:
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
 
 
-@lru_cache(maxsize=65536)
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """(offset, length) of chunk ``index`` when ``size`` elements are cut over ``parts`` ranks."""
+    """(offset, length) of chunk ``index`` when ``size`` elements, a number or a symbol, are cut over ``parts`` ranks."""
+    return symbolic_chunk(size, parts, index) if isinstance(size, torch.SymInt) else _chunk(size, parts, index)
+
+
+@lru_cache(maxsize=65536)
+def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     step = -(-size // parts)
     offset = min(index * step, size)
     return offset, min(step, size - offset)
+
+
+def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
+    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others."""
+    step = -(-size // parts)
+    if surely(step * parts == size):
+        return index * step, step
+    offset = torch.sym_min(index * step, size)
+    return offset, torch.sym_min(step, size - offset)
 
 
 def chunk_lengths(size: int, parts: int) -> tuple[int, ...]:
     return tuple(chunk(size, parts, i)[1] for i in range(parts))
 
 
-@lru_cache(maxsize=65536)
 def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple[int, int]:
     """(offset, length) of a dim cut over several axes in turn; ``parts`` and ``indexes`` hold one entry an axis."""
     offset = 0
@@ -156,7 +171,6 @@ def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple
     return offset, size
 
 
-@lru_cache(maxsize=262144)
 def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, int]:
     nest = layout.nest_on(dim)
     if nest:
@@ -164,6 +178,9 @@ def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...]
         return 0, folded_piece(size, nest, mesh_shape) * math.prod(mesh_shape[a] for a in nest if a not in held)
     axes = layout.axes_on(dim)
     return extent(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
+
+
+_known_extent = lru_cache(maxsize=262144)(_dim_extent)
 
 
 def folded_piece(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> int:
@@ -175,7 +192,8 @@ def folded_piece(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> i
 
 def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
     """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; a folded one has no offset."""
-    return _dim_extent(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
+    known = _dim_extent if isinstance(size, torch.SymInt) else _known_extent
+    return known(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
 
 
 def local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
@@ -195,7 +213,7 @@ def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) 
 
 def is_emptied(local: Sequence[int], whole: Sequence[int]) -> bool:
     """Whether a dim that has elements in the whole has none on a rank; other dims may have none at all."""
-    return any(a == 0 != b for a, b in zip(local, whole, strict=True))
+    return any(a == 0 != b for a, b in zip(local, whole, strict=True) if isinstance(a, int))
 
 
 def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.names import Names, Place
 from fxshard.passes.planned_memory import planned_profile
 from fxshard.passes.recompute import expanded
+from fxshard.plan_at import PlanAt
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.sizes import size_text
+from fxshard.sizes_of_plan import plan_at
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4
@@ -63,6 +65,7 @@ class Origin:
         self.annotated, self.constraints, self._time_limit = annotated, constraints, time_limit
         self._formulation, self._session, self.cached = formulation, session, cached
         self._asked = annotated, constraints, objective
+        self._at: dict[tuple[tuple[str, int], ...], PlanAt] = {}
         self._within: tuple[Formulation, Solved] | None = None
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
@@ -94,6 +97,13 @@ class Origin:
         """As ``ShardingPlan.memory_profile``."""
         times = expanded(self.annotated, plan.recomputed).times
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
+
+    def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
+        """As ``ShardingPlan.at``."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._at:
+            self._at[key] = plan_at(plan, *self._asked, self._time_limit, sizes)
+        return self._at[key]
 
     def module_of(self, node: str) -> str | None:
         """As ``sharding_plan.Origin.module_of``."""

@@ -17,6 +17,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import hint_of, is_symbolic
+from fxshard.shapes import GraphFamily
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
@@ -121,6 +123,8 @@ class PlanningGraph:
     """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
     tapped: tuple[TappedCall, ...] = ()
     """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
+    family: GraphFamily | None = None
+    """The graph for all sizes of its dynamic dims, where it has any; ``module`` is it at the example's."""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -212,6 +216,11 @@ UNKNOWN = -1
 def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     """Sizes as numbers, UNKNOWN for those that only running tells."""
     return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
+
+
+def example_shape(shape: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes as numbers, those that are symbols as in the example."""
+    return tuple(hint_of(size) if is_symbolic(size) else size for size in shape)
 
 
 def shape_and_itemsize(node: fx.Node) -> tuple[tuple[int, ...], int]:

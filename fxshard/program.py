@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import expression
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
+from fxshard.shapes import Guard, broken
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.timeline import PassEffect
 
@@ -44,6 +47,22 @@ class ProgramCollective:
     dtype: str
     node: str
     serves: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
+
+    ``least``, ``most``: the range that the user gave; ``uneven``: whether its shards may have unequal lengths.
+    """
+
+    name: str
+    places: tuple[tuple[str, int], ...]
+    unit: int
+    value: torch.SymInt = field(compare=False)
+    least: int = 1
+    most: int | None = None
+    uneven: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,22 @@ class ShardedProgram:
     """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
     effects: tuple[PassEffect, ...] = ()
     """What each pass after lowering did; not in a program's file."""
+    sizes: tuple[ProgramSize, ...] = ()
+    """Its dynamic sizes: shapes, arguments and values hold expressions of their symbols, collectives tell of the example."""
+    guards: tuple[Guard, ...] = ()
+    """What it takes for granted of them."""
+
+    def refuses(self, sizes: Mapping[str, int]) -> str | None:
+        """Why it cannot run at these sizes, by name; None where it can."""
+        for one in self.sizes:
+            if sizes[one.name] % one.unit:
+                return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
+        guard = broken(self.guards, sizes)
+        return None if guard is None else f"the model or its lowering takes for granted that {guard}"
+
+    def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are at these sizes."""
+        return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""
@@ -84,6 +119,11 @@ class ShardedProgram:
     def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
         """The same program with other local graphs, and what they issue."""
         return replace(self, modules=modules, collectives=tuple(collectives))
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether ranks have graphs of their own, with dynamic sizes in them: what their compilers take for granted may differ."""
+        return bool(self.sizes) and len(self.modules) > 1
 
     @property
     def train(self) -> bool:

@@ -21,6 +21,7 @@ from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
 if TYPE_CHECKING:
     from fxshard.explanation import Explanation
     from fxshard.memory_profile import MemoryProfile
+    from fxshard.plan_at import PlanAt
     from fxshard.reasons import CollectiveReason
 
 FORMAT_VERSION = 4
@@ -154,6 +155,9 @@ class Origin(Protocol):
 
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
+
+    def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
+        """As ``ShardingPlan.at``."""
 
     def module_of(self, node: str) -> str | None:
         """The name of the module that returns just this value, if any; of several the outermost."""
@@ -300,6 +304,15 @@ class ShardingPlan:
         """What a device holds over time as the plan counts it, tensor by tensor: ``memory`` is the peak of it by kind, and
         ``fxshard.inspect.memory_table`` shows it. Raises PlanError as ``explain``; ``fxshard.program_memory`` takes a lowered program."""
         return self._maker().memory_profile(self)
+
+    def at(self, **sizes: int) -> PlanAt:
+        """This plan at other sizes of its dynamic dims, by name (``plan.at(batch=4, seq=8192)``): its objective there, the proven bound of
+        the best plan there, and so its regret; and the memory that it takes.
+
+        Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes, PlanError for a
+        plan that was read from a file or copied.
+        """
+        return self._maker().at(self, sizes)
 
     def _maker(self) -> Origin:
         if self.origin is None:

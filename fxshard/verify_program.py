@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import fx
 
+from fxshard._torch_compat.symbols import expression, is_symbolic, surely
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, local_shape
-from fxshard.planning_graph import GraphInput, GraphOutput, plain_shape
+from fxshard.planning_graph import GraphInput, GraphOutput, example_shape, plain_shape
 from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective, is_wait
 
 REMEDY = "this is a fault of the lowering pass; please report it"
@@ -38,6 +39,9 @@ def verify_program(program: ShardedProgram, *, deferred: bool = False) -> None:
         pending = ("gradient",) if deferred else ()
         _verify_ends(program, coordinate, program.outputs, results, *outputs, where, pending)
         _verify_collectives(program, graph, where)
+    settled = next((one for one in program.sizes if not is_symbolic(one.value) or not expression(one.value).free_symbols), None)
+    if settled is not None:
+        raise PlanError(f"lowering has settled the size {settled.name}, which is to be dynamic", remedy=REMEDY)
 
 
 def _verify_ends(
@@ -57,7 +61,8 @@ def _verify_ends(
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
         value = node.meta["val"]
         want = local_shape(shape, layout, program.mesh.shape, coordinate)
-        if plain_shape(value.shape) != want or str(value.dtype) != dtype:
+        alike = len(value.shape) == len(want) and all(surely(a == b) for a, b in zip(plain_shape(value.shape), want, strict=True))
+        if not alike or str(value.dtype) != dtype:
             what = f"{end.kind} {end.name} in {layout} is {tuple(value.shape)} {value.dtype}, not {want} {dtype}"
             raise PlanError(what, where=where, remedy=REMEDY)
         if isinstance(end, GraphOutput) and end.kind not in pending and layout.has_partial:
@@ -86,4 +91,4 @@ def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) ->
 def _signature(node: fx.Node) -> tuple[str, Any, tuple[int, ...], str]:
     buffer: Any = node.args[0]
     value = buffer.meta["val"]
-    return KINDS[node.target], node.args[-1], tuple(value.shape), str(value.dtype)
+    return KINDS[node.target], node.args[-1], example_shape(value.shape), str(value.dtype)

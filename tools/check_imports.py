@@ -27,6 +27,7 @@ def _rooms() -> dict[str, frozenset[str]]:
     base = {"errors", COMPAT, "sizes", "text_table"}
     plan = base | {
         "layout",
+        "shapes",
         "hardware",
         "mesh",
         "redistribution",
@@ -41,7 +42,8 @@ def _rooms() -> dict[str, frozenset[str]]:
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
     runtime = passes | {"passes"}
-    api = runtime | {"runtime", "inspect", "origin"}
+    origin = runtime | {"plan_at", "sizes_of_plan"}
+    api = origin | {"runtime", "inspect", "origin"}
     testing = api | {"api"}
     public = testing | {"testing"}
     rooms: dict[str, set[str]] = {
@@ -50,18 +52,22 @@ def _rooms() -> dict[str, frozenset[str]]:
         "text_table": set(),
         "timeline": set(),
         COMPAT: {"errors"},
+        "dynamic_text": {"errors"},
         "layout": base,
+        "shapes": base | {"layout"},
+        "plan_at": {"sizes"},
+        "sizes_of_plan": passes | {"passes", "plan_at"},
         "hardware": base | {"files"},
         "mesh": base | {"hardware"},
         "redistribution": base | {"layout", "mesh"},
-        "planning_graph": base,
+        "planning_graph": base | {"shapes"},
         "call": base | {"planning_graph"},
         "constraints": base | {"layout"},
         "files": {"errors"},
         "factory": {"errors"},
         "child_process": {"errors"},
         "memory_profile": {"errors"},
-        "sharding_plan": plan - {"sharding_plan"},
+        "sharding_plan": plan - {"sharding_plan"} | {"plan_at"},
         "program": plan,
         "archive": plan | {"program", "ops"},
         "ops": base,
@@ -72,11 +78,11 @@ def _rooms() -> dict[str, frozenset[str]]:
         "solve_file": {"errors", "files", "solver"},
         "passes": passes,
         "runtime": runtime,
-        "origin": runtime,
+        "origin": origin,
         "inspect": program,
         "api": api,
         "testing": testing | {PACKAGE},
-        "cli": public | {PACKAGE, "factory", "child_process", "solve_file"},
+        "cli": public | {PACKAGE, "factory", "child_process", "solve_file", "dynamic_text"},
         "__init__": public,
         "__main__": {"cli"},
     }

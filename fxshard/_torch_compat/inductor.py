@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +27,28 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], **o
     pack.register()
     pack.pack_in_place(module.graph)
     module.recompile()
-    with tracing(TracingContext(detect_fake_mode(list(inputs)))):
+    env = next((value.node.shape_env for value in inputs if isinstance(value, torch.SymInt)), None)
+    with tracing(TracingContext(detect_fake_mode(list(inputs)))), contextlib.nullcontext() if env is None else _any_size(env):
         return compile_fx_inner(module, list(inputs), **options)
+
+
+@contextlib.contextmanager
+def _any_size(env: Any) -> Iterator[None]:
+    """While Inductor compiles for symbols: whether a sum goes through a helper that adds up more precisely is asked of the example, and
+    not noted as a guard, for either is right."""
+    from torch._inductor.codegen.cpp import CppKernel
+
+    asked = CppKernel.need_use_acc_helper
+
+    def unnoted(*args: Any, **kwargs: Any) -> bool:
+        with env.suppress_guards():
+            return bool(asked(*args, **kwargs))
+
+    CppKernel.need_use_acc_helper = unnoted
+    try:
+        yield
+    finally:
+        CppKernel.need_use_acc_helper = asked
 
 
 def without_frames(compiled: Compiled) -> Compiled:

@@ -8,6 +8,7 @@ Whoever reads it compares two orders of one program; its sum is not the plan's o
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,12 +18,12 @@ from torch import fx
 from torch.distributed.tensor import Replicate
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import Call, call_of, is_hashable
+from fxshard.call import Call, example_call, is_hashable
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
-from fxshard.planning_graph import FREE, is_getitem
+from fxshard.planning_graph import FREE, example_shape, is_getitem
 from fxshard.program import KINDS, is_collective, is_wait
 from fxshard.sharding_plan import OpSpec
 from fxshard.timeline import DEVICE, Event, Timeline
@@ -89,7 +90,7 @@ def communication_time(node: fx.Node, mesh: Mesh) -> float:
 def bytes_sent(node: fx.Node, ranks: int) -> int:
     """Bytes that each of so many ranks sends in a collective of a local graph, by the ring forms."""
     buffer = node.all_input_nodes[0].meta["val"]
-    size = buffer.numel() * buffer.element_size()
+    size = math.prod(example_shape(buffer.shape)) * buffer.element_size()
     kind = KINDS[node.target]
     if kind == "all_reduce":
         return int(-(-2 * (ranks - 1) * size // ranks))
@@ -111,7 +112,7 @@ def operator_time(node: fx.Node, mesh: Mesh) -> float:
 def _operator_time(node: fx.Node, mesh: Mesh) -> float:
     if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or str(node.target) in FREE:
         return 0.0
-    call = call_of(node)
+    call = example_call(node)
     return _whole_time(call, mesh) if is_hashable(call) else _whole_time.__wrapped__(call, mesh)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import fx
@@ -16,6 +17,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
 from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
+from fxshard.shapes import GraphFamily, broken
 from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
@@ -48,7 +50,44 @@ class Annotated:
 
 
 def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
-    """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say."""
+    """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say.
+
+    Of a graph with dynamic dims those that are legal at other sizes too: what fits the example by chance is not offered.
+    """
+    found = _annotated(graph, mesh)
+    if graph.family is None:
+        return found
+    specs = dict(found.specs)
+    for sizes in probes(graph.family, mesh):
+        other = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh).specs
+        for name in specs.keys() & other.keys():
+            legal = set(other[name])
+            specs[name] = tuple(spec for spec in specs[name] if spec in legal)
+    return replace(found, specs=specs)
+
+
+PROBED = 2
+"""At how many other sizes a spec must be legal."""
+
+
+def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
+    """Sizes to ask at, different from dim to dim: multiples of the mesh's size by primes, or where shards may be uneven such as leave none
+    empty; those that tracing took for granted."""
+    count, found = math.prod(mesh.shape), []
+    primes = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+    for shift in range(len(primes)):
+        sizes = {}
+        for k, dim in enumerate(family.dims):
+            step = 1 if dim.uneven else count
+            size = step * primes[(shift + k) % len(primes)] + (count * count if dim.uneven else 0)
+            sizes[dim.name] = size if dim.most is None or size <= dim.most else max(dim.most // step, 1) * step
+        fits = all(dim.least <= sizes[dim.name] <= (dim.most or sizes[dim.name]) for dim in family.dims)
+        if fits and sizes not in found and broken(family.guards, sizes) is None:
+            found.append(sizes)
+    return found[:PROBED]
+
+
+def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     calls = _calls(graph)
     late = {n.name: cause for n in planned_nodes(graph) if n.op == "call_function" and (cause := run_time_cause(n))}
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})

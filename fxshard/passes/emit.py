@@ -10,10 +10,11 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Partial, Shard
 
-from fxshard.layout import Layout, ceil_shape, chunk, chunk_lengths
+from fxshard._torch_compat.symbols import surely
+from fxshard.layout import Layout, ceil_shape, chunk
 from fxshard.passes.folded import Passage, emit_passage
 from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.shaping import contiguous, cut_to, pad_to, piece, wait
+from fxshard.passes.shaping import alike, contiguous, cut_to, joined, pad_to, piece, wait
 from fxshard.redistribution import LOCAL_STEPS, Step, exchange_shape
 
 aten = torch.ops.aten
@@ -78,14 +79,10 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     collective = local.emit(c10d.all_gather_into_tensor.default, contiguous(local, pad_to(local, x, before_ceil)), n, group)
     gathered = wait(local, collective)
     result = local.local_shape(shape, after)
-    if dim == 0 and local.shape(gathered) == result:
+    if dim == 0 and alike(local.shape(gathered), result):
         return gathered, collective
-    lengths = chunk_lengths(result[dim], n)
-    pieces = []
-    for i, length in enumerate(lengths):
-        block = piece(local, gathered, 0, i * before_ceil[0], before_ceil[0])
-        pieces.append(cut_to(local, block, (*result[:dim], length, *result[dim + 1 :])))
-    return local.emit(aten.cat.default, pieces, dim), collective
+    blocks = [piece(local, gathered, 0, i * before_ceil[0], before_ceil[0]) for i in range(n)]
+    return joined(local, blocks, result, dim), collective
 
 
 def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
@@ -94,7 +91,8 @@ def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, sh
     dim = step.target.dim
     after, _, after_ceil, group, n = _shapes(local, step, layout, shape)
     op, divide = _reduce_op(step)
-    buffer = x if dim == 0 and local.shape(x) == (n * after_ceil[0], *after_ceil[1:]) else _stack_pieces(local, x, dim, n, after_ceil)
+    ready = dim == 0 and alike(local.shape(x), (n * after_ceil[0], *after_ceil[1:]))
+    buffer = x if ready else _stack_pieces(local, x, dim, n, after_ceil)
     collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
     result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
     return _mean(local, result, divide, n), collective
@@ -118,11 +116,7 @@ def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     collective = local.emit(c10d.all_to_all_single.default, stacked, [1] * n, [1] * n, group)
     arrived = wait(local, collective)
     result = local.local_shape(shape, after)
-    pieces = []
-    for i, length in enumerate(chunk_lengths(result[old], n)):
-        one = local.emit(aten.select.int, arrived, 0, i)
-        pieces.append(cut_to(local, one, (*result[:old], length, *result[old + 1 :])))
-    return local.emit(aten.cat.default, pieces, old), collective
+    return joined(local, [local.emit(aten.select.int, arrived, 0, i) for i in range(n)], result, old), collective
 
 
 def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
@@ -131,7 +125,7 @@ def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     dim = step.target.dim
     size = local.shape(x)[dim]
     length = chunk(size, local.mesh.shape[step.axis], local.coordinate[step.axis])[1]
-    if length == size:
+    if surely(length == size):
         return x, None
     positions = local.emit(aten.arange.default, length, dtype=torch.int64)
     indexes = local.emit(aten.add.Tensor, positions, local.start(size, step.axis))

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Partial
 
+from fxshard._torch_compat.symbols import surely
 from fxshard.layout import Layout, ceil_shape, chunk, dim_cut_by, folded_piece, local_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.local_graph import LocalGraph
@@ -106,7 +107,7 @@ class Passage:
         for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :]:
             n = self.mesh.shape[axis]
             found = [(start + offset, length) for start, size in found for offset, length in (chunk(size, n, i) for i in range(n))]
-        return [] if all(length == grid.piece for _, length in found) else found
+        return [] if all(surely(length == grid.piece) for _, length in found) else found
 
     @cached_property
     def whole(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, pytree
+from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN, plain_shape
@@ -35,57 +36,98 @@ CPU_SHAPES = frozenset(
 KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 """What a local node tells of the node that it comes from."""
 
-_RESULTS: dict[Any, Any] = {}
-_FAKE_OF: dict[Any, Any] = {}
+
+class Values:
+    """The values of calls, computed on meta tensors, and the fakes of ``mode`` that a finished graph has of them.
+
+    Layers repeat, so both are kept: by operator, shapes, strides, dtypes and constants.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._results: dict[Any, Any] = {}
+        self._fakes: dict[Any, Any] = {}
+
+    def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        """The value of an input."""
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+    def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
+        """The value of a call on nodes whose values are meta tensors or fakes."""
+        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        known = self._results
+        if key not in known:
+            values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
+            if reads_tensors and target not in CPU_SHAPES and keywords.get("device") is not None:
+                keywords = {**keywords, "device": torch.device("meta")}
+            with torch.no_grad():
+                on_meta = reads_tensors and target not in CPU_SHAPES
+                try:
+                    known[key] = target(*values, **keywords) if on_meta else self._on_cpu(target, values, keywords)
+                except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
+                    known[key] = self._on_cpu(target, values, keywords)
+            _bound(known)
+        return known[key]
+
+    def fake(self, value: Any) -> Any:
+        """The fake of a meta tensor, or of each in a structure; one of unknown size stays as it was traced."""
+        return self._fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, self._fake, value)
+
+    def _on_cpu(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        with self.mode:
+            value = target(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, _to_meta, value)
+
+    def _fake(self, value: torch.Tensor) -> Any:
+        if isinstance(value, FakeTensor):
+            return value
+        key = _key(value)
+        if key not in self._fakes:
+            with self.mode:
+                self._fakes[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            _bound(self._fakes)
+        return self._fakes[key]
 
 
-def meta_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
-    """The value of a call on meta tensors; layers repeat, so results are kept by operator, shapes, strides, dtypes and constants."""
-    key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
-    if key not in _RESULTS:
-        values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
-        if reads_tensors and target not in CPU_SHAPES and keywords.get("device") is not None:
-            keywords = {**keywords, "device": torch.device("meta")}
-        with torch.no_grad():
-            on_meta = reads_tensors and target not in CPU_SHAPES
-            try:
-                _RESULTS[key] = target(*values, **keywords) if on_meta else _on_cpu(target, values, keywords)
-            except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
-                _RESULTS[key] = _on_cpu(target, values, keywords)
-        _bound(_RESULTS)
-    return _RESULTS[key]
+NUMBERS = Values(FAKES)
+"""Of graphs whose sizes are numbers."""
+
+
+class SymbolicValues(Values):
+    """Of graphs in which sizes are symbols: fakes from the beginning, for plain meta tensors do not take symbols."""
+
+    def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        with self.mode:
+            return torch.empty(tuple(shape), dtype=dtype)
+
+    def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
+        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        if key not in self._results:
+            values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+            with self.mode, torch.no_grad(), symbolic_kernels():
+                self._results[key] = target(*values, **keywords)
+        return self._results[key]
 
 
 def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call on nodes of a graph that is finished, whose values are fakes."""
-    value = meta_result(target, args, kwargs, reads_tensors=True)
-    return _fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, _fake, value)
+    read = pytree.tree_leaves((args, kwargs))
+    mode = next((v.fake_mode for n in read if isinstance(n, fx.Node) and isinstance(v := n.meta.get("val"), FakeTensor)), FAKES)
+    known = NUMBERS if mode is FAKES else SymbolicValues(mode)
+    return known.fake(known.on_meta(target, args, kwargs, reads_tensors=True))
 
 
-def _on_cpu(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _fake, (args, kwargs))
-    with FAKES:
-        value = target(*args, **kwargs)
-    return pytree.tree_map_only(torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), value)
-
-
-def _fake(value: torch.Tensor) -> Any:
-    if isinstance(value, FakeTensor):  # of unknown size: as it was traced
-        return value
-    key = _key(value)
-    if key not in _FAKE_OF:
-        with FAKES:
-            _FAKE_OF[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        _bound(_FAKE_OF)
-    return _FAKE_OF[key]
+def _to_meta(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
     """A traced value as the graph keeps them while it grows; one of unknown size, or sparse, stays a fake."""
     if UNKNOWN in plain_shape(value.shape) or value.layout != torch.strided:
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return _to_meta(value)
 
 
 def _bound(cache: dict[Any, Any]) -> None:
@@ -98,10 +140,15 @@ def _key(value: Any) -> Any:
     if isinstance(value, fx.Node):
         value = value.meta["val"]
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype
+        return tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_key, value))
-    return type(value), value
+    return type(value), _size(value)
+
+
+def _size(value: Any) -> Any:
+    """A symbolic number as its expression, which unlike it can be compared without asking anything of its symbols."""
+    return expression(value) if is_symbolic(value) else value
 
 
 class LocalGraph:
@@ -111,32 +158,31 @@ class LocalGraph:
     of all size classes can be reordered alike.
     """
 
-    def __init__(self, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
-        self.mesh, self.coordinate = mesh, coordinate
+    def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
+        self.mesh, self.coordinate, self.known = mesh, coordinate, known
         self.graph = fx.Graph()
         self.origin: fx.Node | None = None
         self.turn = 0
         self._axis_index: dict[int, fx.Node] = {}
-        self._offsets: dict[tuple[int, tuple[int, ...]], fx.Node] = {}
+        self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
 
     def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
         """An input of local ``shape``; one of unknown size is whole, as it was ``traced``."""
         node = self.graph.placeholder(name)
-        node.meta["val"] = traced if UNKNOWN in shape else torch.empty(tuple(shape), dtype=traced.dtype, device="meta")
+        node.meta["val"] = traced if UNKNOWN in shape else self.known.empty(shape, traced.dtype)
         return node
 
     def finish(self) -> fx.GraphModule:
         """The graph as a module, its values fake CPU tensors."""
         for node in self.graph.nodes:
             if "val" in node.meta:
-                value = node.meta["val"]
-                node.meta["val"] = _fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, _fake, value)
+                node.meta["val"] = self.known.fake(node.meta["val"])
         return lazy_graph_module(self.graph)
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
         node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = meta_result(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
+        node.meta["val"] = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
         node.meta["turn"] = self.turn
         if self.origin is not None:
             for key in KEPT:
@@ -168,7 +214,7 @@ class LocalGraph:
         """Global index at which this rank's piece starts when a dim of ``size`` is cut over ``axes``; 0 where it is whole."""
         if not axes:
             return 0
-        key = (size, axes)
+        key = (_size(size), axes)
         if key not in self._offsets:
             total: Any = None
             for axis in axes:
@@ -182,7 +228,7 @@ class LocalGraph:
         """Start of this rank's chunk when ``size`` elements are cut over one axis: min(index * ceil(size / n), size)."""
         step = -(-size // self.mesh.shape[axis])
         scaled = self.emit(aten.mul.Tensor, self.axis_index(axis), step)
-        if step * (self.mesh.shape[axis] - 1) <= size:
+        if surely(step * (self.mesh.shape[axis] - 1) <= size):
             return scaled
         return self.emit(aten.clamp_max.default, scaled, size)
 

@@ -7,7 +7,9 @@ replaced by the neutral element.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,19 +17,21 @@ from torch import fx
 from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import pytree
+from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious
 from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
 from fxshard.passes.emit import emit_step
 from fxshard.passes.lifetimes import Lifetimes
-from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
 from fxshard.passes.recompute import expand
 from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_blocks, verify_edges
 from fxshard.planning_graph import (
     PlanningGraph,
     at_run_time,
+    example_shape,
     is_getitem,
     is_tensor,
     operands,
@@ -37,11 +41,13 @@ from fxshard.planning_graph import (
     producer,
     source_line,
 )
-from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
+from fxshard.shapes import GraphFamily, depends, guards_of, never_empty, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
+from fxshard.strategies.factors import same
 
 aten = torch.ops.aten
 
@@ -49,17 +55,65 @@ aten = torch.ops.aten
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
     """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
 
-    ``deferred``: gradients may be returned pending, as ``fxshard.passes.defer`` leaves them.
+    ``deferred``: gradients may be returned pending, as ``fxshard.passes.defer`` leaves them. A graph with dynamic dims gives a program
+    for all their sizes that are multiples of ``units``; raises UnevenError where there is none.
     """
-    graph = check_plan(graph, plan, deferred=deferred)
+    checked = check_plan(graph, plan, deferred=deferred)
+    if graph.family is not None:
+        return _lower_family(graph, graph.family, plan)
+    return _lower_at(checked, plan)
+
+
+def _lower_at(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+    """Lowers a graph whose sizes are numbers."""
     all_cuts = cuts(_tensors(graph, plan), plan.mesh)
-    classes = size_classes(all_cuts, plan.mesh)
+    return _lowered(graph, plan, size_classes(all_cuts, plan.mesh), NUMBERS)
+
+
+def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan) -> ShardedProgram:
+    """Lowers a graph for all sizes of its dynamic dims: multiples of their units, where shards are even and one graph serves all ranks.
+
+    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and the rank's place, so that each rank has a graph.
+    """
+    mesh = plan.mesh
+    cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends(size, loose)), family.symbols)
+    env = SymbolEnv()
+    counted = {dim.name: env.symbol(dim.name, max(-(-dim.example // units[dim.name]), 2)) for dim in family.dims}
+    by_rank = any(depends(size, loose) for size, _ in cut)
+    with oblivious():
+        symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
+        classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
+        if by_rank:
+            classes = {c: (c, *found) for c, found in classes.items()}
+        program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
+        full = never_empty(_cut_dims(symbolic, plan), counted, units) if by_rank else ()
+    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
+    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *full))))
+
+
+def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """(symbolic size of a dim, into how many parts each axis cuts it) of all that the program holds."""
+    for shape, layout in _tensors(graph, plan):
+        for dim, size in enumerate(shape):
+            axes = layout.nest_on(dim) or layout.axes_on(dim)
+            if axes and is_symbolic(size):
+                yield size, tuple(plan.mesh.shape[axis] for axis in axes)
+
+
+def _expanded(graph: PlanningGraph, module: fx.GraphModule, plan: ShardingPlan) -> PlanningGraph:
+    return expand(replace(graph, module=module, family=None), plan.recomputed)
+
+
+def _lowered(graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values) -> ShardedProgram:
     modules: dict[Any, fx.GraphModule] = {}
     issued: tuple[ProgramCollective, ...] = ()
     for coordinate, size_class in classes.items():
         if size_class in modules:
             continue
-        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, coordinate))
+        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, coordinate, known))
         modules[size_class] = lowering.run()
         issued = issued or tuple(lowering.collectives)
     ends = [n for n in graph.nodes if n.op == "placeholder"]
@@ -119,7 +173,8 @@ def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, 
         outs = outputs_of(node) if node.op != "output" else ()
         found += [(plain_shape(o.shape), layout) for o, layout in zip(outs, spec.outputs, strict=True) if o is not None]
     for entry in plan.redistributions:
-        found += [(entry.shape, after) for _, _, after in walk(entry.source, entry.steps)]
+        shape = _shape(graph.by_name[entry.value])
+        found += [(shape, after) for _, _, after in walk(entry.source, entry.steps)]
     return found
 
 
@@ -183,13 +238,13 @@ class _Lowering:
         """What a redistribution gives, made where it is asked for first."""
         if index in self.moved:
             return self.moved[index]
-        entry = self.plan.redistributions[index]
+        entry, shape = self.plan.redistributions[index], _shape(operand)
         x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
         for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps)):
-            x, collective = emit_step(self.local, x, step, layout, entry.shape)
+            x, collective = emit_step(self.local, x, step, layout, shape)
             if collective is not None:
-                self._record(collective, entry, index, number, step, layout)
-        self._verify(x, entry.shape, entry.target, operand)
+                self._record(collective, entry, shape, index, number, step, layout)
+        self._verify(x, shape, entry.target, operand)
         self.moved[index] = x
         return x
 
@@ -203,15 +258,17 @@ class _Lowering:
         entries = enumerate(self.plan.redistributions)
         return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
 
-    def _record(self, node: fx.Node, entry: Redistribution, index: int, number: int, step: Any, layout: Layout) -> None:
+    def _record(
+        self, node: fx.Node, entry: Redistribution, shape: tuple[int, ...], index: int, number: int, step: Any, layout: Layout
+    ) -> None:
         buffer = node.args[0].meta["val"]
         mesh = self.plan.mesh
         self.collectives.append(
             ProgramCollective(
                 kind=step.kind,
                 axis=mesh.axis_names[step.axis],
-                bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
-                shape=tuple(buffer.shape),
+                bytes=sent_bytes(step, layout, example_shape(shape), entry.itemsize, mesh),
+                shape=example_shape(buffer.shape),
                 dtype=str(buffer.dtype),
                 node=node.name,
                 serves=((index, number),),
@@ -269,7 +326,7 @@ class _Lowering:
     def _verify(self, x: fx.Node, shape: tuple[int, ...], layout: Layout, node: fx.Node) -> None:
         """The local tensor has the shape that its layout promises."""
         want = self.local.local_shape(shape, layout)
-        if self.local.shape(x) != want:
+        if not all(same(a, b) for a, b in zip(self.local.shape(x), want, strict=True)):
             raise PlanError(
                 f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {self.local.shape(x)}",
                 where=source_line(node),

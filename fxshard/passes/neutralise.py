@@ -19,10 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
+from fxshard._torch_compat.symbols import surely
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, masked
 from fxshard.passes.norms import STATISTICS
 from fxshard.passes.resample import interpolate
+from fxshard.passes.reshapes import RESHAPES
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -120,7 +122,7 @@ def _matmul(_: Neutralise, input: torch.Tensor, other: torch.Tensor, *, out: Any
 
 def _squeeze(a: torch.Tensor, a_names: str, b: torch.Tensor, b_names: str) -> tuple[torch.Tensor, str]:
     sizes = dict(zip(b_names, b.shape, strict=True))
-    dims = [d for d, n in enumerate(a_names) if n not in "xyz" and a.shape[d] == 1 and sizes.get(n, 1) != 1]
+    dims = [d for d, n in enumerate(a_names) if n not in "xyz" and surely(a.shape[d] == 1) and not surely(sizes.get(n, 1) == 1)]
     return (a.squeeze(dims) if dims else a), "".join(n for d, n in enumerate(a_names) if d not in dims)
 
 
@@ -194,8 +196,9 @@ def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A batch of one expanded to that of the others: torch's attention broadcasts, its kernels do not."""
     if any(t.dim() != 4 for t in tensors):
         return tensors
-    batch = max(t.shape[0] for t in tensors)
-    return tuple(t.expand(batch, -1, -1, -1) if t.shape[0] == 1 != batch else t for t in tensors)
+    ones = [surely(t.shape[0] == 1) for t in tensors]
+    batch = next((t.shape[0] for t, one in zip(tensors, ones, strict=True) if not one), 1)
+    return tuple(t.expand(batch, -1, -1, -1) if one and not surely(batch == 1) else t for t, one in zip(tensors, ones, strict=True))
 
 
 def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
@@ -226,6 +229,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **DRAWS,
     **LOSSES,
     **STATISTICS,
+    **RESHAPES,
     F.linear: _linear,
     c_nn.linear: _linear,
     torch.matmul: _matmul,

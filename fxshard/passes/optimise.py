@@ -24,6 +24,9 @@ Optimisation = Callable[[ShardedProgram], ShardedProgram]
 OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
 """In the order in which they run."""
 
+OF_NUMBERS = frozenset({"chunk"})
+"""Passes that need sizes as numbers: programs with dynamic sizes do without."""
+
 LONGER = 1e-9
 """Relative: sums of many floats differ by their order."""
 
@@ -42,6 +45,10 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
     """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
     before = _before(program)
+    if program.sizes and name in OF_NUMBERS:
+        counts = len(program.collectives), len(program.collectives)
+        effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
+        return replace(program, effects=(*program.effects, effect))
     made = OPTIMISATIONS[name](program)
     after = before if made is program else predicted(made)
     reason = _refused(program, made, before, after)

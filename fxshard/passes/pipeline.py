@@ -29,6 +29,7 @@ from fxshard.passes.recompute import expanded
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
+from fxshard.shapes import DynamicDim
 from fxshard.sharding_plan import ShardingPlan, by_cause
 from fxshard.solver import Solved
 from fxshard.verify_program import verify_program
@@ -58,6 +59,7 @@ class Request:
     without: tuple[str, ...] = ()
     mixed_precision: MixedPrecision | None = None
     observe: bool = False
+    dynamic: tuple[DynamicDim, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Compilation:
 def _trace(c: Compilation) -> tuple[Compilation, str]:
     r = c.request
     assert r.model is not None
-    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, observe=r.observe)
+    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic, observe=r.observe)
     verify.verify_graph(graph)
     return replace(c, graph=graph), f"graph of {len(list(graph.nodes))} nodes, hash {graph.hash[:12]}"
 

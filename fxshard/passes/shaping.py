@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from fxshard._torch_compat.symbols import surely
+from fxshard.layout import chunk_lengths
 from fxshard.passes.local_graph import LocalGraph
 
 aten = torch.ops.aten
@@ -16,7 +18,7 @@ c10d = torch.ops._c10d_functional
 def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
     """Zeros behind the end of each dim that is shorter than in ``shape``."""
     missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
-    if not any(missing):
+    if all(surely(m == 0) for m in missing):
         return x
     return local.emit(aten.constant_pad_nd.default, x, [n for m in reversed(missing) for n in (0, m)], 0)
 
@@ -24,15 +26,44 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
     """The leading part of ``x`` of the given shape."""
     for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
-        if want != have:
-            x = local.emit(aten.slice.Tensor, x, dim, 0, want)
+        if not surely(want == have):
+            x = _part(local, x, dim, 0, want)
     return x
 
 
 def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    if start == 0 and length == local.shape(x)[dim]:
+    if surely(start == 0) and surely(length == local.shape(x)[dim]):
         return x
-    return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+    return _part(local, x, dim, start, length)
+
+
+def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
+    """A slice; where its bounds are symbols elements by their index, for of a slice torch would ask whether they lie within the dim."""
+    if isinstance(start, int) and isinstance(length, int):
+        return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+    places = local.emit(aten.arange.default, length, dtype=torch.int64)
+    if not surely(start == 0):
+        places = local.emit(aten.add.Tensor, places, start)
+    return local.emit(aten.index_select.default, x, dim, places)
+
+
+def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
+    """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
+
+    Where lengths are symbols all is cut at once behind the last one: pieces of one cut stand without gaps, and none behind a shorter one
+    has elements.
+    """
+    if all(isinstance(size, int) for size in shape):
+        lengths = chunk_lengths(shape[dim], len(blocks))
+        parts = [cut_to(local, b, (*shape[:dim], n, *shape[dim + 1 :])) for b, n in zip(blocks, lengths, strict=True)]
+        return local.emit(aten.cat.default, parts, dim)
+    parts = [cut_to(local, b, (*shape[:dim], local.shape(b)[dim], *shape[dim + 1 :])) for b in blocks]
+    return cut_to(local, local.emit(aten.cat.default, parts, dim), shape)
+
+
+def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are the same, for all sizes where they hold symbols."""
+    return len(shape) == len(other) and all(surely(a == b) for a, b in zip(shape, other, strict=True))
 
 
 def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:

@@ -13,12 +13,12 @@ Cut = tuple[int, tuple[int, ...]]
 
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
-    """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes."""
+    """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes. Symbolic sizes are left out."""
     found = set()
     for shape, layout in tensors:
         for dim, size in enumerate(shape):
             axes = layout.axes_on(dim)
-            if axes and len({level_sizes((size, axes), mesh, c) for c in mesh.coordinates()}) > 1:
+            if axes and isinstance(size, int) and len({level_sizes((size, axes), mesh, c) for c in mesh.coordinates()}) > 1:
                 found.add((size, axes))
     return tuple(sorted(found))
 

@@ -57,6 +57,9 @@ class Taps:
                 f"{self.unfit[0]} has a backward hook and returns neither a tensor nor a tuple of tensors, so that torch would not call it"
             )
             raise TraceError(what, where=self.unfit[0], remedy="return a tensor or a tuple, or take the hook off")
+        if any(not isinstance(size, int) for shape, _ in self.kinds for size in shape):
+            what = f"{self.calls[0].module} has a backward hook, whose gradients are inputs of the program in sizes that do not change"
+            raise TraceError(what, where=self.calls[0].module, remedy="take the hook off, or leave sizes static (dynamic=False)")
         known, self.known = self.known, self.kinds
         return known == self.kinds
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 
 from fxshard._torch_compat import (
@@ -43,6 +41,7 @@ from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
 from fxshard.passes.assigned import write_assigned
+from fxshard.passes.bound import Bound, is_bound
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -61,10 +60,12 @@ from fxshard.passes.returned import let_go, noted, other_names, renamed, values_
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
+from fxshard.passes.symbols import Symbols, fold_sizes
 from fxshard.passes.tapped import TAPS, tap_name
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
+from fxshard.shapes import DynamicDim
 
 aten = torch.ops.aten
 log = logging.getLogger("fxshard")
@@ -79,33 +80,41 @@ def trace(
     *,
     train: bool = True,
     mixed_precision: MixedPrecision | None = None,
+    dynamic: Sequence[DynamicDim] = (),
     observe: bool = False,
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
-    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``observe``: of a model
-    with hooks in its submodules the graph returns what some are called with, see ``fxshard.passes.hooks``. Raises TraceError
-    with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
+    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
+    submodules the graph returns what some are called with, see ``fxshard.passes.hooks``. Raises TraceError with the user's line
+    when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
-    hooks = TracedHooks(observe, train)
-    with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks():
+    symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
+
+    def captured(spelled: Mapping[Any, Any]) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+        symbols.forget()
+        return _capture(model, arguments, train, spelled, mixed_precision, symbols, hooks)
+
+    with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
         try:
-            joint, names, out_spec = hooks.settle(lambda: _capture(model, arguments, train, {}, mixed_precision, hooks))
+            joint, names, out_spec = hooks.settle(lambda: captured({}))
         except FxshardError:
             raise
         except Exception as error:
             try:
-                joint, names, out_spec = hooks.settle(lambda: _capture(model, arguments, train, SPELLED, mixed_precision, hooks))
+                joint, names, out_spec = hooks.settle(lambda: captured(SPELLED))
             except Exception:
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
-    paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
+    paths = [_path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
-    graph = planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model))
+    with symbols:
+        graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = renamed(graph.returned, other_names(model))
     return replace(
@@ -127,17 +136,20 @@ def _capture(
     train: bool,
     spelled: Mapping[Any, Any],
     precision: MixedPrecision | None,
+    symbols: Symbols,
     hooks: TracedHooks,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
-    leaves, in_spec = pytree.tree_flatten(arguments)
-    given = [fake_tensor(a, mode, train) for a in leaves]
+    paths, in_spec = pytree.tree_flatten_with_path(arguments)
+    given = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    leaves = given
     masters = {} if precision is None else lower_parameters(fake_model, precision)
-    leaves = given if precision is None else [lower_input(a, precision) for a in given]
+    if precision is not None:
+        leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
-    flat = [a for a in leaves if not _is_bound(a)]
+    flat = [a for a in leaves if not is_bound(a)]
     root, taps = hooks.install(model, fake_model), hooks.taps.inputs(mode)
     named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
@@ -162,7 +174,7 @@ def _capture(
         if len(flat) == len(leaves):
             captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs, **named)
         else:
-            captured = capture_dynamo_graph(_Bound(root, leaves, in_spec))(*flat, **named)
+            captured = capture_dynamo_graph(Bound(root, leaves, in_spec))(*flat, **named)
     flat += taps
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
@@ -175,35 +187,10 @@ def _capture(
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:
-        given = [*(a for a in given if not _is_bound(a)), *taps]
+        given = [*(a for a in given if not is_bound(a)), *taps]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
     return joint_graph(captured, flat, train, spelled), names, out_spec
-
-
-class _Bound(nn.Module):
-    """A model with the arguments that Dynamo takes for no inputs (slices, options, modules) held fast."""
-
-    def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.model, self.spec = model, spec
-        self.bound = [leaf if _is_bound(leaf) else None for leaf in leaves]
-        self.free = [i for i, leaf in enumerate(leaves) if not _is_bound(leaf)]
-
-    def forward(self, *free: Any, **taps: Any) -> Any:
-        leaves = list(self.bound)
-        for place, value in zip(self.free, free, strict=True):
-            leaves[place] = value
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.model(*args, **kwargs, **taps)
-
-
-INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Kinds of arguments that Dynamo takes for inputs of a graph."""
-
-
-def _is_bound(leaf: Any) -> bool:
-    return not isinstance(leaf, INPUTS) or isinstance(leaf, enum.Enum)
 
 
 def check_call(model: Any, args: Any) -> None:
@@ -264,6 +251,7 @@ def planning_graph(
     aliases: dict[str, str],
 ) -> PlanningGraph:
     """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    fold_sizes(joint)
     drop_tokens(joint)
     drop_wrong_bounds(joint)
     spell_constants(joint)

@@ -23,6 +23,7 @@ from fxshard.mesh import as_mesh
 from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective
 from fxshard.runtime import gloo_threads, host_memory
 from fxshard.runtime.exchange import exchange_instead, kind_on
+from fxshard.runtime.size_inputs import add_size_inputs
 
 AXIS_INPUT = "axis_index_"
 ALIAS = "fxshard_"
@@ -32,9 +33,9 @@ ALIAS = "fxshard_"
 class BoundProgram:
     """A program for one rank.
 
-    ``module``: its local graph; the placeholders are those of ``program.inputs`` and then one int64 scalar for each axis
-    of ``axes``, the rank's index on it. ``groups``: the name under which each axis' process group is registered, ``backends``: what
-    runs its collectives.
+    ``module``: its local graph; the placeholders are those of ``program.inputs``, then one int64 scalar for each axis of ``axes``, the
+    rank's index on it, and then one whole number for each of ``program.sizes``, counted in its unit. ``groups``: the name under which
+    each axis' process group is registered, ``backends``: what runs its collectives.
     """
 
     program: ShardedProgram
@@ -74,6 +75,7 @@ def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device 
     if place.type == "cpu":
         host_memory.keep(sum(program.plan.memory.values()))
     module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
+    add_size_inputs(module, program.sizes)
     return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
 
 

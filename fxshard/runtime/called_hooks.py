@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class HookCall:
         return RunError(f"{described(self.hook, self.name)} {what}", where=self.name, remedy=remedy)
 
 
-def hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[HookCall, ...] | None:
+def _hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[HookCall, ...] | None:
     """The hooks that hang on ``model`` now; None for a program that returns what the model returns and no more."""
     if watched is None:
         return None
@@ -116,7 +116,7 @@ class Tapping:
             torch.autograd.graph.register_multi_grad_hook(taps, come)
 
 
-def tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Tapping | None:
+def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Tapping | None:
     """None for a program without taps."""
     if not graph.tapped:
         return None
@@ -131,11 +131,32 @@ def tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Tap
     return Tapping(tuple((tuple(v.shape), v.dtype) for v in values), tuple(calls), device)
 
 
-def call_hooks(calls: tuple[HookCall, ...] | None, result: Any) -> Any:
-    """What the model returns, the hooks having been called with the rest of what its program returned."""
-    if calls is None:
-        return result
-    outputs, given = result
-    for call, values in zip(calls, given, strict=True):
-        call(values)
-    return outputs
+@dataclass(frozen=True)
+class HooksAfter:
+    """What hooks have to do with a run of a program. ``calls``: None for a program that returns what the model returns and no more."""
+
+    calls: tuple[HookCall, ...] | None
+    tapping: Tapping | None
+
+    def taps(self) -> dict[str, torch.Tensor]:
+        """Further inputs of the program, by name."""
+        return {} if self.tapping is None else {tap_name(i): zero for i, zero in enumerate(self.tapping.zeros())}
+
+    def run(self, program: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
+        """What the model returns for the ``leaves`` of its arguments; hooks are called after the program, or wait for its backward."""
+        if self.calls is None:
+            return program(leaves)
+        if self.tapping is None:
+            outputs, given = program(leaves)
+        else:
+            taps = self.tapping.zeros()
+            outputs, given = program([*leaves, *taps])
+            self.tapping.wait(taps)
+        for call, values in zip(self.calls, given, strict=True):
+            call(values)
+        return outputs
+
+
+def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:
+    """For the hooks that hang on ``model`` now, which ``graph`` was traced with."""
+    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device))

@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import wrap_like
 from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
 from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides, without_frames
+from fxshard._torch_compat.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
-from fxshard.passes.halves import forward_results
+from fxshard.passes.halves import forward_results, returned
 from fxshard.passes.pipeline import PIPELINE
 from fxshard.passes.runner import Dump, Pass, PassRecord, run_passes
 from fxshard.program import ShardedProgram
@@ -27,9 +28,10 @@ from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.merge import merge_equal, merge_halves
-from fxshard.runtime.partition import Partition
+from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
+from fxshard.shapes import Guard, guards_of
 
 COMPILERS = ("inductor", "eager")
 ALIGNED = 64
@@ -79,18 +81,27 @@ class CompiledProgram:
     def program(self) -> ShardedProgram:
         return self.bound.program
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> tuple[torch.Tensor, ...]:
+        """``sizes``: those of ``program.sizes``, counted in their units."""
         everything = [*inputs, *self.bound.axis_values]
         if not torch.is_grad_enabled():
-            return self._infer(everything)
+            return self._infer(everything, sizes)
         if self.artefact.backward is not None:
-            return _Step.apply(self, *everything)
+            return _Step.apply(self, sizes, *everything)
         with torch.no_grad():
-            return self._infer(everything)
+            return self._infer(everything, sizes)
 
-    def _infer(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _infer(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
         with kernels_only():
-            return tuple(self.watchdog.run(FORWARD, self.artefact.forward, locals_of(inputs))[: self.artefact.results])
+            out = self.watchdog.run(FORWARD, self.artefact.forward, [*locals_of(inputs), *sizes])
+        return tuple(out[: self.artefact.results])
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What the program and its compiler take for granted of its sizes."""
+        sizes = self.program.sizes
+        compiled = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes})
+        return tuple(dict.fromkeys((*self.program.guards, *compiled)))
 
     def read_later(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Places of the inputs that the backward reads: those that are kept, and those that kept values are views of."""
@@ -125,7 +136,8 @@ def compile_program(
     key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
+        with oblivious() if bound.program.sizes else contextlib.nullcontext():
+            made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
     return CompiledProgram(bound, artefact, Watchdog(bound, timeout, debug))
@@ -202,15 +214,17 @@ def _compile(b: Building) -> tuple[Building, str]:
     if b.parts is None:
         whole = _run(b.module, b.compiler, results, is_inference=True)
         return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (b.module,))), said
-    forward = _run(b.parts.forward, b.compiler, results)
-    if b.compiler == "inductor":
+    dynamic = bool(b.program.sizes)
+    forward = _run(b.parts.forward, b.compiler, len(returned(b.parts.forward.graph)) if dynamic else results)
+    if b.compiler == "inductor" and not dynamic:
         _follow_strides(b.parts.backward, inductor_output_strides(forward), results, len(b.parts.kept_inputs), b.parts.kept)
     count = sum(o.kind == "gradient" for o in b.program.outputs)
     backward = _run(b.parts.backward, b.compiler, count, is_backward=True)
     of = _gradient_of(b.program, len(b.bound.axes))
     ends = _tangent_of(b.program), of, _other_layouts(b.program, of), _numbers(b.parts.forward, results)
     graphs = (b.parts.forward, b.parts.backward)
-    kept = b.parts.kept_inputs
+    inputs = [n for n in b.parts.forward.graph.nodes if n.op == "placeholder"]
+    kept = tuple(i for i in b.parts.kept_inputs if not is_size(inputs[i]))
     return replace(b, artefact=Artefact(without_frames(forward), without_frames(backward), results, kept, *ends, graphs)), said
 
 
@@ -239,13 +253,17 @@ def _run(module: fx.GraphModule, compiler: str, visible: int, **kind: bool) -> R
         return _boxed(module)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
     output = copy.graph.output_node()
-    output.meta["user_visible_output_idxs"] = [i for i in range(visible) if isinstance(output.args[0][i], fx.Node)]
+    output.meta["user_visible_output_idxs"] = [i for i in range(visible) if _is_tensor(output.args[0][i])]
     inputs = [n.meta["val"] for n in copy.graph.nodes if n.op == "placeholder"]
     try:
         return inductor_compile(copy, inputs, **kind)
     except Exception as error:
         what = f"Inductor could not compile this rank's graph: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         raise RunError(what, remedy='compiler="eager" runs the same graph without it; dump= writes the graph') from error
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def _boxed(module: fx.GraphModule) -> Run:
@@ -303,20 +321,20 @@ def _other_layouts(program: ShardedProgram, gradient_of: Sequence[int | None]) -
 
 def _numbers(forward: fx.GraphModule, results: int) -> tuple[int, ...]:
     kept = forward.graph.output_node().args[0][results:]
-    return tuple(i for i, x in enumerate(kept) if not (isinstance(x, fx.Node) and isinstance(x.meta["val"], torch.Tensor)))
+    return tuple(i for i, x in enumerate(kept) if not _is_tensor(x))
 
 
 class _Step(torch.autograd.Function):
     """One call of a training program as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, compiled: CompiledProgram, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, compiled: CompiledProgram, sizes: Sequence[int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         local, artefact = locals_of(inputs), compiled.artefact
         with kernels_only():
-            out = compiled.watchdog.run(FORWARD, artefact.forward, list(local))
+            out = compiled.watchdog.run(FORWARD, artefact.forward, [*local, *sizes])
         results, kept = tuple(out[: artefact.results]), list(out[artefact.results :])
         ctx.numbers = [(i, kept.pop(i)) for i in reversed(artefact.numbers)]
-        ctx.compiled = compiled
+        ctx.compiled, ctx.sizes = compiled, sizes
         ctx.like = [x if isinstance(x, DTensor) else None for x in inputs]
         ctx.watched = [x for i in compiled.read_later(local, kept) if isinstance(x := inputs[i], DTensor)]
         ctx.versions = versions_of(ctx.watched)
@@ -340,15 +358,16 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         changed = next(x for x, count in zip(ctx.watched, ctx.versions, strict=True) if versions_of([x]) != [count])
         what = f"a DTensor of shape {tuple(changed.shape)} was changed in place between forward and backward, which needs it as it was"
         raise RunError(what, remedy="change parameters after backward, or change a clone")
-    saved = list(ctx.saved_tensors)
+    saved, tensors = list(ctx.saved_tensors), len(artefact.kept_inputs)
+    saved[tensors:tensors] = ctx.sizes
     for i, number in reversed(ctx.numbers):  # sizes that only the forward could tell
-        saved.insert(len(artefact.kept_inputs) + i, number)
+        saved.insert(tensors + len(ctx.sizes) + i, number)
     ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: the list is then all that holds them
     saved += [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
     with kernels_only():
         out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
     ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
-    return (None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
+    return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
 
 
 _backward_once = once_differentiable(_backward)

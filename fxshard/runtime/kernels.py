@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
+from fxshard._torch_compat.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
 
 
@@ -43,15 +45,19 @@ def placed(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict
 def device_graph(
     module: fx.GraphModule, device: torch.device, decompositions: Mapping[Any, Kernel] | None = None, on_host: frozenset[int] = frozenset()
 ) -> fx.GraphModule:
-    """``module`` traced anew on fake tensors of ``device``, under ``decompositions``; inputs in ``on_host`` lie on the CPU."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    """``module`` traced anew on fake tensors of ``device``, under ``decompositions``; inputs in ``on_host`` lie on the CPU.
+
+    Inputs that are sizes stay the symbols that they are.
+    """
+    values = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    env = next((v.node.shape_env for v in values if isinstance(v, torch.SymInt)), None)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env or ShapeEnv())
     with mode:
         inputs = [
-            torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device="cpu" if i in on_host else device)
-            for i, n in enumerate(placeholders)
+            torch.empty(v.shape, dtype=v.dtype, device="cpu" if i in on_host else device) if isinstance(v, torch.Tensor) else v
+            for i, v in enumerate(values)
         ]
     interpreter = _ToKernels(module, device)
-    with mode, torch.no_grad(), preserve_node_meta():
+    with mode, torch.no_grad(), preserve_node_meta(), symbolic_kernels() if env else contextlib.nullcontext():
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=dict(decompositions or {}))(*inputs)
     return traced

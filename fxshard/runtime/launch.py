@@ -145,6 +145,19 @@ def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, ti
         meeting.decide()
 
 
+def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> str | None:
+    """What the lowest rank that objects says, on all of them; None where none does. Every rank calls this. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return mine
+    with Meeting(group, "agree whether a program serves these sizes", mine or "", timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome() or None
+        found = next((said for _, said in sorted(meeting.everyone().items()) if said), "")
+        meeting.decide(found)
+        return found or None
+
+
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
     """The error for ranks whose fields differ, None when they are equal."""
     names = dict.fromkeys(name for note in notes.values() for name in note)

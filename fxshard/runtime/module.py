@@ -24,7 +24,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import OptionError, PlanError, RunError, a_kind, closest
+from fxshard.errors import OptionError, PlanError, RuleError, RunError, TraceError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
@@ -38,20 +38,21 @@ from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump
-from fxshard.passes.tapped import tap_name
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.attributes import AttributeReader, Attributes, differing
+from fxshard.runtime.any_size import alike_key, changed_dims, refusal, shapes_of, uneven_sizes
+from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
-from fxshard.runtime.called_hooks import HookCall, Tapping, call_hooks, hook_calls, tapping
+from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
+from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.options import (
     check_choice,
@@ -67,11 +68,15 @@ from fxshard.runtime.options import (
 from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
+from fxshard.shapes import DynamicDim, dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
 TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+RANKS = 16
+"""Up to so many ranks a program for shards of unequal lengths is made, which has a graph for each."""
 
 Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 
@@ -99,6 +104,8 @@ class Settings:
     mixed_precision: MixedPrecision | None = None
     planner: Planner = plan_graph
     src_data_rank: int | Literal["same"] | None = "same"
+    dynamic: bool | None = None
+    dynamic_shapes: Any = None
 
 
 def parallelize(
@@ -186,43 +193,14 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
     check_flag("cache", settings.cache)
     check_flag("debug", settings.debug)
+    if settings.dynamic is not None:
+        check_flag("dynamic", settings.dynamic)
+    if settings.dynamic is False and settings.dynamic_shapes is not None:
+        raise OptionError("dynamic=False contradicts dynamic_shapes", remedy="leave one of them out")
     check_mixed_precision(settings.mixed_precision)
     if not callable(settings.planner):
         raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
     return settings
-
-
-@dataclass(frozen=True)
-class Made:
-    """A program that was made, and for what: the structure of the arguments, the modules' attributes and hooks.
-
-    ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
-    program is looked up exactly.
-    """
-
-    spec: pytree.TreeSpec
-    attributes: Attributes
-    runner: Runner
-    graph: PlanningGraph
-    hooks: Hooks = ()
-    called: tuple[HookCall, ...] | None = None
-    taps: Tapping | None = None
-    unread: set[tuple[int, str]] = field(default_factory=set)
-
-    def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
-        return self.spec == spec and same_hooks(self.hooks, hooks) and differing(self.attributes, now) <= self.unread
-
-    def also_for(self, now: Attributes, hooks: Hooks, called: tuple[HookCall, ...] | None, taps: Tapping | None) -> Made:
-        """The same program for other attributes and hooks, its graph having been found to be the same."""
-        if same_hooks(self.hooks, hooks):
-            self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
-        return replace(self, attributes=now, hooks=hooks, called=called, taps=taps)
-
-    def moved(self, model: nn.Module) -> Made:
-        """The same program for a copy of the module that it was made for."""
-        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout)
-        called, taps = hook_calls(model, self.graph.watched), self.taps and tapping(model, self.graph, self.taps.device)
-        return replace(self, runner=runner, called=called, taps=taps, unread=set(self.unread))
 
 
 @dataclass(eq=False)
@@ -233,6 +211,8 @@ class ShardedForward:
     device_mesh: DeviceMesh
     settings: Settings
     runners: dict[Any, list[Made]] = field(default_factory=dict)
+    alike: dict[Any, list[Made]] = field(default_factory=dict)
+    """By what calls have in common whose sizes differ."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -259,25 +239,36 @@ class ShardedForward:
         held = self.state.held()
         train = torch.is_grad_enabled() and (True in held.trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
         now, hooks = self.attributes.now(), self.state.hooks()
-        for made in self.runners.get(self._key(leaves, held, train), ()):
+        key = self._key(leaves, held, train)
+        for made in self.runners.get(key, ()):
             if made.serves(spec, now, hooks):
                 break
         else:
-            made = self.prepare(args, kwargs, train)
+            made = self._of_any_size(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
         deferred = train and self.accumulation.defers()
-        run = self.accumulation.runner(made.runner, made.graph) if deferred else made.runner
-        if made.taps is None:
-            return call_hooks(made.called, run(leaves))
-        taps = made.taps.zeros()
-        result = run([*leaves, *taps])
-        made.taps.wait(taps)
-        return call_hooks(made.called, result)
+        return made.after.run(self.accumulation.runner(made.runner, made.graph) if deferred else made.runner, leaves)
 
     def _refresh(self) -> None:
         """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
         self.runners.clear()
+        self.alike.clear()
         self.watch()
         take_whole_values(self.model)
+
+    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> Made | None:
+        """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
+        for made in self.alike.get(alike_key(key), ()):
+            if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
+                self.runners.setdefault(key, []).append(made)
+                return made
+        return None
+
+    def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
+        """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
+        mine = refusal(made.runner, made.shapes, leaves)
+        if not made.runner.program.by_rank:
+            return mine
+        return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
@@ -290,23 +281,25 @@ class ShardedForward:
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
-        with self.original(), torch.set_grad_enabled(train):
-            graph = trace_model(self._traced(args, kwargs, train), self.mesh, dump)
-        taps = tapping(self.model, graph, self.device)
-        zeros = [] if taps is None else taps.zeros()
-        names = [*leaf_names(args, kwargs), *map(tap_name, range(len(zeros)))]
+        names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
-        named = dict(zip(names, [*leaves, *zeros], strict=True))
-        attributes, hooks, called = self.attributes.now(), self.state.hooks(), hook_calls(self.model, graph.watched)
-        for made in [] if first else self.runners.get(self._key(leaves, self.state.held(), train), []):
+        named = dict(zip(names, leaves, strict=True))
+        attributes, hooks = self.attributes.now(), self.state.hooks()
+        key = None if first else self._key(leaves, self.state.held(), train)
+        others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        dims = self._dynamic_dims(others, named, args, kwargs)
+        with self.original(), torch.set_grad_enabled(train):
+            graph = self._trace(args, kwargs, train, dims, dump)
+        after = hooks_after(self.model, graph, self.device)
+        named |= after.taps()
+        for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
-                also = made.also_for(attributes, hooks, called, taps)
-                self.runners[self._key(leaves, self.state.held(), train)].append(also)
+                also = made.also_for(attributes, hooks, after)
+                self.runners[key].append(also)
                 return also
         if not first:
-            announce(
-                self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], _shapes(leaf_names(args, kwargs), leaves)
-            )
+            sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), sizes)
         with plain_arithmetic(self.device.type), without_global_hooks():
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
@@ -319,13 +312,42 @@ class ShardedForward:
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
-        runner = Runner(self.model, compiled, names, self.settings.timeout)
-        made = Made(spec, attributes, runner, graph, hooks, called, taps)
-        self.runners.setdefault(self._key(leaves, self.state.held(), train), []).append(made)
+        runner, key = Runner(self.model, compiled, list(named), self.settings.timeout), self._key(leaves, self.state.held(), train)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        self.runners.setdefault(key, []).append(made)
+        self.alike.setdefault(alike_key(key), []).append(made)
         return made
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, observe=True)
+    def _dynamic_dims(
+        self, others: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[DynamicDim, ...]:
+        """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size."""
+        if self.settings.dynamic is False:
+            return ()
+        with self.original():
+            asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
+        uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
+        if any(one.uneven for made in others for one in made.runner.program.sizes) or (self.mesh.size > RANKS and uneven):
+            return ()
+        if uneven:
+            text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
+            announce(self.device_mesh, logging.WARNING, text, ", ".join(sorted(uneven)))
+        seen = [made.shapes for made in others]
+        dims = changed_dims(named, asked, seen, everything=self.settings.dynamic is True)
+        return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not others) for dim in dims)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
+        """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
+        try:
+            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
+        except (TraceError, RuleError) as error:
+            if not dims or any(dim.asked for dim in dims):
+                raise
+            announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+            return trace_model(self._traced(args, kwargs, train, ()), self.mesh, dump)
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
+        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
@@ -452,12 +474,14 @@ class ShardedForward:
 
     def _settle(self, origin: ShardedForward, replaced: Any) -> None:
         """Programs of its own for those of ``origin``, which run the same compiled code."""
-        self.runners = {}
+        self.runners, self.alike = {}, {}
         self.__post_init__()
         self.replaced, self.sharded = replaced, True
         hooks = self.state.hooks()
-        for key, found in origin.runners.items():
-            self.runners[key] = [made.moved(self.model) for made in found if same_hooks(made.hooks, hooks) or not made.hooks]
+        every = {id(made): made for found in origin.runners.values() for made in found}
+        kept = {i: made.moved(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}
+        for table, own in ((origin.runners, self.runners), (origin.alike, self.alike)):
+            own.update({key: [kept[id(made)] for made in found if id(made) in kept] for key, found in table.items()})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it by fxshard.save_checkpoint")

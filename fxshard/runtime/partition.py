@@ -136,8 +136,13 @@ def _kept(
         saved = {_base(n) for end in (*late, *ends) for n in (end, *end.all_input_nodes) if n not in late}
     elif any(n not in late for n in ancestors(wanted)):
         saved = set(values_to_save(graph, primals, first, late, ends))
-    read = _needed(wanted, saved)
+    read = _needed(wanted, saved) | {n for n in primals if is_size(n)}
     return [n for n in graph.nodes if n in read and n not in late and (n in saved or n.op == "placeholder")]
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether an input is a size: both halves get all of them, for each computes its own shapes."""
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def _base(node: fx.Node) -> fx.Node:

@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held
 from fxshard.layout import Layout
-from fxshard.planning_graph import GraphInput
+from fxshard.planning_graph import GraphInput, GraphOutput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.fields import Fields, SeedWatch, draw_seed, value_field
 from fxshard.runtime.inputs import check_whole, global_result, reader, write_back
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.values import check_memory
+from fxshard.shapes import evaluate_all
 
 Read = Callable[[Sequence[Any]], torch.Tensor]
 """The leaves of the user's arguments -> a tensor that the compiled program takes."""
@@ -41,6 +42,7 @@ class Runner:
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
         self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
         self.single = self.program.out_spec.is_leaf()
+        self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in self.program.sizes]
         self.fresh = True
         self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
@@ -55,18 +57,30 @@ class Runner:
         if self.seeds:
             self.watch([inputs[i] for i in self.seeds])
         distributed = any(isinstance(x, DTensor) for x in leaves)
-        values = self.compiled(inputs)
+        sizes = [leaves[i].shape[dim] // unit for i, dim, unit in self.sizes] if self.sizes else ()
+        values = self.compiled(inputs, sizes)
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
         outputs = []
-        for (end, layout, shape), value in zip(self.results, values, strict=True):
+        for (end, layout, shape), value in zip(self._results_of(leaves), values, strict=True):
             if end.kind == "output":
                 outputs.append(global_result(value, layout, shape, self.bound, distributed))
             else:
                 write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
         return outputs
+
+    def _results_of(self, leaves: Sequence[Any]) -> Sequence[tuple[GraphOutput, Layout, tuple[int, ...]]]:
+        """The results with the global shapes that they have in this call."""
+        if not self.sizes:
+            return self.results
+        values = self.program.values(self.sizes_of(leaves))
+        return [(end, layout, evaluate_all(shape, values)) for end, layout, shape in self.results]
+
+    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
+        """The dynamic sizes of a call by name."""
+        return {one.name: leaves[i].shape[dim] for one, (i, dim, _) in zip(self.program.sizes, self.sizes, strict=True)}
 
     def _read(self, end: GraphInput, layout: Layout) -> Read:
         if end.kind == "seed":

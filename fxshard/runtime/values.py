@@ -60,6 +60,18 @@ def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> di
     return found
 
 
+def sizes_of_call(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, int]:
+    """The dynamic sizes of a call by name; raises RunError for a missing tensor, and where dims of one name differ."""
+    named, found = argument_values(args, kwargs), dict[str, int]()
+    for one in program.sizes:
+        for path, dim in one.places:
+            if path not in named or named[path].dim() <= dim:
+                raise RunError(f"{path} has no dim {dim}, which gives {one.name}", remedy=AS_TRACED)
+            if found.setdefault(one.name, named[path].shape[dim]) != named[path].shape[dim]:
+                raise RunError(f"dim {dim} of {path} is {named[path].shape[dim]}, {one.name} is {found[one.name]}", remedy=LIKE_TRACED)
+    return found
+
+
 def check_arguments(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
     """Raises RunError naming the first argument that is missing, unexpected, built otherwise or another constant than traced."""
     spec = pytree.tree_structure((tuple(args), dict(kwargs or {})))

@@ -1,0 +1,157 @@
+"""Sizes as symbols: torch's ShapeEnv, its SymInts and the guards that it notes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    _ShapeEnvGuardError,
+    free_unbacked_symbols,
+    statically_known_true,
+)
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+if TYPE_CHECKING:
+    from torch import fx
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+GuardRefused = _ShapeEnvGuardError
+LARGEST = 2**62
+_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+
+
+warnings.filterwarnings("ignore", message="Raw Sym")  # sizes stand in arguments as they are until a rank computes them
+
+
+class SymbolEnv:
+    """The symbols of one graph: a ShapeEnv in which no size is taken for 0 or 1, nor two for one because they are equal now."""
+
+    def __init__(self) -> None:
+        self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self.known: dict[str, torch.SymInt] = {}
+
+    def symbol(self, name: str, hint: int, least: int = 0, most: int | None = None) -> torch.SymInt:
+        """The symbol of that name, made when first asked for, with the value that it has in the example."""
+        if name not in self.known:
+            from torch._dynamo.source import ConstantSource
+
+            source, env = ConstantSource(name), self.shape_env
+            symbol = env.create_symbol(
+                hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, positive=True, do_not_specialize_zero_one=True
+            )
+            env._constrain_range(symbol, least, most if most is not None else LARGEST)
+            self.known[name] = env.create_symintnode(symbol, hint=hint, source=source)
+        return self.known[name]
+
+    def value(self, expression: sympy.Basic, hint: Any) -> Any:
+        """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a number where it is one."""
+        if isinstance(hint, bool):
+            return self.shape_env.create_symboolnode(expression) if expression.free_symbols else bool(expression)
+        if not expression.free_symbols:
+            return hint
+        make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
+        return make(expression, hint=hint)
+
+
+def symbol_of(value: torch.SymInt) -> sympy.Symbol:
+    """The symbol behind a size, whatever has become known of it since it was made."""
+    return value.node._expr
+
+
+def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:
+    """(what was taken for granted of the symbols of ``env``, where that was)."""
+    return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards]
+
+
+def _place(sloc: Any) -> str:
+    """``file:line`` of the user's line, or of torch's or ours that asked."""
+    place = getattr(sloc, "maybe_user_loc", None) or getattr(sloc, "framework_loc", None) or sloc
+    file, line = getattr(place, "filename", None), getattr(place, "lineno", None)
+    return f"{file}:{line}" if file else str(place)
+
+
+def oblivious() -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, whether a size is 0 or 1 is not asked of its example: what holds for all sizes is done."""
+    from torch.fx.experimental import _config
+
+    return _config.patch(backed_size_oblivious=True)
+
+
+def symbolic_kernels() -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, operators whose kernels in C++ take no symbols run by those written in Python."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+def shape_env_of(value: Any) -> ShapeEnv | None:
+    """The environment of a tensor's symbolic sizes; None where all are numbers."""
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+
+
+def refusing_guards(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, what would take something for granted of a symbol raises GuardRefused."""
+    return env.error_on_new_guards()
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a number is an expression of symbols whose values an example gives (not one that only running tells)."""
+    return isinstance(value, SYMBOLIC) and not free_unbacked_symbols(value)
+
+
+def expression(value: Any) -> sympy.Basic:
+    """The expression behind a SymInt, SymFloat or SymBool, with what is known of its symbols put in."""
+    return value.node.expr
+
+
+def hint_of(value: Any) -> Any:
+    """The value that a symbolic number has in the example."""
+    return value.node.hint if value.node.hint is not None else value.node.shape_env.size_hint(value.node.expr)
+
+
+def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
+    """The number that an expression is where its symbols have these values; an expression where those are expressions."""
+    found = expr.xreplace(values) if values else expr
+    if found.free_symbols:
+        return found
+    if found in (sympy.true, sympy.false) or isinstance(found, (sympy.logic.boolalg.Boolean, sympy.Rel)):
+        return bool(found)
+    return int(found) if found.is_integer or isinstance(found, sympy.Integer) else float(found)
+
+
+def surely(condition: Any) -> bool:
+    """Whether a condition holds whatever the sizes; where that is not known, False, and nothing is noted."""
+    return bool(condition) if isinstance(condition, bool) else statically_known_true(condition)
+
+
+def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, fx.Proxy]) -> Any:
+    """An expression computed from proxies of its symbols, by operators of Python."""
+    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+
+
+def marked_dims(value: torch.Tensor) -> frozenset[int]:
+    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
+    return frozenset().union(*(getattr(value, mark, ()) for mark in _MARKS))
+
+
+@contextlib.contextmanager
+def quiet_symbols() -> Iterator[None]:
+    """Without torch's log lines about symbols that are settled."""
+    import logging
+
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,34 @@
+"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch,1=seq`` and ``batch=4,seq=8192``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fxshard.errors import OptionError
+
+_DIM = re.compile(r"(\d+)=([A-Za-z_]\w*)")
+_SIZE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
+
+
+def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
+    """``["args[0]:0=batch,1=seq"]`` -> ``{"args[0]": {0: "batch", 1: "seq"}}``, None for no texts; raises OptionError.
+
+    Several inputs may stand in one text, parted by ``;``.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for text in (part for one in texts for part in one.split(";") if part.strip()):
+        path, colon, dims = text.strip().rpartition(":")
+        pairs = [_DIM.fullmatch(part.strip()) for part in dims.split(",")]
+        if not colon or not path or not all(pairs):
+            raise OptionError(f"cannot read {text!r}", where="--dynamic", remedy="write an input and its dims: args[0]:0=batch,1=seq")
+        found.setdefault(path, {}).update({int(pair[1]): pair[2] for pair in pairs if pair})
+    return found or None
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """``"batch=4,seq=8192"`` -> ``{"batch": 4, "seq": 8192}``; raises OptionError."""
+    pairs = [_SIZE.fullmatch(part.strip()) for part in text.split(",")]
+    if not all(pairs):
+        raise OptionError(f"cannot read {text!r}", where="--at", remedy="write names of dynamic dims and their sizes: batch=4,seq=8192")
+    return {pair[1]: int(pair[2]) for pair in pairs if pair}

@@ -1,0 +1,113 @@
+"""Symbols while a model is traced: inputs whose dynamic dims are symbols, and the graph at the example's sizes that comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.symbols import SymbolEnv, expression, hint_of, is_symbolic, oblivious, quiet_symbols, symbol_of
+from fxshard.errors import TraceError
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
+
+
+class Symbols(contextlib.AbstractContextManager[None]):
+    """The symbols of one trace; within it sizes are not taken for 0 or 1 because the example's are."""
+
+    def __init__(self, dims: Sequence[DynamicDim]) -> None:
+        self.dims = tuple(dims)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew: another attempt notes guards of its own."""
+        self.env = SymbolEnv()
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        if self.dims:
+            self._stack.enter_context(oblivious())
+            self._stack.enter_context(quiet_symbols())
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def fake(self, path: str, value: Any) -> Any:
+        """``value``, a fake of the example, with symbols for the sizes of the dims of ``path`` that are dynamic."""
+        places = {dim: one for one in self.dims for where, dim in one.places if where == path}
+        if not places or not isinstance(value, FakeTensor):
+            return value
+        shape = [
+            self.env.symbol(places[d].name, places[d].example, places[d].least, places[d].most) if d in places else size
+            for d, size in enumerate(value.shape)
+        ]
+        order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+        with value.fake_mode:
+            made = torch.empty_permuted(shape, order, dtype=value.dtype)
+        return made.requires_grad_(value.requires_grad)
+
+    def settled(self, graph: PlanningGraph) -> PlanningGraph:
+        """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
+
+        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        """
+        if not self.dims:
+            return graph
+        self._refuse_unknown(graph)
+        symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
+        guards = guards_of(self.env.known)
+        for dim in self.dims:
+            self._refuse_static(dim, guards)
+        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards)
+        return replace(graph, module=family.at(family.example), family=family)
+
+    def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:
+        known = self.env.known.get(dim.name)
+        if known is None or not isinstance(expression(known), sympy.Integer):
+            return
+        cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)
+        why = f": it takes for granted that {cause}" if cause else ""
+        raise TraceError(
+            f"{dim.name} ({dim}) cannot change, the model takes it for {expression(known)}{why}",
+            where=cause.where if cause else None,
+            remedy="leave it static, or write the model without numbers that hold this size",
+        )
+
+    def _refuse_unknown(self, graph: PlanningGraph) -> None:
+        found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)
+        if found is not None:
+            raise TraceError(
+                f"{found.name} ({found.target}) has a size that only running tells, which dynamic sizes do not go with",
+                remedy="plan for one size: leave out dynamic_shapes, or pass dynamic=False",
+            )
+
+
+def fold_sizes(joint: fx.GraphModule) -> None:
+    """Calls that only compute sizes become symbolic numbers in the arguments of those that read them.
+
+    The other calls get the names that they have where sizes are numbers.
+    """
+    if not any(_is_size(node) for node in joint.graph.nodes):
+        return
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in joint.graph.nodes:
+        if _is_size(node):
+            size = node.meta["val"]
+            copies[node] = size if expression(size).free_symbols else hint_of(size)
+            continue
+        name = None if node.op == "call_function" else node.name
+        copies[node] = copy = graph.create_node(node.op, node.target, name=name)
+        copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        copy.meta = dict(node.meta)
+    joint.graph = graph
+
+
+def _is_size(node: fx.Node) -> bool:
+    return node.op == "call_function" and is_symbolic(node.meta.get("val"))

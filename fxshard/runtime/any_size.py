@@ -1,0 +1,84 @@
+"""Programs that serve calls of several sizes: which do, which dims are dynamic by themselves, and why a program refuses a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxshard.errors import OptionError
+from fxshard.runtime.runner import Runner
+from fxshard.shapes import DynamicDim, broken
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+"""Of the leaves of a call's arguments; None for those that are no tensors."""
+
+
+def shapes_of(leaves: Sequence[Any]) -> Shapes:
+    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
+
+
+def alike_key(key: Any) -> Any:
+    """What a call's key (``ShardedForward``) has in common with those of calls whose sizes alone differ: of a shape its length."""
+    *others, leaves = key
+    return *others, tuple((len(leaf[0]), *leaf[1:]) if isinstance(leaf[0], torch.Size) else leaf for leaf in leaves)
+
+
+def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None where it can.
+
+    The leaves are those of a call like the one that it was made for, but for sizes.
+    """
+    program = runner.program
+    places = {(runner.leaf_of[path], dim): one for one in program.sizes for path, dim in one.places}
+    sizes: dict[str, int] = {}
+    for i, (have, want) in enumerate(zip(shapes_of(leaves), shapes, strict=True)):
+        for dim, (size, made) in enumerate(zip(have or (), want or (), strict=True)):
+            one = places.get((i, dim))
+            name = next((n for n, place in runner.leaf_of.items() if place == i), f"argument {i}")
+            if one is None and size != made:
+                return f"dim {dim} of {name} is {size}, the program was made for {made}"
+            if one is not None and sizes.setdefault(one.name, size) != size:
+                return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
+    for one in program.sizes:
+        if sizes[one.name] < one.least or (one.most is not None and sizes[one.name] > one.most):
+            return f"{one.name} is {sizes[one.name]}, out of its range"
+    reason = program.refuses(sizes)
+    if reason is not None:
+        return reason
+    guard = broken(runner.compiled.guards, sizes)
+    return None if guard is None else f"the compiler takes for granted that {guard}"
+
+
+def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
+    """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
+    sizes = runner.sizes_of(leaves) if runner.sizes else {}
+    return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
+
+
+def changed_dims(
+    named: Mapping[str, Any], asked: Sequence[DynamicDim], seen: Sequence[Shapes], *, everything: bool = False
+) -> tuple[DynamicDim, ...]:
+    """The dims that are dynamic in a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
+
+    Of the latter those that have always had one size are one. ``everything``: all dims of tensors that have more than one element.
+    """
+    taken = {place for dim in asked for place in dim.places}
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for i, (path, leaf) in enumerate(named.items()):
+        for dim, size in enumerate(leaf.shape if isinstance(leaf, torch.Tensor) else ()):
+            before = tuple(shapes[i][dim] for shapes in seen)  # type: ignore[index]
+            moved = any(one != size for one in before) or (everything and size > 1)
+            if moved and (path, dim) not in taken:
+                groups.setdefault((size, *before), []).append((path, dim))
+    found = list(asked)
+    for sizes, places in groups.items():
+        path, dim = places[0]
+        name = f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}"
+        found.append(DynamicDim(name, tuple(places), sizes[0], asked=False))
+    names = [dim.name for dim in found]
+    if len(set(names)) < len(names):
+        raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
+    return tuple(found)

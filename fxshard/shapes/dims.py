@@ -1,0 +1,174 @@
+"""Which dims of a call's tensors are dynamic: as the user says by ``torch.export.Dim``, by a name, or by torch's marks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import marked_dims
+from fxshard.errors import OptionError, a_kind
+
+REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
+HINTS = {"DYNAMIC", "AUTO"}
+
+
+@dataclass(frozen=True)
+class DynamicDim:
+    """A size that may change from call to call.
+
+    ``places``: (path of the tensor, dim) wherever it is found, ``args[0]`` and 1; ``example``: its value in the example; ``least``,
+    ``most``: the range that the user gave, both included. ``asked``: whether the user asked for it; else it is so by itself, and may
+    turn out to be static. ``uneven``: whether shards of
+    unequal lengths are served, so that every size will do in which none is empty.
+    """
+
+    name: str
+    places: tuple[tuple[str, int], ...]
+    example: int
+    least: int = 1
+    most: int | None = None
+    asked: bool = True
+    uneven: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(f"dim {dim} of {path}" for path, dim in self.places)
+
+    def check(self, size: int) -> None:
+        """Raises OptionError for a size outside of the range."""
+        if size < self.least or (self.most is not None and size > self.most):
+            span = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            raise OptionError(
+                f"{self.name} ({self}) is {size}, it may be {span}", remedy="give the Dim another range, or plan for this size"
+            )
+
+
+def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None) -> tuple[DynamicDim, ...]:
+    """The dynamic dims of a call ``model(*args, **kwargs)``, in the order in which they are found.
+
+    ``given``: a mapping from paths (``"args[0]"``) or names of arguments to what is dynamic of them, or a sequence in the order of
+    ``args``: of a tensor a mapping from dims to ``torch.export.Dim`` objects or names, or one entry a dim; of a container the same of
+    its parts. Dims of one name are of one size. Dims that torch's ``mark_dynamic`` marked are dynamic too.
+
+    Raises OptionError for a dim, a name or a place that cannot be, and for sizes of one name that differ.
+    """
+    leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
+    found = [*_given(given, _arguments(model.forward, args, kwargs), leaves), *_marked(leaves)]
+    dims: dict[str, DynamicDim] = {}
+    taken: set[tuple[str, int]] = set()
+    for one in found:
+        if one.places[0] in taken:
+            continue
+        taken.add(one.places[0])
+        known = dims.get(one.name)
+        if known is None:
+            dims[one.name] = one
+            continue
+        if known.example != one.example:
+            raise OptionError(
+                f"{one.name!r} is {known.example} in {known} and {one.example} in {one}",
+                remedy="give dims of different sizes different names",
+            )
+        dims[one.name] = replace(known, places=(*known.places, *one.places))
+    return tuple(dims.values())
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    return ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
+
+
+def _arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """The arguments by path and by the name that ``forward`` gives them: (path, value)."""
+    found = {f"args[{i}]": (f"args[{i}]", value) for i, value in enumerate(args)}
+    found |= {f"kwargs[{name!r}]": (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
+    found |= {name: (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
+    try:
+        names = [n for n, p in inspect.signature(forward).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    except (TypeError, ValueError):
+        names = []
+    return {**{name: (f"args[{i}]", value) for i, (name, value) in enumerate(zip(names, args, strict=False))}, **found}
+
+
+def _given(given: Any, arguments: Mapping[str, tuple[str, Any]], leaves: Mapping[str, Any]) -> Iterator[DynamicDim]:
+    if given is None:
+        return
+    if isinstance(given, Mapping):
+        entries = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        entries = [(f"args[{i}]", entry) for i, entry in enumerate(given)]
+    else:
+        raise OptionError(f"dynamic_shapes is {a_kind(given)}", where="dynamic_shapes", remedy=REMEDY)
+    for name, entry in entries:
+        if name in arguments:
+            yield from _of_value(entry, *arguments[name])
+        elif name in leaves:
+            yield from _of_value(entry, name, leaves[name])
+        else:
+            raise OptionError(f"there is no argument {name!r}", where="dynamic_shapes", remedy=f"its arguments are {', '.join(leaves)}")
+
+
+def _of_value(entry: Any, path: str, value: Any) -> Iterator[DynamicDim]:
+    if entry is None:
+        return
+    if isinstance(value, torch.Tensor):
+        yield from _of_tensor(entry, path, value)
+    elif isinstance(value, Mapping) and isinstance(entry, Mapping) and set(entry) <= set(value):
+        for key, one in entry.items():
+            yield from _of_value(one, f"{path}[{key!r}]", value[key])
+    elif isinstance(value, (list, tuple)) and isinstance(entry, (list, tuple)) and len(entry) == len(value):
+        for i, one in enumerate(entry):
+            yield from _of_value(one, f"{path}[{i}]", value[i])
+    else:
+        what = f"{path} is {a_kind(value)}, which {entry!r:.60} does not describe"
+        raise OptionError(what, where="dynamic_shapes", remedy="only tensors have dims; describe the parts of a container as it holds them")
+
+
+def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDim]:
+    pairs = entry.items() if isinstance(entry, Mapping) else enumerate(entry) if isinstance(entry, (list, tuple)) else None
+    if pairs is None:
+        raise OptionError(f"cannot read {entry!r:.60} for {path}", where="dynamic_shapes", remedy=REMEDY)
+    for dim, said in pairs:
+        if not isinstance(dim, int) or isinstance(dim, bool) or not -value.dim() <= dim < value.dim():
+            raise OptionError(
+                f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
+            )
+        one = _read(said, path, dim % value.dim(), int(value.shape[dim]))
+        if one is not None:
+            yield one
+
+
+def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
+    """A dim as the user says it is; None where it is static."""
+    place = ((path, dim),)
+    if said is None or isinstance(said, int) or getattr(getattr(said, "type", None), "name", "") == "STATIC":
+        return None
+    if isinstance(said, str):
+        return DynamicDim(said, place, size)
+    if getattr(getattr(said, "type", None), "name", "") in HINTS:
+        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=said.type.name == "DYNAMIC")
+    if isinstance(said, Dim) and type(said) is Dim:
+        most = None if said.max > 2**31 else int(said.max)
+        one = DynamicDim(said.__name__, place, size, max(int(said.min), 1), most)
+        one.check(size)
+        return one
+    raise OptionError(
+        f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
+    )
+
+
+def _own_name(path: str, dim: int) -> str:
+    return f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}"
+
+
+def _marked(leaves: Mapping[str, Any]) -> Iterator[DynamicDim]:
+    for path, leaf in leaves.items():
+        if isinstance(leaf, torch.Tensor):
+            for dim in sorted(marked_dims(leaf)):
+                yield DynamicDim(_own_name(path, dim), ((path, dim),), int(leaf.shape[dim]))

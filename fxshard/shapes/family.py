@@ -1,0 +1,98 @@
+"""A traced graph for all sizes of its dynamic dims: sizes in it are expressions of symbols, one symbol a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard._torch_compat.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of
+from fxshard.shapes.dims import DynamicDim
+from fxshard.shapes.guards import Guard
+
+NUMBERS = FakeTensorMode(allow_non_fake_inputs=True)
+"""The mode of the values of graphs at given sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphFamily:
+    """``module``: the graph, whose arguments and values hold symbolic numbers where they depend on a dynamic size.
+
+    ``symbols``: the symbol of each dim in ``dims``, by its name; ``guards``: what tracing took for granted of them.
+    """
+
+    module: fx.GraphModule
+    dims: tuple[DynamicDim, ...]
+    symbols: Mapping[str, sympy.Symbol]
+    guards: tuple[Guard, ...] = ()
+
+    @cached_property
+    def example(self) -> dict[str, int]:
+        return {dim.name: dim.example for dim in self.dims}
+
+    def at(self, sizes: Mapping[str, int]) -> fx.GraphModule:
+        """The graph at these sizes, by name: numbers all over, as if it had been traced there. Nodes keep their names."""
+        values = {self.symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
+        return instantiated(self.module, values, lambda expr, hint: evaluated(expr, values), NUMBERS)
+
+    def within(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
+        """The graph with its symbols written as the expressions ``sizes`` of another environment's."""
+        values = {
+            self.symbols[name]: expression(size) if isinstance(size, SYMBOLIC) else sympy.Integer(size) for name, size in sizes.items()
+        }
+        hints = {self.symbols[name]: sympy.Integer(hint_of(size) if isinstance(size, SYMBOLIC) else size) for name, size in sizes.items()}
+
+        def make(expr: sympy.Basic, _: Any) -> Any:
+            return env.value(evaluated(expr, values) if not values else expr.xreplace(values), evaluated(expr, hints))
+
+        return instantiated(self.module, values, make, FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env))
+
+
+Make = Callable[[sympy.Basic, Any], Any]
+"""(expression, its value in the example) -> what stands for it."""
+
+
+def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Basic], make: Make, mode: FakeTensorMode) -> fx.GraphModule:
+    """A copy of ``module`` with ``make`` of each symbolic number in its arguments and values; tensors are fakes of ``mode``."""
+    known: dict[sympy.Basic, Any] = {}
+    tensors: dict[Any, Any] = {}
+
+    def number(value: Any) -> Any:
+        expr = expression(value)
+        if expr not in known:
+            known[expr] = make(expr, hint_of(value))
+        return known[expr]
+
+    def plain(value: Any) -> Any:
+        return number(value) if isinstance(value, SYMBOLIC) else value
+
+    def tensor(value: torch.Tensor) -> torch.Tensor:
+        if value.layout != torch.strided:
+            return value
+        shape, strides = [plain(s) for s in value.shape], [plain(s) for s in value.stride()]
+        key = (tuple(map(_key, value.shape)), tuple(map(_key, value.stride())), value.dtype)
+        if key not in tensors:
+            with mode:
+                tensors[key] = torch.empty_strided(shape, strides, dtype=value.dtype)
+        return tensors[key]
+
+    def made(value: Any) -> Any:
+        return tensor(value) if isinstance(value, FakeTensor) else plain(value)
+
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+        copy.args, copy.kwargs = pytree.tree_map(plain, (copy.args, copy.kwargs))
+        copy.meta = {**node.meta, **({"val": pytree.tree_map(made, node.meta["val"])} if "val" in node.meta else {})}
+    return fx.GraphModule(module, graph)
+
+
+def _key(size: Any) -> Any:
+    return expression(size) if isinstance(size, SYMBOLIC) else size

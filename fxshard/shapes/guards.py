@@ -1,0 +1,45 @@
+"""Guards: what a traced or lowered graph takes for granted of its sizes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from fxshard._torch_compat.symbols import evaluated, noted_guards, symbol_of
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on sizes. ``symbols``: (name of a size, its symbol in ``expression``, the unit in which that counts the size);
+    ``where``: the line that asked."""
+
+    expression: sympy.Basic
+    symbols: tuple[tuple[str, sympy.Symbol, int], ...]
+    where: str
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is true of these sizes."""
+        return bool(evaluated(self.expression, {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}))
+
+    def __str__(self) -> str:
+        named = {symbol: sympy.Symbol(name if unit == 1 else f"{name}/{unit}") for name, symbol, unit in self.symbols}
+        return f"{self.expression.xreplace(named)} ({self.where})"
+
+
+def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:
+    """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default."""
+    env = next((value.node.shape_env for value in symbols.values()), None)
+    names = {symbol_of(value): name for name, value in symbols.items()}
+    found = []
+    for expression, where in noted_guards(env):
+        known = [s for s in sorted(expression.free_symbols, key=str) if s in names]
+        found.append(Guard(expression, tuple((names[s], s, (units or {}).get(names[s], 1)) for s in known), where))
+    return tuple(dict.fromkeys(found))
+
+
+def broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
+    """The first guard that does not hold of these sizes."""
+    return next((g for g in guards if not g.holds(sizes)), None)

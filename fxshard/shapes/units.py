@@ -1,0 +1,74 @@
+"""Units: of what each dynamic size must be a multiple, so that all that a plan cuts is cut evenly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from fxshard._torch_compat.symbols import evaluated, expression, is_symbolic, surely, symbol_of
+from fxshard.errors import SizesError
+from fxshard.layout import extent
+from fxshard.shapes.guards import Guard
+
+Cuts = Iterable[tuple[Any, int]]
+"""(size of a dim, into how many parts it is cut)."""
+
+
+def units_of(cuts: Cuts, symbols: Mapping[str, sympy.Symbol]) -> dict[str, int]:
+    """The least unit of each size, by name. Raises SizesError for a dim that no units make even, such as one of s - 1."""
+    wanted = dict.fromkeys((expression(size), parts) for size, parts in cuts if is_symbolic(size) and parts > 1)
+    units = dict.fromkeys(symbols, 1)
+    names = {symbol: name for name, symbol in symbols.items()}
+    for expr, parts in sorted(wanted, key=lambda cut: (len(cut[0].free_symbols), str(cut[0]), cut[1])):
+        _widen(units, names, expr, parts)
+    return units
+
+
+def _widen(units: dict[str, int], names: Mapping[sympy.Symbol, str], expr: sympy.Expr, parts: int) -> None:
+    """Makes ``expr`` a multiple of ``parts`` by larger units of its symbols, the first ones first."""
+    if _divides(expr, parts, units, names):
+        return
+    for symbol in sorted(expr.free_symbols, key=lambda s: list(names).index(s)):
+        units[names[symbol]] = math.lcm(units[names[symbol]], parts)
+        if _divides(expr, parts, units, names):
+            return
+    said = expr.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()})
+    raise SizesError(
+        f"a dim of size {said} is cut into {parts} parts, which are uneven whatever the sizes",
+        remedy="plan for one size, or keep this dim whole by a pin",
+    )
+
+
+def _divides(expr: sympy.Expr, parts: int, units: Mapping[str, int], names: Mapping[sympy.Symbol, str]) -> bool:
+    counted = sympy.expand(expr.xreplace({s: units[names[s]] * s for s in expr.free_symbols}))
+    terms = counted.args if isinstance(counted, sympy.Add) else (counted,)
+    return all(isinstance(c := term.as_coeff_Mul()[0], sympy.Integer) and int(c) % parts == 0 for term in terms)
+
+
+def depends(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
+    """Whether a size is an expression of any of these symbols."""
+    return is_symbolic(size) and not expression(size).free_symbols.isdisjoint(symbols)
+
+
+def never_empty(cuts: Iterable[tuple[Any, tuple[int, ...]]], counted: Mapping[str, torch.SymInt], units: Mapping[str, int]) -> list[Guard]:
+    """That no rank's shard is empty of dims of symbolic sizes that axes cut, into so many parts each; of those that are not certain."""
+    names = {symbol_of(value): name for name, value in counted.items()}
+    found = {}
+    for size, parts in {(expression(size), parts): (size, parts) for size, parts in cuts}.values():
+        for indexes in itertools.product(*map(range, parts)):
+            length = extent(size, parts, indexes)[1]
+            if not surely(length > 0):
+                expr = sympy.Gt(expression(length), 0)
+                symbols = sorted(expr.free_symbols, key=str)
+                found[expr] = Guard(expr, tuple((names[s], s, units[names[s]]) for s in symbols), "no shard may be empty")
+    return list(found.values())
+
+
+def evaluate_all(shape: Sequence[Any], values: Mapping[sympy.Symbol, sympy.Integer]) -> tuple[int, ...]:
+    """A shape with its symbols' values put in."""
+    return tuple(evaluated(expression(size), values) if is_symbolic(size) else size for size in shape)
