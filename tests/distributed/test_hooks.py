@@ -153,6 +153,21 @@ def hooks_compiled() -> None:
     close(*seen)
 
 
+def hooks_at_any_size() -> None:
+    """What is kept has the sizes of its call, in one program for all; with hooks of the backward each size has its own."""
+    for name, most in (("kept", 2), ("gradients", 4)):
+        models, seen = [net(), net()], [[], []]
+        shard(models[0])
+        for model, kept in zip(models, seen, strict=True):
+            ON_SUBMODULES[name](model, kept)
+            for rows in (4, 6, 8, 6):
+                model.zero_grad()
+                model(batch(rows).requires_grad_()).square().sum().backward()
+        close(*seen)
+        close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
+        assert len(models[0].forward.programs) - 1 <= most, name
+
+
 def hooks_of_parameters() -> None:
     """After parallelize they see gradients that are DTensors; before, they are refused, for they would be lost."""
     models, seen = [net(), net()], [[], []]
@@ -252,6 +267,7 @@ found, test_two_ranks = two_ranks(
     hooks_of_submodules_after,
     hooks_of_the_module,
     hooks_compiled,
+    hooks_at_any_size,
     hooks_of_parameters,
     refused,
     the_hook_of_a_copy,
