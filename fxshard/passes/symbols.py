@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,7 +103,7 @@ def fold_sizes(joint: fx.GraphModule) -> None:
             size = node.meta["val"]
             copies[node] = size if expression(size).free_symbols else hint_of(size)
             continue
-        name = None if node.op == "call_function" else node.name
+        name = re.sub(r"_\d+$", "", node.name) if node.op == "call_function" else node.name
         copies[node] = copy = graph.create_node(node.op, node.target, name=name)
         copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
         copy.meta = dict(node.meta)
