@@ -176,6 +176,7 @@ def _capture(
         else:
             captured = capture_dynamo_graph(Bound(root, leaves, in_spec))(*flat, **named)
     flat += taps
+    symbols.note(captured, flat)
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
