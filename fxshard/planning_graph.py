@@ -78,6 +78,27 @@ Calls = tuple[tuple[str | None, ...], ...]
 
 
 @dataclass(frozen=True)
+class Watched:
+    """A call of a hook: of which module, which hook (by its key in the module's table), and why it is in no graph, "" where it is."""
+
+    module: str
+    key: int
+    opaque: str = ""
+
+
+@dataclass(frozen=True)
+class TappedCall:
+    """A call of a module with backward hooks: which input of the graph (``taps[i]``) has the gradient of each of its positional arguments,
+    and of each of its results; None for what has no gradient. ``begins``, ``ends``: its places among all their beginnings and ends."""
+
+    module: str
+    given: tuple[int | None, ...]
+    out: tuple[int | None, ...]
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
 class PlanningGraph:
     """A traced model.
 
@@ -98,6 +119,10 @@ class PlanningGraph:
     returned: Mapping[str, Calls] = field(default_factory=dict)
     unreduced: frozenset[str] = frozenset()
     """Values in which no pending sum may be taken: forms of gradients in a dtype in which the user wants none to be added up."""
+    watched: tuple[Watched, ...] | None = None
+    """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
+    tapped: tuple[TappedCall, ...] = ()
+    """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, where it has any; ``module`` is it at the example's."""
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
+from operator import methodcaller
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
 
 _KEYS = torch._C.DispatchKey
@@ -64,6 +68,29 @@ def held(owner: torch.nn.Module, key: str) -> torch.Tensor:
     return getattr(owner, key) if found is None else found
 
 
-def graded(places: Sequence[tuple[torch.nn.Module, str]]) -> tuple[bool, ...]:
-    """Which of the parameters at ``places``, (owner, attribute), require a gradient."""
-    return tuple([held(owner, key).requires_grad for owner, key in places])
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) or a level of forward-mode derivatives is around the call."""
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+Tables = Sequence[tuple[dict[str, Any], str]]
+"""(``vars`` of a module, name) for each parameter, or buffer."""
+
+
+def held_parameters_of(tables: Tables) -> list[torch.nn.Parameter]:
+    return [state["_parameters"][key] for state, key in tables]
+
+
+def held_buffers_of(tables: Tables) -> list[torch.Tensor | None]:
+    """None for what is no buffer (any more)."""
+    return [state["_buffers"].get(key) for state, key in tables]
+
+
+def parts_of(states: Sequence[dict[str, Any]]) -> tuple[list[Any], ...]:
+    """The children and the names of parameters of modules whose ``vars`` are given, in lists that compare fast."""
+    modules, parameters = [state["_modules"] for state in states], [state["_parameters"] for state in states]
+    children = [*chain.from_iterable(map(_VALUES, modules))]
+    return children, [*map(len, modules)], [*chain.from_iterable(parameters)], [*map(len, parameters)]
+
+
+_VALUES = methodcaller("values")

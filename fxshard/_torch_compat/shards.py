@@ -27,7 +27,15 @@ def spec_of(value: DTensor) -> Any:
 OVERFLOW_CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 """The operator by which gradient scalers divide gradients and look for entries that are not finite."""
 
+IS_ANY_TRUE = torch.ops.aten._is_any_true.default
+"""The operator by which anomaly mode looks for NaN in a gradient."""
+
 
 def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
     """From now on ``op`` on DTensors is ``handler(op, args, kwargs)``, as torch's own ``loss_parallel`` does it for its operators."""
     DTensor._op_dispatcher._custom_op_handlers[op] = handler
+
+
+def spec_or_none(value: torch.Tensor) -> Any:
+    """As ``spec_of``; None for what is no DTensor."""
+    return getattr(value, "_spec", None)

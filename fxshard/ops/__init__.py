@@ -4,11 +4,13 @@
 scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out, ``to_local`` and
 ``from_local`` for the ends of a ``local_map`` region; softmax, cross-entropy and normalisations come in pieces
 (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...), each right for a part of what is summed; ``axis_index``
-is the only node of a lowered graph that knows the rank. ``returned`` notes what modules return while a model is traced;
+is the only node of a lowered graph that knows the rank. ``returned`` and ``assigned`` note what modules
+return and what buffers are assigned while a model is traced;
 ``fxshard_users::triton_kernel`` is a call of a Triton kernel of the user's.
 """
 
 from fxshard.ops import (
+    assigned,
     attention,
     contraction,
     creation,
@@ -25,6 +27,7 @@ from fxshard.ops import (
 )
 
 __all__ = [
+    "assigned",
     "attention",
     "contraction",
     "creation",

@@ -37,7 +37,7 @@ def spell_attributes(
 ) -> None:
     """Tensors in ``captured`` that are none of the model's parameters and buffers become calls that make them.
 
-    ``names``: as ``_parameter_names`` gives them. Raises TraceError for what is too large, trained or changed.
+    ``names``: as ``parameter_names`` gives them. Raises TraceError for what is too large, trained or changed.
     """
     registered = {id(t) for t in (*fake_model.parameters(), *fake_model.buffers())}
     held = dict(captured.named_buffers(remove_duplicate=False))

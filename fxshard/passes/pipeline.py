@@ -39,7 +39,8 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out."""
+    """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out;
+    ``observe`` as in ``trace``."""
 
     model: nn.Module | None = None
     args: tuple[Any, ...] = ()
@@ -57,6 +58,7 @@ class Request:
     rng: str = "fxshard"
     without: tuple[str, ...] = ()
     mixed_precision: MixedPrecision | None = None
+    observe: bool = False
     dynamic: tuple[DynamicDim, ...] = ()
 
 
@@ -80,7 +82,7 @@ class Compilation:
 def _trace(c: Compilation) -> tuple[Compilation, str]:
     r = c.request
     assert r.model is not None
-    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic)
+    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic, observe=r.observe)
     verify.verify_graph(graph)
     return replace(c, graph=graph), f"graph of {len(list(graph.nodes))} nodes, hash {graph.hash[:12]}"
 

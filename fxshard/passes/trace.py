@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,19 +37,24 @@ from fxshard._torch_compat import (
 )
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
+from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
-from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
+from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
+from fxshard.passes.assigned import write_assigned
+from fxshard.passes.bound import Bound, is_bound
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
 from fxshard.passes.flex import spell_flex_attention
+from fxshard.passes.hooks import TracedHooks
 from fxshard.passes.inlined import inlined
 from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
+from fxshard.passes.rebind import parameter_names, rebind
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
@@ -58,6 +62,7 @@ from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.symbols import Symbols, fold_sizes
+from fxshard.passes.tapped import TAPS, tap_name
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
@@ -77,35 +82,45 @@ def trace(
     train: bool = True,
     mixed_precision: MixedPrecision | None = None,
     dynamic: Sequence[DynamicDim] = (),
+    observe: bool = False,
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
-    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. Raises TraceError with the user's line
+    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
+    submodules the graph returns what some are called with, see ``fxshard.passes.hooks``. Raises TraceError with the user's line
     when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
-    symbols = Symbols(dynamic)
-    with readable_errors(type(model).__name__), _grad(train), without_code(), symbols:
+    symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
+
+    def captured(spelled: Mapping[Any, Any]) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+        symbols.forget()
+        return _capture(model, arguments, train, spelled, mixed_precision, symbols, hooks)
+
+    with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
         try:
-            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision, symbols)
+            joint, names, out_spec = hooks.settle(lambda: captured({}))
         except FxshardError:
             raise
         except Exception as error:
-            symbols.forget()
             try:
-                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision, symbols)
+                joint, names, out_spec = hooks.settle(lambda: captured(SPELLED))
             except Exception:
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
-    paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
+    paths = [_path_name(path) for path, leaf in leaves if not is_bound(leaf)]
+    paths += map(tap_name, range(len(hooks.taps.known)))
     with symbols:
         graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
-    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
+    returned = renamed(graph.returned, other_names(model))
+    return replace(
+        graph, constants=constants_of(args, kwargs), returned=returned, unreduced=marks, watched=hooks.watched, tapped=hooks.taps.tapped
+    )
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
@@ -125,6 +140,7 @@ def _capture(
     spelled: Mapping[Any, Any],
     precision: MixedPrecision | None,
     symbols: Symbols,
+    hooks: TracedHooks,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
@@ -136,8 +152,10 @@ def _capture(
     if precision is not None:
         leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
-    flat = [a for a in leaves if not _is_bound(a)]
-    own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
+    flat = [a for a in leaves if not is_bound(a)]
+    root, taps = hooks.install(model, fake_model), hooks.taps.inputs(mode)
+    named = {TAPS: taps} if taps else {}
+    own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
     captures = (
         mode,
@@ -151,55 +169,33 @@ def _capture(
         kernels_captured(),
         recurrent_captured(),
         noted(fake_model),
+        hooks.watching(fake_model),
         without_guards(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
         if len(flat) == len(leaves):
-            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
+            captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs, **named)
         else:
-            captured = capture_dynamo_graph(_Bound(fake_model, leaves, in_spec))(*flat)
+            captured = capture_dynamo_graph(Bound(root, leaves, in_spec))(*flat, **named)
+    flat += taps
     symbols.note(captured, flat)
     _list_changes(type(model).__name__, changed)
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     spell_flex_attention(captured)
-    names = _parameter_names(model, fake_model, captured)
+    names = parameter_names(fake_model, captured)
     with again():
         spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
+    write_assigned(captured, fake_model, names)
     if precision is not None:
-        given = [a for a in given if not _is_bound(a)]
+        given = [*(a for a in given if not is_bound(a)), *taps]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
     return joint_graph(captured, flat, train, spelled), names, out_spec
-
-
-class _Bound(nn.Module):
-    """A model with the arguments that Dynamo takes for no inputs (slices, options, modules) held fast."""
-
-    def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.model, self.spec = model, spec
-        self.bound = [leaf if _is_bound(leaf) else None for leaf in leaves]
-        self.free = [i for i, leaf in enumerate(leaves) if not _is_bound(leaf)]
-
-    def forward(self, *free: Any) -> Any:
-        leaves = list(self.bound)
-        for place, value in zip(self.free, free, strict=True):
-            leaves[place] = value
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.model(*args, **kwargs)
-
-
-INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Kinds of arguments that Dynamo takes for inputs of a graph."""
-
-
-def _is_bound(leaf: Any) -> bool:
-    return not isinstance(leaf, INPUTS) or isinstance(leaf, enum.Enum)
 
 
 def check_call(model: Any, args: Any) -> None:
@@ -209,6 +205,9 @@ def check_call(model: Any, args: Any) -> None:
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
         raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
     for name, module in model.named_modules():
+        if getattr(vars(module).get("forward"), "sharded", False):
+            what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
+            raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
@@ -282,11 +281,15 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
     memo: dict[int, Any] = {}
     for module in model.modules():
+        for value in module.parameters(recurse=False):  # those of functional_call are of other types
+            memo.setdefault(id(value), nn.Parameter(fake_tensor(value, mode, False), value.requires_grad and train))
         for value in (*own_tensors(module), *plain_tensors(module).values()):
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
+        rebind(copied, memo)
+        return copied
     except FxshardError:
         raise
     except Exception as error:
@@ -318,17 +321,6 @@ def tied_names(model: nn.Module) -> dict[str, str]:
             else:
                 first[id(value)] = name
     return aliases
-
-
-def _parameter_names(model: nn.Module, fake_model: nn.Module, captured: fx.GraphModule) -> dict[str, str]:
-    """Dynamo's mangled names -> the model's FQNs, matched by identity."""
-    fqn = {}
-    for items in (fake_model.named_parameters(), fake_model.named_buffers()):
-        fqn.update({id(value): name for name, value in items})
-    names = {}
-    for items in (captured.named_parameters(remove_duplicate=False), captured.named_buffers(remove_duplicate=False)):
-        names.update({name: fqn.get(id(value), name) for name, value in items})
-    return names
 
 
 def _tidy(joint: fx.GraphModule) -> None:

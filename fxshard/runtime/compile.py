@@ -344,7 +344,8 @@ def _boxed(module: fx.GraphModule) -> Run:
         values[node] = graph.call_function(operator.getitem, (inputs, i))
     graph.call_method("clear", (inputs,))
     graph.output(graph.graph_copy(module.graph, values))
-    return fx.GraphModule(module, graph)
+    run: Run = fx.GraphModule(module, graph).forward  # not the module itself: hooks of all modules are not called for it
+    return run
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

@@ -32,13 +32,13 @@ def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
     """``grads`` times ``inverse``, in place; ``found``, float32 scalar, becomes 1 on all ranks where an entry is not finite on any."""
     grads, found, inverse = args
     op([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads], found, inverse)
-    for mesh, axis in _parted(grads):
+    for mesh, axis in parted(grads):
         group = mesh.get_group(axis)
         with watching("tell each other whether a gradient is infinite", group):
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
 
-def _parted(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
+def parted(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
     """The axes, with their meshes, over which ranks hold different parts of a gradient; in the same order on all ranks."""
     found = [
         (grad.device_mesh, axis)

@@ -35,6 +35,7 @@ _GLOBAL = (
 REMEDIES: Mapping[str, str] = {
     "fxshard": "install the same version of fxshard on all ranks",
     "torch": "install the same version of torch on all ranks",
+    "hooks": "register the same hooks on all ranks: they take part in the program; what one rank is to do, it does inside of the hook",
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
     "shape": _GLOBAL,
     "rule": "register the same rules on all ranks (fxshard.register_rule): import the modules that do so on each",

@@ -7,6 +7,7 @@ parameters as they lie.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.calls import graded
+from fxshard._torch_compat.calls import transformed
+from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import OptionError, PlanError, RuleError, RunError, StaticDimError, TraceError, a_kind, closest
 from fxshard.hardware import Hardware
@@ -34,20 +36,25 @@ from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.names import Names
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
+from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.any_size import Shapes, alike_key, changed_dims, refusal, shapes_of, uneven_sizes
-from fxshard.runtime.attributes import AttributeReader, Attributes, differing
+from fxshard.runtime.any_size import alike_key, changed_dims, refusal, shapes_of, uneven_sizes
+from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
+from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.loading import take_whole_values
+from fxshard.runtime.made import Made
+from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.options import (
     check_choice,
     check_device_mesh,
@@ -59,13 +66,14 @@ from fxshard.runtime.options import (
     check_source,
     check_unused,
 )
-from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
+from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.values import argument_values
 from fxshard.shapes import DynamicDim, dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
+TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 RANKS = 16
@@ -140,6 +148,7 @@ def parallelize(
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
     check_call(model, example_args)
+    check_gradient_hooks(model)
     check_device_mesh(device_mesh)
     settings = _settings(options)
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
@@ -152,6 +161,7 @@ def parallelize(
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
+    take_whole_values(model)
     model.forward = forward
     return model
 
@@ -196,30 +206,6 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     return settings
 
 
-@dataclass(frozen=True)
-class Made:
-    """A program that was made, and for what: the structure of the arguments, their shapes and the modules' attributes.
-
-    ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
-    program is looked up exactly.
-    """
-
-    spec: pytree.TreeSpec
-    attributes: Attributes
-    runner: Runner
-    graph: PlanningGraph
-    shapes: Shapes
-    unread: set[tuple[int, str]] = field(default_factory=set)
-
-    def serves(self, spec: pytree.TreeSpec, now: Attributes) -> bool:
-        return self.spec == spec and differing(self.attributes, now) <= self.unread
-
-    def also_for(self, now: Attributes) -> Made:
-        """The same program for other attributes, its graph having been found to be the same."""
-        self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
-        return replace(self, attributes=now)
-
-
 @dataclass(eq=False)
 class ShardedForward:
     """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it."""
@@ -234,31 +220,48 @@ class ShardedForward:
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
         self.device = mesh_device(self.device_mesh)
-        self.attributes = AttributeReader(self.model)
-        self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
-        self.accumulation = Accumulation(self.places, self.settings.compiler, self.settings.rng, self.settings.debug)
+        self.sharded = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Begins to look at the modules that there are."""
+        self.state = ModuleState(self.model, self.device_mesh)
+        self.attributes = AttributeReader(self.model)
+        self.accumulation = Accumulation(self.state.places, self.settings.compiler, self.settings.rng, self.settings.debug)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if transformed():
+            raise RunError(
+                "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM
+            )
         leaves, spec = flatten_call(args, kwargs)
-        trained = graded(self.places)
-        train = torch.is_grad_enabled() and (True in trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
-        now = self.attributes.now()
-        key = self._key(leaves, trained if train else None)
+        if not self.state.same_parts():
+            self._refresh()
+        held = self.state.held()
+        train = torch.is_grad_enabled() and (True in held.trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
+        now, hooks = self.attributes.now(), self.state.hooks()
+        key = self._key(leaves, held, train)
         for made in self.runners.get(key, ()):
-            if made.serves(spec, now):
+            if made.serves(spec, now, hooks):
                 break
         else:
-            made = self._of_any_size(key, leaves, spec, now) or self.prepare(args, kwargs, train)
-        if train and self.accumulation.defers():
-            return self.accumulation.runner(made.runner, made.graph)(leaves)
-        return made.runner(leaves)
+            made = self._of_any_size(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
+        deferred = train and self.accumulation.defers()
+        return made.after.run(self.accumulation.runner(made.runner, made.graph) if deferred else made.runner, leaves)
 
-    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes) -> Made | None:
+    def _refresh(self) -> None:
+        """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
+        self.runners.clear()
+        self.alike.clear()
+        self.watch()
+        take_whole_values(self.model)
+
+    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> Made | None:
         """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
         for made in self.alike.get(alike_key(key), ()):
-            if made.serves(spec, now) and made.runner.program.sizes and self._refusal(made, leaves) is None:
+            if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
                 self.runners.setdefault(key, []).append(made)
                 return made
         return None
@@ -272,29 +275,35 @@ class ShardedForward:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
-        first = not self.runners
+        first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         alike = versions() if first else {}
         if first and self.settings.src_data_rank == "same":
             alike |= weight_fields(weights)
+        alike |= hook_fields(self.state)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
         dump = self._dump(train)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
-        key, attributes = self._key(leaves, graded(self.places) if train else None), self.attributes.now()
-        dims = self._dynamic_dims(key, named, spec, args, kwargs)
+        attributes, hooks = self.attributes.now(), self.state.hooks()
+        key = None if first else self._key(leaves, self.state.held(), train)
+        others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        dims = self._dynamic_dims(others, named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+        after = hooks_after(self.model, graph, self.device)
+        named |= after.taps()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
-                self.runners[key].append(made.also_for(attributes))
-                return made
+                also = made.also_for(attributes, hooks, after)
+                self.runners[key].append(also)
+                return also
         if not first:
-            others = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), others)
-        with plain_arithmetic(self.device.type):
+            sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), sizes)
+        with plain_arithmetic(self.device.type), without_global_hooks():
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
             program = self._lower(graph, plan, dump)
@@ -302,24 +311,24 @@ class ShardedForward:
             if first:
                 source = self.settings.src_data_rank
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                self.sharded = True
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
-        runner = Runner(self.model, compiled, names, self.settings.timeout)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves))
+        runner, key = Runner(self.model, compiled, list(named), self.settings.timeout), self._key(leaves, self.state.held(), train)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
         self.runners.setdefault(key, []).append(made)
         self.alike.setdefault(alike_key(key), []).append(made)
         return made
 
     def _dynamic_dims(
-        self, key: Any, named: Mapping[str, Any], spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, others: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[DynamicDim, ...]:
-        """Those that the user asked for, and those of which programs for calls like this one have another size."""
+        """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size."""
         if self.settings.dynamic is False:
             return ()
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
-        others = [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
         uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
         if any(one.uneven for made in others for one in made.runner.program.sizes) or (self.mesh.size > RANKS and uneven):
             return ()
@@ -344,7 +353,7 @@ class ShardedForward:
                 dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims)
+        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
@@ -435,9 +444,8 @@ class ShardedForward:
         runners = dict.fromkeys(made.runner for found in self.runners.values() for made in found)
         return tuple(runner.program for runner in runners)
 
-    def _key(self, leaves: Sequence[Any], trained: tuple[bool, ...] | None) -> tuple[Any, ...]:
-        """``trained``: for each parameter whether it requires a gradient; None for inference."""
-        return trained, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+    def _key(self, leaves: Sequence[Any], held: Held, train: bool) -> tuple[Any, ...]:
+        return held.trained if train else None, held.lies, _autocast(self.device.type), tuple(map(leaf_key, leaves))
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:
@@ -454,14 +462,35 @@ class ShardedForward:
             state.pop("forward", None)
             state.update(kept)
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        what = "the module is parallelized already, so that it cannot be copied, planned or parallelized again"
-        raise RunError(
-            what, remedy="plan and copy the model before parallelize; for other options build it anew and move weights by state_dict"
-        )
+    def __deepcopy__(self, memo: Any) -> ShardedForward:
+        """For a copy of the module; it comes to life when it is first asked something, the copy being complete then."""
+        if id(self.model) not in memo:
+            raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
+        new = object.__new__(ShardedForward)
+        replaced = rebound(copy.deepcopy(self.replaced, memo), memo, {})
+        vars(new).update(model=memo[id(self.model)], device_mesh=self.device_mesh, settings=self.settings, origin=(self, replaced))
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        origin = vars(self).pop("origin", None)
+        if origin is None:
+            raise AttributeError(name)
+        self._settle(*origin)
+        return getattr(self, name)
+
+    def _settle(self, origin: ShardedForward, replaced: Any) -> None:
+        """Programs of its own for those of ``origin``, which run the same compiled code."""
+        self.runners, self.alike = {}, {}
+        self.__post_init__()
+        self.replaced, self.sharded = replaced, True
+        hooks = self.state.hooks()
+        every = {id(made): made for found in origin.runners.values() for made in found}
+        kept = {i: made.moved(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}
+        for table, own in ((origin.runners, self.runners), (origin.alike, self.alike)):
+            own.update({key: [kept[id(made)] for made in found if id(made) in kept] for key, found in table.items()})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be pickled", remedy="save it by fxshard.save_checkpoint")
+        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it by fxshard.save_checkpoint")
 
 
 def _autocast(device_type: str) -> Any:

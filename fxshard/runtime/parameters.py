@@ -9,9 +9,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from fxshard._torch_compat.hooks import waits_for_gradient
+from fxshard.errors import RunError
 from fxshard.layout import Layout, local_shape
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
+from fxshard.runtime.anomaly import agree_on_anomalies
 from fxshard.runtime.distribute import distribute
 from fxshard.runtime.grad_scaler import agree_on_overflows
 from fxshard.runtime.inputs import as_dtensor
@@ -45,10 +48,13 @@ def shard_parameters(
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
                 value = sharded(parameter, layout, device_mesh, device, source)
-                made[id(parameter)] = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+                made[id(parameter)] = new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+                if new is not parameter and parameter.grad is not None:
+                    new.grad = sharded(parameter.grad, layout, device_mesh, device, source)
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
         agree_on_overflows()
+        agree_on_anomalies()
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if buffer.is_meta or isinstance(buffer, DTensor):
@@ -59,6 +65,14 @@ def shard_parameters(
                 if source is not None and id(buffer) not in made_buffers:
                     made_buffers.add(id(buffer))
                     buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def check_gradient_hooks(model: nn.Module) -> None:
+    """Raises RunError for a parameter with hooks: a DTensor will take its place, for which they would not be called."""
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) and waits_for_gradient(parameter):
+            what = f"parameter {name} has a hook for its gradient, which would not be called for the DTensor that takes its place"
+            raise RunError(what, where=name, remedy="register it after parallelize: model.get_parameter(name).register_hook(...)")
 
 
 def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

@@ -1,0 +1,46 @@
+"""Private names of torch (2.13): what code changes while Dynamo captures it: Python objects, and buffers that are assigned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+
+@contextlib.contextmanager
+def noted_changes(changed: Callable[[], None], mark: Any, names: Mapping[int, str]) -> Iterator[None]:
+    """While Dynamo captures: ``changed`` is called for each change of a Python object that the code did not make itself.
+
+    A tensor that is assigned to a buffer (``self.steps = self.steps + 1``) is no such change: the captured graph has ``mark(value, name)``
+    there, with the module's name from ``names``, by its id.
+    """
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
+
+    check, call = SideEffects.check_allowed_side_effect, Called.call_method
+    assigning: list[str] = []
+
+    def check_allowed_side_effect(self: Any, item: Any) -> Any:
+        if not assigning and isinstance(item.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+            changed()
+        return check(self, item)
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        key = args[0].as_python_constant() if name == "__setattr__" and args else None
+        known = isinstance(key, str) and key in vars(self.value).get("_buffers", {}) and id(self.value) in names
+        if not known or key is None or not args[1].is_tensor():
+            return call(self, tx, name, args, kwargs)
+        prefix = names[id(self.value)]
+        tx.output.create_proxy("call_function", mark, (args[1].as_proxy(), f"{prefix}.{key}" if prefix else key), {})
+        assigning.append(key)
+        try:
+            return call(self, tx, name, args, kwargs)
+        finally:
+            assigning.pop()
+
+    SideEffects.check_allowed_side_effect, Called.call_method = check_allowed_side_effect, call_method
+    try:
+        yield
+    finally:
+        SideEffects.check_allowed_side_effect, Called.call_method = check, call
