@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,25 @@ def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
     """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
     return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
+
+
+RANKS = 16
+"""Up to so many ranks a program for shards of unequal lengths is made, which has a graph for each."""
+
+
+def dims_of_call(
+    named: Mapping[str, Any], asked: Sequence[DynamicDim], made: Sequence[tuple[Runner, Shapes]], ranks: int, *, everything: bool = False
+) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
+    """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
+
+    ``made``: the programs for calls like this one and their shapes, none of which serves it. ``ranks`` of the mesh. Other arguments as
+    ``changed_dims``. None where a program for shards of unequal lengths does not serve the call either: a shard would be empty.
+    """
+    uneven = {name for runner, _ in made for name in uneven_sizes(runner, list(named.values()))}
+    if any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and uneven):
+        return (), ()
+    dims = changed_dims(named, asked, [shapes for _, shapes in made], everything=everything)
+    return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not made) for dim in dims), tuple(sorted(uneven))
 
 
 def changed_dims(

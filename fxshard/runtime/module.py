@@ -11,7 +11,7 @@ import copy
 import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -43,7 +43,7 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.any_size import alike_key, changed_dims, refusal, shapes_of, uneven_sizes
+from fxshard.runtime.any_size import alike_key, dims_of_call, refusal, shapes_of
 from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
@@ -75,9 +75,6 @@ from fxshard.sharding_plan import ShardingPlan
 _KIND = {True: "training", False: "inference"}
 TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-RANKS = 16
-"""Up to so many ranks a program for shards of unequal lengths is made, which has a graph for each."""
 
 Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
 
@@ -329,15 +326,12 @@ class ShardedForward:
             return ()
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
-        uneven = {name for made in others for name in uneven_sizes(made.runner, list(named.values()))}
-        if any(one.uneven for made in others for one in made.runner.program.sizes) or (self.mesh.size > RANKS and uneven):
-            return ()
+        made = [(one.runner, one.shapes) for one in others]
+        dims, uneven = dims_of_call(named, asked, made, self.mesh.size, everything=self.settings.dynamic is True)
         if uneven:
             text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
-            announce(self.device_mesh, logging.WARNING, text, ", ".join(sorted(uneven)))
-        seen = [made.shapes for made in others]
-        dims = changed_dims(named, asked, seen, everything=self.settings.dynamic is True)
-        return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not others) for dim in dims)
+            announce(self.device_mesh, logging.WARNING, text, ", ".join(uneven))
+        return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
