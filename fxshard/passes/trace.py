@@ -53,6 +53,7 @@ from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.probe import probe
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
+from fxshard.passes.repeated import RepeatedLayers, first_that_works
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
@@ -88,18 +89,13 @@ def trace(
     arguments = (tuple(args), dict(kwargs or {}))
     _check_tensors(model, arguments)
     symbols = Symbols(dynamic)
+
+    def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+        symbols.forget()
+        return _capture(model, arguments, train, SPELLED if spelled else {}, mixed_precision, symbols, layers)
+
     with readable_errors(type(model).__name__), _grad(train), without_code(), symbols:
-        try:
-            joint, names, out_spec = _capture(model, arguments, train, {}, mixed_precision, symbols)
-        except FxshardError:
-            raise
-        except Exception as error:
-            symbols.forget()
-            try:
-                joint, names, out_spec = _capture(model, arguments, train, SPELLED, mixed_precision, symbols)
-            except Exception:
-                raise error from None
-            log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
+        joint, names, out_spec = first_that_works(model, capture)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
     with symbols:
@@ -125,6 +121,7 @@ def _capture(
     spelled: Mapping[Any, Any],
     precision: MixedPrecision | None,
     symbols: Symbols,
+    layers: RepeatedLayers,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
@@ -151,6 +148,7 @@ def _capture(
         kernels_captured(),
         recurrent_captured(),
         noted(fake_model),
+        layers.noted(fake_model),
         without_guards(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
@@ -165,6 +163,7 @@ def _capture(
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
+    layers.shorten(captured, fake_model)
     spell_flex_attention(captured)
     names = _parameter_names(model, fake_model, captured)
     with again():
@@ -174,7 +173,10 @@ def _capture(
         given = [a for a in given if not _is_bound(a)]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
-    return joint_graph(captured, flat, train, spelled), names, out_spec
+    layers.label(captured)
+    joint = joint_graph(captured, flat, train, spelled)
+    layers.unroll(joint)
+    return joint, names, out_spec
 
 
 class _Bound(nn.Module):
