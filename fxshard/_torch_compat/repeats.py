@@ -39,6 +39,10 @@ class Repeats:
     refused: list[str] = field(default_factory=list)
 
 
+MOST = 3
+"""Calls that are traced of one group: where layers differ so much, asking costs more than it saves."""
+
+
 def repeat(number: int, module: str, *read: Any) -> Any:
     """Stands in a captured graph for a call of ``module`` that is alike the traced call of this number; never run."""
     raise AssertionError("a call that stands for others is run")
@@ -46,6 +50,21 @@ def repeat(number: int, module: str, *read: Any) -> Any:
 
 class Unlike(Exception):
     """Why a call cannot stand for others, or is not alike one."""
+
+
+HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module or a part of it has hooks, of which no guard speaks."""
+    return any(getattr(part, kind) for part in module.modules() for kind in HOOKS)
 
 
 @contextlib.contextmanager
@@ -63,12 +82,18 @@ def repeats_of(candidates: Mapping[int, tuple[Hashable, str]]) -> Iterator[Repea
             return original(self, tx, args, kwargs)
         try:
             given = _given(tx, args, kwargs)
-            for one in known.get(group, ()):
-                if one.asked(self, tx, given):
-                    one.calls += 1
-                    return _stamped(tx, found.traced.index(one), name, one, given)
         except Unlike as why:
             found.refused.append(f"{name}: {why}")
+            return original(self, tx, args, kwargs)
+        for one in known.get(group, ()):
+            try:
+                one.asked(self, tx, given)
+            except Unlike as why:
+                found.refused.append(f"{name}: {why}")
+                continue
+            one.calls += 1
+            return _stamped(tx, found.traced.index(one), name, one, given)
+        if len(known.get(group, ())) == MOST:
             return original(self, tx, args, kwargs)
         before, changed = set(tx.output.graph.nodes), _changes(tx)
         reads, tx.output.root_tracer.traced_sources = tx.output.root_tracer.traced_sources, type(tx.output.root_tracer.traced_sources)()
@@ -146,7 +171,9 @@ def _state(tx: Any) -> Hashable:
         lines.append((summary.filename, summary.lineno))
         frame = getattr(frame, "parent", None)
     casts = tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype(), tuple(lines)
+    modes = len(tx.symbolic_torch_function_state.mode_stack), torch.are_deterministic_algorithms_enabled()
+    saved = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype(), modes, saved, tuple(lines)
 
 
 def _changes(tx: Any) -> Hashable:
@@ -174,7 +201,7 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
     inside = [s for s in sources if s.name.startswith(self.source.name)]
     known_to_move: list[bool] = []
 
-    def asked(other: Any, tx: Any, given: Any) -> bool:
+    def asked(other: Any, tx: Any, given: Any) -> None:
         if given[0] != key:
             raise Unlike(f"arguments or the call are others than those of {name}")
         if type(other.value) is not type(self.value) or other.source is None:
@@ -185,7 +212,6 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
         known_to_move.append(True)
         if not is_reusable(tx, condition, InputFingerprint([(InputTag.MODULE, other)], [other.source]), SimpleNamespace(arg_sources=[self.source])):
             raise Unlike(f"attributes that the forward reads are others than those of {name}")
-        return True
 
     one.asked, one.made = asked, (look, result, metas)
     return one
@@ -200,7 +226,11 @@ def _stamped(tx: Any, number: int, name: str, one: Traced, given: Any) -> Any:
     _, result, metas = one.made
     call = tx.output.create_proxy("call_function", repeat, (number, name, *(t.as_proxy() for t in given[1])), {})
     outputs = []
+    passed = {node: tensor for node, tensor in zip(one.read, given[1], strict=True)}
     for k, value in enumerate(metas):
+        if one.given[k] in passed:
+            outputs.append(passed[one.given[k]])
+            continue
         with tx.fake_mode:
             alike = value.clone() if value.requires_grad or torch.is_grad_enabled() else value.detach().clone()
         proxy = tx.output.create_proxy("call_function", operator.getitem, (call, k), {})

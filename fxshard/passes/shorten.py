@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat.repeats import Repeats, Traced, repeat
+from fxshard._torch_compat.repeats import Repeats, Traced, has_hooks, repeat
 
 RETURNED = torch.ops.fxshard.returned.default
 KEPT = 4
@@ -62,6 +62,8 @@ def candidates(model: nn.Module) -> dict[int, tuple[Hashable, str]]:
             continue
         groups: dict[Hashable, list[tuple[str, nn.Module]]] = {}
         for key, child in parent.named_children():
+            if has_hooks(child):
+                continue
             groups.setdefault((name, _look(child)), []).append((f"{name}.{key}" if name else key, child))
         for group, members in groups.items():
             if len(members) > KEPT:
@@ -154,6 +156,7 @@ class _Writer:
         self.captured, self.graph, self.model = captured, captured.graph, model
         self.rows: list[Row] = []
         self.attributes: dict[str, tuple[int, int, int]] = {}
+        self.replaced: dict[fx.Node, fx.Node] = {}
         self.by_name = {n.name: n for n in captured.graph.nodes}
         self.values = _tensors(captured)
         self.targets = {id(value): name for name, value in self.values.items()}
@@ -163,8 +166,10 @@ class _Writer:
     def call_of(self, traced: Traced) -> _Call:
         """The call that was traced."""
         nodes = [self.by_name[n.name] for n in traced.nodes if n.name in self.by_name]
-        read, given = ([self.by_name[n.name] for n in those] for those in (traced.read, traced.given))
-        return _Call(traced.module, nodes, read, dict(enumerate(given)))
+        read, given = ([self._now(self.by_name[n.name]) for n in those] for those in (traced.read, traced.given))
+        if any(n.target is repeat for n in nodes):
+            raise NotAlike(f"{traced.module} calls layers that are alike itself")
+        return _Call(traced.module, nodes, read, {k: node for k, node in enumerate(given) if node not in read})
 
     def write(self, body: _Call, row: list[_Call]) -> None:
         """Writes out a row; a long one without its middle."""
@@ -223,10 +228,20 @@ class _Writer:
     def _leave_out(self, call: _Call, before: _Call) -> None:
         for k, node in call.given.items():
             if k in before.given:
-                node.replace_all_uses_with(before.given[k])
+                self._replace(node, before.given[k])
             elif node.users:
                 raise NotAlike(f"{call.module} gives what {before.module} does not")
         self._erase(call)
+
+    def _replace(self, node: fx.Node, other: fx.Node) -> None:
+        node.replace_all_uses_with(other)
+        self.replaced[node] = other
+
+    def _now(self, node: fx.Node) -> fx.Node:
+        """What stands in the place of a node that may be gone."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node
 
     def _erase(self, call: _Call) -> None:
         for node in reversed(call.nodes):
@@ -250,7 +265,7 @@ class _Writer:
                 copies[node] = copy
                 made.append(copy)
         for k, node in call.given.items():
-            node.replace_all_uses_with(copies[body.given[k]])
+            self._replace(node, copies[body.given[k]])
         self._erase(call)
         call.given = {k: copies[n] for k, n in body.given.items()}
         return made
@@ -292,7 +307,7 @@ def renamed_meta(meta: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     changed = dict(meta)
     for stack in STACKS:
         if meta.get(stack):
-            changed[stack] = OrderedDict((k, (named.sub(rf"\1{new}\2", path, count=1), kind)) for k, (path, kind) in meta[stack].items())
+            changed[stack] = OrderedDict((k, (named.sub(rf"\g<1>{new}\g<2>", path, count=1), kind)) for k, (path, kind) in meta[stack].items())
     return changed
 
 
