@@ -17,6 +17,7 @@ from torch import fx
 
 from fxshard._torch_compat import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput, pytree
 from fxshard.passes.draws import NUMBERED
+from fxshard.passes.local_graph import added
 from fxshard.passes.shorten import KEPT, LABEL, RETURNED, Label, NotAlike, Row, Shortened, renamed_meta
 
 INNER = (1, 2)
@@ -200,10 +201,8 @@ class _Unroller:
 
     def _add(self, node: fx.Node, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         target = name if node.op == "placeholder" else node.target
-        made = self.graph.create_node(node.op, target, name=name)
-        made.args, made.meta = args, meta
-        if kwargs:
-            made.kwargs = kwargs
+        made = added(self.graph, node.op, target, args, kwargs, name)
+        made.meta = meta
         custom = {k: v for k, v in (meta.get("custom") or {}).items() if k != LABEL}
         if custom or "custom" in meta:
             made.meta["custom"] = custom
