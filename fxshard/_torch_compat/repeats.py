@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,13 @@ HOOKS = (
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a module or a part of it has hooks, of which no guard speaks."""
     return any(getattr(part, kind) for part in module.modules() for kind in HOOKS)
+
+
+def order_tensors(module: torch.nn.Module, place: Callable[[str], int]) -> None:
+    """Registers a module's own parameters and buffers anew, in the order of ``place`` of their names."""
+    for held in (module._parameters, module._buffers):
+        for name in sorted(held, key=place):
+            held[name] = held.pop(name)
 
 
 @contextlib.contextmanager
@@ -210,7 +217,9 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
         if not known_to_move and any(s.clone(lambda x: replaced.get(x, x)) == s for s in inside):
             raise Unlike("Dynamo names its attributes in a way that cannot be asked")
         known_to_move.append(True)
-        if not is_reusable(tx, condition, InputFingerprint([(InputTag.MODULE, other)], [other.source]), SimpleNamespace(arg_sources=[self.source])):
+        if not is_reusable(
+            tx, condition, InputFingerprint([(InputTag.MODULE, other)], [other.source]), SimpleNamespace(arg_sources=[self.source])
+        ):
             raise Unlike(f"attributes that the forward reads are others than those of {name}")
 
     one.asked, one.made = asked, (look, result, metas)

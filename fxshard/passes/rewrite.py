@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+
 from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module

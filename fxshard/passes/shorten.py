@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat.repeats import Repeats, Traced, has_hooks, repeat
+from fxshard._torch_compat.repeats import Repeats, Traced, has_hooks, order_tensors, repeat
 
 RETURNED = torch.ops.fxshard.returned.default
 KEPT = 4
@@ -123,7 +123,7 @@ class _Call:
 
 def _stub_call(node: fx.Node) -> _Call:
     given = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-    return _Call(str(node.args[1]), [node, *given.values()], list(node.args[2:]), given, True)  # type: ignore[arg-type]
+    return _Call(str(node.args[1]), [node, *given.values()], list(node.args[2:]), given, True)
 
 
 def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list[_Call]]:
@@ -191,9 +191,7 @@ class _Writer:
     def order_attributes(self) -> None:
         """As Dynamo has them: in the order in which they are read."""
         first = {str(n.target): k for k, n in reversed(list(enumerate(self.graph.nodes))) if n.op == "get_attr"}
-        for held in (self.captured._parameters, self.captured._buffers):
-            for name in sorted(held, key=lambda name: first.get(name, -1)):
-                held[name] = held.pop(name)
+        order_tensors(self.captured, lambda name: first.get(name, -1))
 
     def check_owners(self) -> None:
         """Raises NotAlike where a tensor of a row's module is read outside of the module's call."""
@@ -252,7 +250,7 @@ class _Writer:
         tensors = self._counterparts(body, call)
         old, new = (self._module(c).named_modules(remove_duplicate=False) for c in (body, call))
         modules = {self.module_names[id(a)]: self.module_names[id(b)] for (_, a), (_, b) in zip(old, new, strict=True)}
-        copies: dict[fx.Node, fx.Node] = dict(zip(body.read, call.nodes[0].args[2:], strict=True))  # type: ignore[arg-type]
+        copies: dict[fx.Node, fx.Node] = dict(zip(body.read, call.nodes[0].args[2:], strict=True))
         made = []
         with self.graph.inserting_before(call.nodes[0]):
             for node in body.nodes:
@@ -307,7 +305,9 @@ def renamed_meta(meta: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     changed = dict(meta)
     for stack in STACKS:
         if meta.get(stack):
-            changed[stack] = OrderedDict((k, (named.sub(rf"\g<1>{new}\g<2>", path, count=1), kind)) for k, (path, kind) in meta[stack].items())
+            changed[stack] = OrderedDict(
+                (k, (named.sub(rf"\g<1>{new}\g<2>", path, count=1), kind)) for k, (path, kind) in meta[stack].items()
+            )
     return changed
 
 

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,10 +67,12 @@ class _Unroller:
         self.turns: list[_Turn] = []
 
     def run(self) -> None:
-        parts = self._parts(list(zip(self.nodes, self._labels(), strict=True)))
+        labels = self._labels()
+        parts = self._parts(list(zip(self.nodes, labels, strict=True)))
+        own = {node for node, (label, _) in zip(self.nodes, labels, strict=True) if label is not None}
         for turn in self.turns:
             for copy, block in enumerate(turn.blocks):
-                self.place.update({node: _Place(turn.row, copy, turn.number, i) for i, node in enumerate(block)})
+                self.place.update({node: _Place(turn.row, copy, turn.number, i) for i, node in enumerate(block) if node in own})
         for part in parts:
             if isinstance(part, _Turn):
                 self._compare(part)
@@ -89,8 +92,7 @@ class _Unroller:
             if node.op == "placeholder":
                 labels.append((self._owner(node.meta.get("desc")), "placeholder"))
                 continue
-            custom = node.meta.get("custom") or {}
-            last = custom[LABEL] if LABEL in custom else last
+            last = (node.meta.get("custom") or {}).get(LABEL, last)
             labels.append((last, node.meta.get("partitioner_tag")))
         return labels
 
@@ -101,7 +103,7 @@ class _Unroller:
 
     def _parts(self, labelled: Sequence[tuple[Any, Any]]) -> list[_Turn | list[Any]]:
         """Turns through the copies of a row, and what is between them."""
-        blocks = [(key, [item for item, _ in items]) for key, items in itertools.groupby(labelled, key=lambda pair: pair[1])]
+        blocks = _joined([(key, [item for item, _ in items]) for key, items in itertools.groupby(labelled, key=lambda pair: pair[1])])
         parts: list[_Turn | list[Any]] = []
         while blocks:
             (label, _), items = blocks[0]
@@ -160,27 +162,28 @@ class _Unroller:
     def _emit_turn(self, turn: _Turn) -> None:
         row = self.rows[turn.row]
         order = range(KEPT - 1, -1, -1) if turn.down else range(KEPT)
-        first, second = (INNER[::-1] if turn.down else INNER)
+        first, second = INNER[::-1] if turn.down else INNER
         steps = _steps(turn.blocks[first], turn.blocks[second])
         between = range(KEPT // 2, len(row.modules) - KEPT // 2)
         for copy in order:
             self._emit(turn.blocks[copy])
             if copy == first:
-                for count, number in enumerate(reversed(between) if turn.down else between, 1):
+                for number in reversed(between) if turn.down else between:
+                    for base, step in steps.items():
+                        self.shift[base] = self.shift.get(base, 0) + step
                     for index, node in enumerate(turn.blocks[first]):
-                        self._put(turn, row, number, index, _counted(node.name, {k: self._at(k) + count * v for k, v in steps.items()}, self.shift))
-                for base, step in steps.items():
-                    self.shift[base] = self._at(base) + len(between) * step
+                        self._put(turn, row, number, index, self._counted(node.name))
 
-    def _at(self, base: str) -> int:
-        return self.shift.get(base, 0)
+    def _counted(self, name: str) -> str:
+        """A name with the number that it has behind all that was put in so far."""
+        base, number = _split(name)
+        number += self.shift.get(base, 0)
+        return f"{base}_{number}" if number else base
 
     def _emit(self, nodes: Sequence[fx.Node]) -> None:
         for node in nodes:
-            place = self.place.get(node)
-            number = None if place is None else self.rows[place.row].kept(place.copy)
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._read(place, number, n))
-            self.made[node] = self._add(node, args, kwargs, _counted(node.name, {}, self.shift), dict(node.meta))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), partial(self._read, self.place.get(node)))
+            self.made[node] = self._add(node, args, kwargs, self._counted(node.name), dict(node.meta))
 
     def _put(self, turn: _Turn, row: Row, number: int, index: int, name: str) -> None:
         """The node at ``index`` of a block, for the call of this number."""
@@ -202,12 +205,8 @@ class _Unroller:
     def _add(self, node: fx.Node, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         target = name if node.op == "placeholder" else node.target
         made = added(self.graph, node.op, target, args, kwargs, name)
-        made.meta = meta
         custom = {k: v for k, v in (meta.get("custom") or {}).items() if k != LABEL}
-        if custom or "custom" in meta:
-            made.meta["custom"] = custom
-        if not custom:
-            made.meta.pop("custom", None)
+        made.meta = {**meta, "custom": custom} if custom else {k: v for k, v in meta.items() if k != "custom"}
         return made
 
     def _between(self, number: int, one: fx.Node, two: fx.Node) -> fx.Node:
@@ -218,15 +217,16 @@ class _Unroller:
         place, copy = (mine, INNER[0]) if mine.copy in INNER else (theirs, INNER[1])
         return self._of(place, number + place.copy - copy)
 
-    def _read(self, place: _Place | None, number: int | None, read: fx.Node) -> fx.Node:
+    def _read(self, place: _Place | None, read: fx.Node) -> fx.Node:
+        """What a node at ``place``, None outside of all rows, reads now."""
         other = self.place.get(read)
         if other is None:
             return self.made[read]
-        if place is None or number is None or place.row != other.row:
+        if place is None or place.row != other.row:
             if other.copy in INNER:
                 raise NotAlike(f"{read.name} of a layer is read outside of it")
             return self.made[read]
-        return self._of(other, number + other.copy - place.copy)
+        return self._of(other, self.rows[place.row].kept(place.copy) + other.copy - place.copy)
 
     def _of(self, place: _Place, number: int) -> fx.Node:
         """The node at this place of its block in the call of this number."""
@@ -243,7 +243,7 @@ class _Unroller:
     # Results
 
     def _emit_output(self) -> None:
-        entries = list(zip(self.output.args[0], self.output.meta["desc"], strict=True))  # type: ignore[arg-type]
+        entries = list(zip(self.output.args[0], self.output.meta["desc"], strict=True))
         keys = [(self._owner(_about(desc)), type(desc)) for _, desc in entries]
         values: list[Any] = []
         descs: list[Any] = []
@@ -259,12 +259,12 @@ class _Unroller:
         if not isinstance(value, fx.Node):
             return value
         if owner is None:
-            return self._read(None, None, value)
-        return self._read(_Place(*owner, -1, -1), self.rows[owner[0]].kept(owner[1]), value)
+            return self._read(None, value)
+        return self._read(_Place(*owner, -1, -1), value)
 
     def _results(self, turn: _Turn) -> list[tuple[Any, Any]]:
         row, half = self.rows[turn.row], KEPT // 2
-        if turn.down or len({len(block) for block in turn.blocks}) != 1:
+        if turn.down or len(turn.blocks[1]) != len(turn.blocks[2]):
             raise NotAlike("its layers do not have the same gradients")
         made = []
         for number in range(len(row.modules)):
@@ -279,6 +279,34 @@ class _Unroller:
                 copy = number if number < half else number - len(row.modules) + KEPT
                 made += [(self._result(value, desc), desc) for value, desc in turn.blocks[copy]]
         return made
+
+
+Blocks = list[tuple[tuple[Label, Any], list[Any]]]
+
+
+def _joined(blocks: Blocks) -> Blocks:
+    """What is of no copy goes with the first or last one where it stands in it or beside it within the row: what all layers share does."""
+    joined: Blocks = []
+    for k, (key, items) in enumerate(blocks):
+        before, after = (joined[-1][0] if joined else None), (blocks[k + 1][0] if k + 1 < len(blocks) else None)
+        if key[0] is None and _within(before, after):
+            assert before is not None and before[0] is not None
+            if before[0][1] in INNER:
+                blocks[k + 1] = (blocks[k + 1][0], [*items, *blocks[k + 1][1]])
+            else:
+                joined[-1][1].extend(items)
+        elif key[0] is not None and key == before:
+            joined[-1][1].extend(items)
+        else:
+            joined.append((key, items))
+    return joined
+
+
+def _within(before: tuple[Label, Any] | None, after: tuple[Label, Any] | None) -> bool:
+    """Whether what stands between these two blocks is in a row and not between inner copies."""
+    if before is None or after is None or before[0] is None or after[0] is None or before[1] != after[1]:
+        return False
+    return before[0][0] == after[0][0] and not (before[0][1] in INNER and after[0][1] in INNER) and abs(before[0][1] - after[0][1]) < 2
 
 
 def _about(desc: Any) -> Any:
@@ -327,9 +355,3 @@ def _steps(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> dict[str, int
         if base == other:
             steps.setdefault(base, theirs - mine)
     return steps
-
-
-def _counted(name: str, more: dict[str, int], shift: dict[str, int]) -> str:
-    base, number = _split(name)
-    number += more.get(base, shift.get(base, 0))
-    return f"{base}_{number}" if number else base
