@@ -130,7 +130,7 @@ def _given(tx: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[Any]]:
     look = _look((list(args), dict(kwargs)), tensors)
     nodes = [t.as_proxy().node for t in tensors]
     same = tuple(nodes.index(n) for n in nodes)
-    return (look, same, tuple(_meta(n.meta["example_value"]) for n in nodes), _state(tx)), tensors
+    return (look, same, tuple(_meta(n.meta["example_value"]) for n in nodes), _state(tx), _changes(tx)), tensors
 
 
 def _look(value: Any, tensors: list[Any]) -> Hashable:
@@ -184,9 +184,31 @@ def _state(tx: Any) -> Hashable:
 
 
 def _changes(tx: Any) -> Hashable:
-    """How much of Python's objects the capture has changed so far, and drawn of Python's random numbers."""
-    effects = tx.output.side_effects
-    return len(effects.mutated_sources), len(effects.save_for_backward), len(effects.tensor_hooks), len(tx.output.random_calls)
+    """What the capture has changed so far of Python's objects, and how many of Python's random numbers it has drawn."""
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationExisting, VariableTracker
+
+    effects, held = tx.output.side_effects, list[Any]()
+    for item, values in effects.store_attr_mutations.items():
+        if not isinstance(item.mutation_type, AttributeMutationNew):  # an object made meanwhile is known to those that it was given to
+            held.append(item)
+            VariableTracker.visit(held.append, dict(values), side_effects=effects)
+    for item in effects.id_to_variable.values():
+        if isinstance(item.mutation_type, ValueMutationExisting) and item.mutation_type.is_modified:
+            VariableTracker.visit(held.append, item, side_effects=effects)
+    return _Same(held), len(effects.save_for_backward), len(effects.tensor_hooks), len(tx.output.random_calls)
+
+
+class _Same:
+    """Equal where the very same objects are held; they are kept alive, so that another may not get the id of one that is gone."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and list(map(id, self.held)) == list(map(id, other.held))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.held)))
 
 
 def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources: Any, result: Any) -> Traced:

@@ -41,6 +41,22 @@ class Scaled(Block):
         return super().forward(x) * (1.0 + self.index)
 
 
+class Holder:
+    """An object that all layers read, and that the model changes between their calls."""
+
+    number = 0
+    numbers: tuple[int, ...] = ()
+
+
+class Reading(Block):
+    def __init__(self, holder: Holder) -> None:
+        super().__init__()
+        self.holder = holder
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * (1.0 + self.holder.number) + len(self.holder.numbers)
+
+
 Run = Callable[["Stack", Tensor], Any]
 
 
@@ -228,6 +244,27 @@ def test_one_layer_that_differs(change: Callable[[Stack], None], caplog: pytest.
     change(model)
     checked(model, (real(4, 8).float(),))
     assert "layers.0 to layers.6" not in rows(caplog)
+
+
+def counting(self: Stack, x: Tensor) -> Tensor:
+    for index, layer in enumerate(self.layers):
+        self.layers[0].holder.number = index
+        x = layer(x)
+    return x
+
+
+def growing(self: Stack, x: Tensor) -> Tensor:
+    for layer in self.layers:
+        x = layer(x)
+        self.layers[0].holder.numbers += (1,)
+    return x
+
+
+@pytest.mark.parametrize("run", [counting, growing])
+def test_what_changes_between_the_calls_is_read_anew(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    holder = Holder()
+    checked(Stack([Reading(holder) for _ in range(LAYERS)], run), (real(4, 8).float(),))
+    assert not rows(caplog)
 
 
 def test_an_index_that_the_forward_reads_is_found(caplog: pytest.LogCaptureFixture) -> None:
