@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     _ShapeEnvGuardError,
     free_unbacked_symbols,
+    optimization_hint,
     statically_known_true,
     uninteresting_files,
 )
@@ -160,7 +161,10 @@ def expression(value: Any) -> sympy.Basic:
 
 def hint_of(value: Any) -> Any:
     """The value that a symbolic number has in the example."""
-    return value.node.hint if value.node.hint is not None else value.node.shape_env.size_hint(value.node.expr)
+    if value.node.hint is not None:
+        return value.node.hint
+    expr = value.node.expr
+    return optimization_hint(value) if expr.free_symbols else evaluated(expr, {})
 
 
 def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:

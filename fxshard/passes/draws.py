@@ -322,12 +322,15 @@ def check_draws(joint: fx.GraphModule) -> None:
             )
 
 
+NUMBERED = {torch.ops.fxshard.random.default: 6, torch.ops.fxshard.dropout.default: 3}
+"""Operators that draw, and which of their arguments is the draw's number."""
+
+
 def number_draws(joint: fx.GraphModule) -> None:
     """Numbers the draws 0, 1, 2, ... in graph order; a draw that occurs twice keeps one number."""
-    place = {torch.ops.fxshard.random.default: 6, torch.ops.fxshard.dropout.default: 3}
     numbers: dict[int, int] = {}
     for node in joint.graph.nodes:
-        if node.target in place:
-            at = place[node.target]
+        if node.target in NUMBERED:
+            at = NUMBERED[node.target]
             number = numbers.setdefault(node.args[at], len(numbers))
             node.args = (*node.args[:at], number, *node.args[at + 1 :])

@@ -150,6 +150,15 @@ def _size(value: Any) -> Any:
     return expression(value) if is_symbolic(value) else value
 
 
+def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
+    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time."""
+    node = graph.create_node(op, target, name=name)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
+
+
 class LocalGraph:
     """A local graph under construction for the rank at ``coordinate``, which stands for its size class.
 
@@ -180,7 +189,7 @@ class LocalGraph:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
-        node = self.graph.call_function(target, args, kwargs)
+        node = added(self.graph, "call_function", target, args, kwargs)
         node.meta["val"] = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
         node.meta["turn"] = self.turn
         if self.origin is not None:
@@ -198,7 +207,7 @@ class LocalGraph:
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        made = self.graph.call_function(operator.getitem, (node, index))
+        made = added(self.graph, "call_function", operator.getitem, (node, index), {})
         made.meta = {k: v for k, v in node.meta.items() if k in KEPT}
         made.meta["val"], made.meta["turn"] = node.meta["val"][index], self.turn
         return made

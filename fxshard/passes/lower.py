@@ -56,9 +56,13 @@ def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -
     """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
 
     ``deferred``: gradients may be returned pending, as ``fxshard.passes.defer`` leaves them. A graph with dynamic dims gives a program
-    for all their sizes that are multiples of ``units``; raises UnevenError where there is none.
+    for all their sizes that are multiples of ``units``; raises SizesError where there are none.
     """
-    checked = check_plan(graph, plan, deferred=deferred)
+    return lower_checked(graph, check_plan(graph, plan, deferred=deferred), plan)
+
+
+def lower_checked(graph: PlanningGraph, checked: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+    """The same once ``check_plan`` gave ``checked``."""
     if graph.family is not None:
         return _lower_family(graph, graph.family, plan)
     return _lower_at(checked, plan)

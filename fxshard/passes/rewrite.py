@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module
-from fxshard.passes.local_graph import KEPT, fake_result
+from fxshard.passes.local_graph import KEPT, added, fake_result
 from fxshard.planning_graph import is_getitem
 
 
@@ -21,18 +21,9 @@ def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
         for one in (node, *filter(is_getitem, node.users)):
             if one not in copies:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), copies.__getitem__)
-                copies[one] = _added(graph, one.op, one.target, args, kwargs, one.name)
+                copies[one] = added(graph, one.op, one.target, args, kwargs, one.name)
                 copies[one].meta.update(one.meta)
     return lazy_graph_module(graph)
-
-
-def _added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
-    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time."""
-    node = graph.create_node(op, target, name=name)
-    node.args = args
-    if kwargs:
-        node.kwargs = kwargs
-    return node
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -54,7 +45,7 @@ class Emitter:
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.place):
-            node = _added(self.graph, "call_function", target, args, kwargs)
+            node = added(self.graph, "call_function", target, args, kwargs)
         node.meta.update(self.kept, val=fake_result(target, args, kwargs), turn=self.turn)
         self.half.add(node)
         return node

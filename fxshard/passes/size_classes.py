@@ -14,13 +14,8 @@ Cut = tuple[int, tuple[int, ...]]
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
     """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes. Symbolic sizes are left out."""
-    found = set()
-    for shape, layout in tensors:
-        for dim, size in enumerate(shape):
-            axes = layout.axes_on(dim)
-            if axes and isinstance(size, int) and len({level_sizes((size, axes), mesh, c) for c in mesh.coordinates()}) > 1:
-                found.add((size, axes))
-    return tuple(sorted(found))
+    pairs = ((size, layout.axes_on(dim)) for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int))
+    return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
 
 
 def level_sizes(cut: Cut, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ from fxshard.passes.probe import probe
 from fxshard.passes.rebind import parameter_names, rebind
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
+from fxshard.passes.repeated import RepeatedLayers, first_that_works
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
 from fxshard.passes.spelled import SPELLED, Spelled
@@ -96,21 +97,16 @@ def trace(
     _check_tensors(model, arguments)
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
 
-    def captured(spelled: Mapping[Any, Any]) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
-        symbols.forget()
-        return _capture(model, arguments, train, spelled, mixed_precision, symbols, hooks)
+    def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+        def once() -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+            symbols.forget()
+            again = RepeatedLayers(layers.wanted)
+            return _capture(model, arguments, train, SPELLED if spelled else {}, mixed_precision, symbols, hooks, again)
+
+        return hooks.settle(once)
 
     with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
-        try:
-            joint, names, out_spec = hooks.settle(lambda: captured({}))
-        except FxshardError:
-            raise
-        except Exception as error:
-            try:
-                joint, names, out_spec = hooks.settle(lambda: captured(SPELLED))
-            except Exception:
-                raise error from None
-            log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
+        joint, names, out_spec = first_that_works(model, capture)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [_path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
@@ -141,6 +137,7 @@ def _capture(
     precision: MixedPrecision | None,
     symbols: Symbols,
     hooks: TracedHooks,
+    layers: RepeatedLayers,
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
@@ -170,6 +167,7 @@ def _capture(
         recurrent_captured(),
         noted(fake_model),
         hooks.watching(fake_model),
+        layers.noted(fake_model),
         without_guards(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
@@ -185,6 +183,7 @@ def _capture(
     out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
+    layers.shorten(captured, fake_model)
     spell_flex_attention(captured)
     names = parameter_names(fake_model, captured)
     with again():
@@ -195,7 +194,10 @@ def _capture(
         given = [*(a for a in given if not is_bound(a)), *taps]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
-    return joint_graph(captured, flat, train, spelled), names, out_spec
+    layers.label(captured)
+    joint = joint_graph(captured, flat, train, spelled)
+    layers.unroll(joint)
+    return joint, names, out_spec
 
 
 def check_call(model: Any, args: Any) -> None:

@@ -39,6 +39,11 @@ def verify_graph(graph: PlanningGraph) -> None:
 def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
     """Raises PlanError naming the first node or edge that is not legal."""
     verify_edges(annotated.graph, plan)
+    verify_specs(annotated, plan)
+
+
+def verify_specs(annotated: Annotated, plan: ShardingPlan) -> None:
+    """The part that asks the rules: whether they offer each node's spec."""
     fallbacks = dict(annotated.fallbacks)
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]

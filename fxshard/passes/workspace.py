@@ -63,13 +63,18 @@ def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
     """Bytes beyond ``value`` in ``source`` and in the layout that it is brought into, while that is done."""
-    path, shape, most = list(walk(source, tuple(steps))), plain_shape(value.shape), 0
-    if not path or UNKNOWN in shape:
+    shape, dense = plain_shape(value.shape), value.is_contiguous()
+    if not steps or UNKNOWN in shape:
         return 0
-    first, last = (math.prod(ceil_shape(shape, at, mesh.shape)) * value.dtype.itemsize for at in (source, path[-1][2]))
+    key = "move", shape, value.dtype, dense, source, tuple(steps), mesh.shape
+    return _once(key, lambda: _moved(shape, value.dtype, dense, source, steps, mesh))
+
+
+def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
+    path, most = list(walk(source, tuple(steps))), 0
+    first, last = (math.prod(ceil_shape(shape, at, mesh.shape)) * dtype.itemsize for at in (source, path[-1][2]))
     for number, (layout, step, _) in enumerate(path):
-        dense = number > 0 or value.is_contiguous()
-        most = max(most, _during(step, layout, shape, value.dtype, dense, number == 0, mesh) + (first if number else 0))
+        most = max(most, _during(step, layout, shape, dtype, dense or number > 0, number == 0, mesh) + (first if number else 0))
     return max(0, most - first - last)
 
 

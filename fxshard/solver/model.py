@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, starts
 from .moving import Moving, Use
 from .problem import PlacementProblem, usage_ceiling
 from .transfers import Transfers
@@ -72,9 +72,15 @@ class Model:
         over = np.maximum(self.usage(choices) - self.limits, 0.0)
         return self.linear(choices) + float(self.slopes[soft] @ over[soft])
 
+    @cached_property
+    def flat_costs(self) -> tuple[FloatArray, IntArray]:
+        """The costs of all states (states,), and where each node's begin (nodes,)."""
+        return np.concatenate([*self.costs, np.zeros(0)]), starts([len(cost) for cost in self.costs])[:-1]
+
     def linear(self, choices: IntArray) -> float:
         """E(x) without rows."""
-        total = self.constant + sum(float(c[x]) for c, x in zip(self.costs, choices, strict=True))
+        costs, offset = self.flat_costs
+        total = self.constant + sum(costs[offset + choices].tolist())  # one after the other, as sums of floats are written elsewhere
         total += self.transfers.cost(choices)
         return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
 

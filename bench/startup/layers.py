@@ -1,0 +1,105 @@
+"""``python -m bench.startup.layers``: how long many layers take beside two, in one run, each measurement in a process of its own.
+
+Seconds from a Llama 3 8B on meta to a lowered program with all passes run, on a mesh of 8x8; and seconds that Inductor takes to compile the
+local graphs of one rank of two for small layers (width 64), with empty caches. On a machine with other work the processor's seconds
+tell more than the clock's; those of Inductor count the C++ compiler's too. ``--no-compile`` leaves Inductor out; ``--runs`` takes the
+fastest of so many runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from unittest import mock
+
+from tabulate import tabulate
+
+FEW, MANY = 2, 32
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds on the clock and of the processor; the gap of the plan, if there is one."""
+
+    wall: float
+    cpu: float
+    gap: float | None = None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.startup.layers", description=__doc__)
+    parser.add_argument("--layers", type=int, nargs=2, default=(FEW, MANY), metavar=("FEW", "MANY"))
+    parser.add_argument("--mesh", default="dp=8,tp=8")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--runs", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    rows = [_row("trace, plan, lower", chosen.runs, *((planned, n, chosen.mesh) for n in chosen.layers))]
+    if not chosen.no_compile:
+        rows.append(_row("compile by Inductor", chosen.runs, *((compiled, n) for n in chosen.layers)))
+    few, many = chosen.layers
+    print(
+        tabulate(
+            rows,
+            headers=("", f"{few} layers, s", f"{many} layers, s", "times", "processor s", "processor s", "times", "gap"),
+            floatfmt=".2f",
+        )
+    )
+    return 0
+
+
+def _row(name: str, runs: int, *jobs: tuple[Callable[..., Took], ...]) -> tuple[object, ...]:
+    few, many = (min((_apart(*job) for _ in range(runs)), key=lambda took: took.wall) for job in jobs)
+    gap = "" if many.gap is None else f"{max(few.gap or 0.0, many.gap):.4%}"
+    return name, few.wall, many.wall, many.wall / few.wall, few.cpu, many.cpu, many.cpu / few.cpu, gap
+
+
+def _apart(job: Callable[..., Took], *given: object) -> Took:
+    """In a fresh process with empty caches: nothing that another measurement keeps is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "FXSHARD_CACHE_DIR": folder}
+        with mock.patch.dict(os.environ, caches), ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
+            return pool.submit(job, *given).result()
+
+
+def planned(layers: int, mesh: str) -> Took:
+    """From the model to a program, pass by pass."""
+    from bench.planning import measure
+
+    measured = measure.ours("llama", layers, mesh, "h100", None, True)
+    return Took(sum(s.wall for s in measured.stages), sum(s.cpu for s in measured.stages), measured.gap)
+
+
+def compiled(layers: int) -> Took:
+    """Inductor on the two graphs of a rank; torch's ``fake`` process group stands for the other one."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import fxshard
+    from examples.llama import Llama
+    from fxshard.runtime.bind import bind
+    from fxshard.runtime.compile import compile_program
+
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    model, tokens = Llama.small(layers=layers), torch.zeros(4, 16, dtype=torch.int64)
+    plan = fxshard.plan(model, (tokens, tokens), mesh)
+    bound = bind(fxshard.lower(model, (tokens, tokens), plan), mesh)
+    start, before = time.perf_counter(), os.times()
+    compile_program(bound)
+    wall, after = time.perf_counter() - start, os.times()
+    return Took(wall, sum(after[:4]) - sum(before[:4]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

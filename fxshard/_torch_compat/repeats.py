@@ -1,0 +1,287 @@
+"""While Dynamo captures: a call of a module that is alike an earlier one is one node in the graph, not traced again.
+
+Whether it is alike is what Dynamo's own guards say: those on all that the first call read, asked of the second module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Traced:
+    """A call that was traced: its module, the nodes of its tensors, those that it was made of, and what it returned.
+
+    Dynamo names a node anew when a variable holds it: names are to be read when it is done.
+    """
+
+    module: str
+    read: list[Any]
+    nodes: list[Any]
+    given: list[Any]
+    calls: int = 0
+    asked: Any = None
+    made: Any = None
+
+
+@dataclass
+class Repeats:
+    """What is known after a capture. ``refused``: reasons why a candidate was traced on its own, in order."""
+
+    traced: list[Traced] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+MOST = 3
+"""Calls that are traced of one group: where layers differ so much, asking costs more than it saves."""
+
+
+def repeat(number: int, module: str, *read: Any) -> Any:
+    """Stands in a captured graph for a call of ``module`` that is alike the traced call of this number; never run."""
+    raise AssertionError("a call that stands for others is run")
+
+
+class Unlike(Exception):
+    """Why a call cannot stand for others, or is not alike one."""
+
+
+HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module or a part of it has hooks, of which no guard speaks."""
+    return any(getattr(part, kind) for part in module.modules() for kind in HOOKS)
+
+
+def order_tensors(module: torch.nn.Module, place: Callable[[str], int]) -> None:
+    """Registers a module's own parameters and buffers anew, in the order of ``place`` of their names."""
+    for held in (module._parameters, module._buffers):
+        for name in sorted(held, key=place):
+            held[name] = held.pop(name)
+
+
+@contextlib.contextmanager
+def repeats_of(candidates: Mapping[int, tuple[Hashable, str]]) -> Iterator[Repeats]:
+    """Calls of alike modules become ``repeat`` nodes. ``candidates``: by id of a module its group and its name."""
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
+
+    found = Repeats()
+    known: dict[Hashable, list[Traced]] = {}
+    original = Called.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        group, name = candidates.get(id(self.value), (None, ""))
+        if group is None or tx.output.current_tracer is not tx.output.root_tracer:
+            return original(self, tx, args, kwargs)
+        try:
+            given = _given(tx, args, kwargs)
+        except Unlike as why:
+            found.refused.append(f"{name}: {why}")
+            return original(self, tx, args, kwargs)
+        for one in known.get(group, ()):
+            try:
+                one.asked(self, tx, given)
+            except Unlike as why:
+                found.refused.append(f"{name}: {why}")
+                continue
+            one.calls += 1
+            return _stamped(tx, found.traced.index(one), name, one, given)
+        if len(known.get(group, ())) == MOST:
+            return original(self, tx, args, kwargs)
+        before, changed = set(tx.output.graph.nodes), _changes(tx)
+        reads, tx.output.root_tracer.traced_sources = tx.output.root_tracer.traced_sources, type(tx.output.root_tracer.traced_sources)()
+        result = original(self, tx, args, kwargs)
+        sources, tx.output.root_tracer.traced_sources = tx.output.root_tracer.traced_sources, reads
+        reads.update(sources)
+        try:
+            if changed != _changes(tx):
+                raise Unlike("its forward changes Python objects")
+            one = _traced(self, tx, name, given, [n for n in tx.output.graph.nodes if n not in before], sources, result)
+            known.setdefault(group, []).append(one)
+            found.traced.append(one)
+        except Unlike as why:
+            found.refused.append(f"{name}: {why}")
+        return result
+
+    Called.call_function = call_function
+    try:
+        yield found
+    finally:
+        Called.call_function = original
+
+
+def _given(tx: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[Any]]:
+    """The structure of the arguments, constants in it, and the tensors; raises Unlike for anything else."""
+    tensors: list[Any] = []
+    look = _look((list(args), dict(kwargs)), tensors)
+    nodes = [t.as_proxy().node for t in tensors]
+    same = tuple(nodes.index(n) for n in nodes)
+    return (look, same, tuple(_meta(n.meta["example_value"]) for n in nodes), _state(tx), _changes(tx)), tensors
+
+
+def _look(value: Any, tensors: list[Any]) -> Hashable:
+    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, ListVariable, TensorVariable, TupleVariable
+
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    if isinstance(value, (list, tuple)):
+        return tuple(_look(v, tensors) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _look(v, tensors)) for k, v in value.items())
+    if type(value) is TensorVariable:
+        if type(value.as_proxy().node.meta.get("example_value")) is not _fake():
+            raise Unlike("it takes a tensor of a special kind")
+        tensors.append(value)
+        return "tensor"
+    if isinstance(value, ConstantVariable):
+        return type(value.value), repr(value.value)
+    if type(value) in (ListVariable, TupleVariable):
+        return type(value), tuple(_look(v, tensors) for v in value.items)
+    raise Unlike(f"it takes or returns {value.python_type_name()}")
+
+
+@functools.cache
+def _fake() -> type:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+def _meta(value: torch.Tensor) -> Hashable:
+    if any(type(s) is not int for s in (*value.shape, *value.stride(), value.storage_offset())):
+        raise Unlike("it takes or returns a tensor with symbolic sizes")
+    view = value._is_view() if value.layout == torch.strided else False
+    return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.layout, value.requires_grad, value.is_leaf, view)
+
+
+def _state(tx: Any) -> Hashable:
+    """What changes a trace beside arguments and attributes, and the line that calls."""
+    kinds = ("cpu", "cuda")
+    lines = []
+    frame = tx
+    while frame is not None:
+        summary = frame.frame_summary()
+        lines.append((summary.filename, summary.lineno))
+        frame = getattr(frame, "parent", None)
+    casts = tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+    modes = len(tx.symbolic_torch_function_state.mode_stack), torch.are_deterministic_algorithms_enabled()
+    saved = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype(), modes, saved, tuple(lines)
+
+
+def _changes(tx: Any) -> Hashable:
+    """What the capture has changed so far of Python's objects, and how many of Python's random numbers it has drawn."""
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationExisting, VariableTracker
+
+    effects, held = tx.output.side_effects, list[Any]()
+    for item, values in effects.store_attr_mutations.items():
+        if not isinstance(item.mutation_type, AttributeMutationNew):  # an object made meanwhile is known to those that it was given to
+            held.append(item)
+            VariableTracker.visit(held.append, dict(values), side_effects=effects)
+    for item in effects.id_to_variable.values():
+        if isinstance(item.mutation_type, ValueMutationExisting) and item.mutation_type.is_modified:
+            VariableTracker.visit(held.append, item, side_effects=effects)
+    return _Same(held), len(effects.save_for_backward), len(effects.tensor_hooks), len(tx.output.random_calls)
+
+
+class _Same:
+    """Equal where the very same objects are held; they are kept alive, so that another may not get the id of one that is gone."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and list(map(id, self.held)) == list(map(id, other.held))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.held)))
+
+
+def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources: Any, result: Any) -> Traced:
+    from torch._dynamo.variables.invoke_subgraph import InputFingerprint, InputTag, build_reuse_condition, is_reusable
+
+    key, tensors = given
+    if self.source is None:
+        raise Unlike("Dynamo does not know where it comes from")
+    outputs: list[Any] = []
+    look = _look([result], outputs)
+    metas = [o.as_proxy().node.meta["example_value"] for o in outputs]
+    for value in metas:
+        _meta(value)
+    try:
+        condition = build_reuse_condition(tx, InputFingerprint([(InputTag.MODULE, self)], [self.source]), sources)
+    except Exception as error:
+        raise Unlike(str(error)) from None
+    one = Traced(name, [t.as_proxy().node for t in tensors], nodes, [o.as_proxy().node for o in outputs])
+    inside = [s for s in sources if s.name.startswith(self.source.name)]
+    known_to_move: list[bool] = []
+
+    def asked(other: Any, tx: Any, given: Any) -> None:
+        if given[0] != key:
+            raise Unlike(f"arguments or the call are others than those of {name}")
+        if type(other.value) is not type(self.value) or other.source is None:
+            raise Unlike(f"it is of another class than {name}")
+        replaced = {self.source: other.source}
+        if not known_to_move and any(s.clone(lambda x: replaced.get(x, x)) == s for s in inside):
+            raise Unlike("Dynamo names its attributes in a way that cannot be asked")
+        known_to_move.append(True)
+        if not is_reusable(
+            tx, condition, InputFingerprint([(InputTag.MODULE, other)], [other.source]), SimpleNamespace(arg_sources=[self.source])
+        ):
+            raise Unlike(f"attributes that the forward reads are others than those of {name}")
+
+    one.asked, one.made = asked, (look, result, metas)
+    return one
+
+
+def _stamped(tx: Any, number: int, name: str, one: Traced, given: Any) -> Any:
+    """The node, and what it returns in the structure that the traced call returned."""
+    import operator
+
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+
+    _, result, metas = one.made
+    call = tx.output.create_proxy("call_function", repeat, (number, name, *(t.as_proxy() for t in given[1])), {})
+    outputs = []
+    passed = {node: tensor for node, tensor in zip(one.read, given[1], strict=True)}
+    for k, value in enumerate(metas):
+        if one.given[k] in passed:
+            outputs.append(passed[one.given[k]])
+            continue
+        with tx.fake_mode:
+            alike = value.clone() if value.requires_grad or torch.is_grad_enabled() else value.detach().clone()
+        proxy = tx.output.create_proxy("call_function", operator.getitem, (call, k), {})
+        outputs.append(wrap_fx_proxy(tx, proxy, example_value=alike))
+    return _rebuilt(result, iter(outputs))
+
+
+def _rebuilt(value: Any, outputs: Iterator[Any]) -> Any:
+    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
+
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    if type(value) is TensorVariable:
+        return next(outputs)
+    if isinstance(value, ConstantVariable):
+        return value
+    return type(value)([_rebuilt(v, outputs) for v in value.items], mutation_type=value.mutation_type and _new())
+
+
+def _new() -> Any:
+    from torch._dynamo.variables.base import ValueMutationNew
+
+    return ValueMutationNew()
