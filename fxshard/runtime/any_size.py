@@ -69,10 +69,14 @@ def dims_of_call(
     """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
 
     ``made``: the programs for calls like this one and their shapes, none of which serves it. ``ranks`` of the mesh. Other arguments as
-    ``changed_dims``. None where a program for shards of unequal lengths does not serve the call either: a shard would be empty.
+    ``changed_dims``. None where a program for shards of unequal lengths does not serve the call either (a shard would be empty), where one
+    was made for this very call and does not serve it, and for tensors without elements.
     """
-    uneven = {name for runner, _ in made for name in uneven_sizes(runner, list(named.values()))}
-    if any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and uneven):
+    leaves = list(named.values())
+    uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
+    served_others = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
+    tried = any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and uneven)
+    if tried or (served_others and not uneven) or any(0 in (shape or ()) for shape in shapes_of(leaves)):
         return (), ()
     dims = changed_dims(named, asked, [shapes for _, shapes in made], everything=everything)
     return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not made) for dim in dims), tuple(sorted(uneven))

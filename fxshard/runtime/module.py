@@ -314,8 +314,10 @@ class ShardedForward:
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner, key = Runner(self.model, compiled, list(named), self.settings.timeout), self._key(leaves, self.state.held(), train)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
-        self.runners.setdefault(key, []).append(made)
         self.alike.setdefault(alike_key(key), []).append(made)
+        if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
+            return self.prepare(args, kwargs, train)
+        self.runners.setdefault(key, []).append(made)
         return made
 
     def _dynamic_dims(
