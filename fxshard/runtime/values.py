@@ -10,6 +10,7 @@ from torch import nn
 
 from fxshard._torch_compat import FakeTensor, pytree
 from fxshard.errors import RunError
+from fxshard.objects import Opened, Outcome, open_call
 from fxshard.planning_graph import UNKNOWN, constants_of
 from fxshard.program import ShardedProgram
 
@@ -26,6 +27,7 @@ def program_values(
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or unlike what was traced."""
+    args, kwargs, _ = open_call(args, kwargs or {})
     check_arguments(program, args, kwargs)
     named = dict(weights or {})
     if model is not None:
@@ -51,6 +53,18 @@ def program_values(
     return values
 
 
+def settled(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, changed: Mapping[str, torch.Tensor]) -> Any:
+    """What a model returns, of a program's outputs: objects among them are put together, those of the call stay as they are.
+
+    ``changed``: new values of arguments by name.
+    """
+    if not isinstance(result, Outcome):
+        return result
+    paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
+    named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
+    return result.apart([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
+
+
 def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
     """Tensors among the arguments by path: ``args[0]``, ``kwargs['mask']``."""
     found = {}
@@ -74,6 +88,8 @@ def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str
         if want.is_leaf() and have.is_leaf():
             return None
         return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
+    if want.type is Opened and have.type is Opened:
+        return _object_difference(want, have, name)
     parts, given = _parts(want, name), _parts(have, name)
     if want.type is not have.type and not (issubclass(want.type, dict) and issubclass(have.type, dict)):
         return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
@@ -82,6 +98,15 @@ def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str
     for part in (p for p in given if p not in parts):
         return f"the argument {part} is unexpected"
     return next((said for part in parts if (said := structure_difference(parts[part], given[part], part)) is not None), None)
+
+
+def _object_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str) -> str | None:
+    if want.context == have.context:
+        return None
+    before, now = want.context[0].kind, have.context[0].kind
+    if before is not now:
+        return f"{name} is a {now.__name__}, the program was traced with a {before.__name__}"
+    return f"{name} is a {now.__name__} in another state than when the program was traced (numbers in it, or how many tensors)"
 
 
 def _parts(spec: pytree.TreeSpec, name: str) -> dict[str, pytree.TreeSpec]:
