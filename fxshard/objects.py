@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -203,12 +203,23 @@ def open_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any
     return call[0], call[1], list(found.values())
 
 
-def objects_in(spec: pytree.TreeSpec) -> Iterator[tuple[Node, ...]]:
-    """The descriptions of the objects in the structure of a call, in order."""
-    if spec.type is Opened:
-        yield spec.context
-    for child in spec.children():
-        yield from objects_in(child)
+@lru_cache(maxsize=256)
+def _leaves_in_objects(spec: Same) -> frozenset[int]:
+    found: list[bool] = []
+
+    def walk(part: pytree.TreeSpec, inside: bool) -> None:
+        if part.is_leaf():
+            found.append(inside)
+        for child in part.children():
+            walk(child, inside or part.type is Opened)
+
+    walk(spec.value, False)
+    return frozenset(i for i, one in enumerate(found) if one)
+
+
+def leaves_in_objects(spec: pytree.TreeSpec) -> frozenset[int]:
+    """Which leaves of a call of this structure stand in objects."""
+    return _leaves_in_objects(Same(spec))
 
 
 @dataclass

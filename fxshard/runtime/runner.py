@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held
 from fxshard.layout import Layout
+from fxshard.objects import after_of, leaves_in_objects
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.fields import Fields, SeedWatch, draw_seed, value_field
-from fxshard.runtime.inputs import check_whole, global_result, reader, write_back
+from fxshard.runtime.inputs import Leaves, check_whole, global_result, reader, write_back
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.values import check_memory
 
@@ -40,6 +41,8 @@ class Runner:
         outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
         self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
+        self.in_objects = leaves_in_objects(self.program.in_spec)
+        self.after = after_of(self.program.out_spec)
         self.single = self.program.out_spec.is_leaf()
         self.fresh = True
         self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
@@ -54,19 +57,29 @@ class Runner:
             self._check_first(leaves)
         if self.seeds:
             self.watch([inputs[i] for i in self.seeds])
-        distributed = any(isinstance(x, DTensor) for x in leaves)
+        distributed = any(isinstance(x, DTensor) and i not in self.in_objects for i, x in enumerate(leaves))
         values = self.compiled(inputs)
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
+        if self.after is not None:
+            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(leaves.objects if isinstance(leaves, Leaves) else (), leaves)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
-        outputs = []
+        outputs: list[torch.Tensor] = []
         for (end, layout, shape), value in zip(self.results, values, strict=True):
             if end.kind == "output":
-                outputs.append(global_result(value, layout, shape, self.bound, distributed))
+                lies = distributed or self._lies(len(outputs), layout, leaves)
+                outputs.append(global_result(value, layout, shape, self.bound, lies))
             else:
                 write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
         return outputs
+
+    def _lies(self, index: int, layout: Layout, leaves: Sequence[Any]) -> bool:
+        """Whether an output that stands in an object is a DTensor there: where it is cut, and where it takes the place of one."""
+        if self.after is None or index not in self.after.inside:
+            return False
+        place = self.leaf_of.get(self.after.paths[index])
+        return not layout.is_replicated or (place is not None and isinstance(leaves[place], DTensor))
 
     def _read(self, end: GraphInput, layout: Layout) -> Read:
         if end.kind == "seed":
