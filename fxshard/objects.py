@@ -1,8 +1,8 @@
 """Objects among the arguments and results of a call: taken apart into their tensors, put together again, changed in place.
 
-An object of a class written in Python is its attributes: a Hugging Face ``Cache``, a dataclass. ``open_call`` replaces each among a call's
-arguments by ``Opened``, a pytree node whose leaves are the tensors in it, so that everything that flattens arguments sees them, by the names
-``kwargs['cache'].layers[0].keys``. The rest of its state is the structure of the node: a call with another state is another call.
+An object of a class written in Python is its attributes: a Hugging Face ``Cache``, a dataclass. ``open_call`` replaces each among a
+call's arguments by ``Opened``, a pytree node whose leaves are the tensors in it, so that everything that flattens arguments sees them, by
+names such as ``kwargs['cache'].layers[0].keys``. The rest of its state is the node's structure: with another state it is another call.
 
 What a call returns, and what it leaves in the objects that it was given, is an ``Outcome``: the new tensors among it are the program's
 outputs.
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -58,14 +59,51 @@ class Node:
     parts: tuple[Part, ...]
 
 
-@lru_cache(maxsize=4096)
+T = TypeVar("T")
+
+
+def _by_class(function: Callable[[type], T]) -> Callable[[type], T]:
+    """``function``, asked once for each class."""
+    known: WeakKeyDictionary[type, T] = WeakKeyDictionary()
+
+    def ask(kind: type) -> T:
+        found = known.get(kind)
+        if found is None:
+            found = known[kind] = function(kind)
+        return found
+
+    return ask
+
+
+@_by_class
 def is_openable(kind: type) -> bool:
-    """Whether objects of a class are their attributes, in a ``__dict__``; modules, classes and enums are not taken apart."""
-    if not kind.__dictoffset__ or issubclass(kind, nn.Module | type | enum.Enum | torch.Tensor | BaseException):
+    """Whether objects of a class are their attributes, by ``__dict__`` or ``__slots__``; modules, classes and enums are not taken apart."""
+    if issubclass(kind, nn.Module | type | enum.Enum | torch.Tensor | BaseException):
         return False
     line = kind.__mro__[:-1]
-    python = all(c.__flags__ & HEAP_TYPE and c.__module__.partition(".")[0] not in FOREIGN for c in line)
-    return python and not any(vars(c).get("__slots__") for c in line)
+    return all(c.__flags__ & HEAP_TYPE and c.__module__.partition(".")[0] not in FOREIGN for c in line) and _has_plain_slots(kind)
+
+
+def _has_plain_slots(kind: type) -> bool:
+    """Whether it has attributes at all, and none with two underscores before its name, which is another name outside of the class."""
+    slots = slots_of(kind)
+    return bool(kind.__dictoffset__ or slots) and not any(name.startswith("__") for name in slots)
+
+
+@_by_class
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names in ``__slots__`` of a class and of those that it is derived from."""
+    given = [vars(c).get("__slots__", ()) for c in reversed(kind.__mro__)]
+    names = [name for one in given for name in ((one,) if isinstance(one, str) else one)]
+    return tuple(name for name in dict.fromkeys(names) if name not in ("__dict__", "__weakref__"))
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own."""
+    slots = slots_of(type(value))
+    if not slots:
+        return vars(value)
+    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 @dataclass
@@ -129,7 +167,7 @@ class Walk:
             keys = value
             found = [self.part(v, f"{path}[{k!r}]", of, (*steps, ("item", k))) for k, v in value.items()]
         else:
-            keys = vars(value)
+            keys = state_of(value)
             found = [self.part(v, f"{path}.{k}", of, (*steps, ("attr", k))) for k, v in keys.items()]
         return Node(kind, tuple(keys), tuple(found))
 
@@ -256,16 +294,24 @@ class Builder:
 
 
 def _new(kind: type) -> Any:
-    return kind() if kind in LISTS or kind in MAPPINGS else kind.__new__(kind)
+    return kind() if kind in LISTS or kind in MAPPINGS else object.__new__(kind)
 
 
 def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
     if node.kind in LISTS:
         target[:] = values
         return
-    state = target if node.kind in MAPPINGS else vars(target)
+    slots = slots_of(node.kind) if node.kind not in MAPPINGS else ()
+    for name in slots:
+        if hasattr(target, name):
+            object.__delattr__(target, name)
+    state = target if node.kind in MAPPINGS else getattr(target, "__dict__", {})
     state.clear()
-    state.update(zip(node.keys, values, strict=True))
+    for key, value in zip(node.keys, values, strict=True):
+        if key in slots:
+            object.__setattr__(target, key, value)
+        else:
+            state[key] = value
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table"}
+    base = {"errors", COMPAT, "sizes", "text_table", "objects"}
     plan = base | {
         "layout",
         "hardware",
@@ -50,6 +50,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "text_table": set(),
         "timeline": set(),
         COMPAT: {"errors"},
+        "objects": {"errors", COMPAT},
         "layout": base,
         "hardware": base | {"files"},
         "mesh": base | {"hardware"},

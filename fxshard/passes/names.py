@@ -138,7 +138,7 @@ class Names:
 def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[str, Any]:
     """``given`` by the names of the graph's inputs or outputs, whose globs (``*`` and ``?``) and paths in objects are looked up.
 
-    An output in an object has its path as a further name: ``outputs.past_key_values.layers[0].keys``, or that of the argument that
+    An output in an object has its path as a further name: ``outputs['past_key_values'].layers[0].keys``, or that of the argument that
     holds it. What matches nothing stays as it is.
     """
     ends = graph.inputs_of("input") if kind == "input" else [o for o in graph.outputs if o.kind == "output"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
 from fxshard.errors import TraceError
-from fxshard.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Same, Step, Walk, is_openable
+from fxshard.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, is_openable
 
 Reads = tuple[tuple[int, tuple[Step, ...]], ...]
 """How each output is reached after the call: from which object (-1: what the model returned), by which steps."""
@@ -45,10 +46,10 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
         walk.nodes[i] = walk.node(one, before.places[i], i, i, ())
     known = tuple(node for node in before.nodes if node is not None)
     nodes = tuple(None if i < len(known) and node == known[i] else node for i, node in enumerate(walk.nodes))
+    _refuse_unseen(root, nodes, known)
     plain = all(node is None or node.kind in LISTS or node.kind in MAPPINGS for node in nodes)
     if plain and not any(map(_takes_inputs, known)):
         return None
-    _refuse_unseen(root, nodes)
     return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes)), tuple(walk.reached)
 
 
@@ -89,22 +90,23 @@ def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
     return frozenset(every - plain)
 
 
-def _refuse_unseen(root: Part, nodes: Sequence[Node | None]) -> None:
-    """What is returned and cannot be taken apart is returned as it is found now, which only a class or the like may be."""
+def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[Node]) -> None:
+    """What a call leaves and cannot be taken apart would be that of the run on fakes."""
+    known = {inner for node in before for part in node.parts for inner in _parts(part) if inner[0] == "held"}
     for part in (root, *(p for node in nodes if node is not None for p in node.parts)):
         for inner in _parts(part):
-            if inner[0] == "held" and _may_hold_tensors(inner[1]):
+            if inner[0] == "held" and inner not in known and not isinstance(inner[1].value, FIXED):
                 kind = type(inner[1].value)
                 raise TraceError(
-                    f"the model returns a {kind.__module__}.{kind.__qualname__}, which cannot be taken apart into tensors",
-                    remedy="return tensors in tuples, lists, dicts or objects of a Python class without __slots__, or register the class "
-                    "with torch.utils._pytree, flatten_with_keys_fn included",
+                    f"the model returns a {kind.__module__}.{kind.__qualname__}, or leaves one in an argument, and that cannot be taken "
+                    "apart into tensors",
+                    remedy="keep tensors in tuples, lists, dicts or objects of a class written in Python, or register the class with "
+                    "torch.utils._pytree, flatten_with_keys_fn included",
                 )
 
 
-def _may_hold_tensors(held: Same) -> bool:
-    kind = type(held.value)
-    return hasattr(kind, "__slots__") and not callable(held.value)
+FIXED = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, range, slice)
+"""Values that are the same in each call."""
 
 
 class Unfolded(nn.Module):
@@ -134,7 +136,7 @@ class Unfolded(nn.Module):
             leaves[i] = free[index]
         for k, (how, key), part in self.fills:
             if how == "attr":
-                setattr(self.objects[k], key, self._value(part, free))
+                object.__setattr__(self.objects[k], key, self._value(part, free))
             else:
                 self.objects[k][key] = self._value(part, free)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)

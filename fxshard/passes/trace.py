@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,8 +49,8 @@ from fxshard.passes.inlined import inlined
 from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
-from fxshard.passes.objects import Reads, after_call, capture_call, is_bound
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
+from fxshard.passes.objects import Reads, after_call, capture_call, is_bound
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules

@@ -61,7 +61,8 @@ class Runner:
         values = self.compiled(inputs)
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
         if self.after is not None:
-            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(leaves.objects if isinstance(leaves, Leaves) else (), leaves)
+            objects = leaves.objects if isinstance(leaves, Leaves) else ()
+            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:

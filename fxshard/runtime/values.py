@@ -91,7 +91,8 @@ def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str
     if want.type is Opened and have.type is Opened:
         return _object_difference(want, have, name)
     parts, given = _parts(want, name), _parts(have, name)
-    if want.type is not have.type and not (issubclass(want.type, dict) and issubclass(have.type, dict)):
+    one, other = _class(want), _class(have)
+    if one is not other and not (issubclass(one, dict) and issubclass(other, dict)):
         return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
     for part in (p for p in parts if p not in given):
         return f"the argument {part} is missing"
@@ -114,13 +115,18 @@ def _parts(spec: pytree.TreeSpec, name: str) -> dict[str, pytree.TreeSpec]:
     children = spec.children()
     if not name:
         return dict(zip(("args", "kwargs"), children, strict=True))
-    named = issubclass(spec.type, dict) and isinstance(spec.context, list)
+    named = issubclass(_class(spec), dict) and isinstance(spec.context, list)
     keys = spec.context if named else range(len(children))
     return {f"{name}[{key!r}]": child for key, child in zip(keys, children, strict=True)}
 
 
 def _container(spec: pytree.TreeSpec) -> str:
-    return "a single value" if spec.is_leaf() else f"a {spec.type.__name__}"
+    return "a single value" if spec.is_leaf() else f"a {_class(spec).__name__}"
+
+
+def _class(spec: pytree.TreeSpec) -> type:
+    """The class of a container; of all namedtuples, torch's structures have one type."""
+    return spec.type if isinstance(spec.type, type) else spec.context
 
 
 def _constant_difference(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str | None:
