@@ -155,6 +155,8 @@ class Walk:
             children, context = pytree.SUPPORTED_NODES[kind].flatten_with_keys_fn(value)
             parts = [self.part(v, path + str(key), of, (*steps, _step(key))) for key, v in children]
             return ("tree", kind, context, tuple(parts))
+        if isinstance(value, set | frozenset) and any(isinstance(x, torch.Tensor) for x in value):
+            raise OptionError(f"{path or 'an argument'} is a set that holds tensors", remedy="keep tensors in a list: a set has no order")
         return ("held", Same(value))
 
     def node(self, value: Any, path: str, index: int, of: int, steps: tuple[Step, ...]) -> Node:

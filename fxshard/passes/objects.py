@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
-from fxshard.errors import TraceError
+from fxshard.errors import FxshardError, TraceError
 from fxshard.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, is_openable
 
 Reads = tuple[tuple[int, tuple[Step, ...]], ...]
@@ -227,7 +227,7 @@ def _quietly(outcome: Callable[[], tuple[After, Reads] | None]) -> tuple[After, 
     """Of a model that cannot be run either, what Dynamo said is the error."""
     try:
         return outcome()
-    except TraceError:
+    except FxshardError:
         raise
     except Exception:
         return None
