@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -78,7 +78,7 @@ def _by_class(function: Callable[[type], T]) -> Callable[[type], T]:
 @_by_class
 def is_openable(kind: type) -> bool:
     """Whether objects of a class are their attributes, by ``__dict__`` or ``__slots__``; modules, classes and enums are not taken apart."""
-    if issubclass(kind, nn.Module | type | enum.Enum | torch.Tensor | BaseException):
+    if issubclass(kind, nn.Module | type | enum.Enum | torch.Tensor | BaseException | Opened):
         return False
     line = kind.__mro__[:-1]
     return all(c.__flags__ & HEAP_TYPE and c.__module__.partition(".")[0] not in FOREIGN for c in line) and _has_plain_slots(kind)
@@ -239,7 +239,7 @@ def open_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any
             found[id(part)] = part
         return one
 
-    call = pytree.tree_map(opened, (tuple(args), dict(kwargs)), is_leaf=lambda x: is_openable(type(x)))
+    call = pytree.tree_map(opened, (tuple(args), dict(kwargs)), is_leaf=lambda x: is_openable(type(x)) or isinstance(x, Opened))
     return call[0], call[1], list(found.values())
 
 
@@ -257,6 +257,16 @@ def _leaves_in_objects(spec: Same) -> frozenset[int]:
     return frozenset(i for i, one in enumerate(found) if one)
 
 
+def on_cpu(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """The structure of a call whose objects say that they are on the CPU, as its fakes are."""
+    context = tuple(map(_on_cpu, spec.context)) if spec.type is Opened else spec.context
+    return spec if spec.is_leaf() else pytree.TreeSpec(spec.type, context, [on_cpu(child) for child in spec.children()])
+
+
+def _on_cpu(node: Node) -> Node:
+    return replace(node, parts=tuple(("value", torch.device, torch.device("cpu")) if p[1] is torch.device else p for p in node.parts))
+
+
 def leaves_in_objects(spec: pytree.TreeSpec) -> frozenset[int]:
     """Which leaves of a call of this structure stand in objects."""
     return _leaves_in_objects(Same(spec))
@@ -264,12 +274,16 @@ def leaves_in_objects(spec: pytree.TreeSpec) -> frozenset[int]:
 
 @dataclass
 class Builder:
-    """Puts together what ``nodes`` describe. The first objects are those ``held``, changed in place where there is a node for them."""
+    """Puts together what ``nodes`` describe. The first objects are those ``held``, changed in place where there is a node for them.
+
+    ``device``: what every ``torch.device`` among the values becomes, None where it stays.
+    """
 
     nodes: Sequence[Node | None]
     tensors: Sequence[Any] = ()
     given: Sequence[Any] = ()
     held: Sequence[Any] = ()
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         self.objects = [*self.held, *(_new(node.kind) for node in _all(self.nodes[len(self.held) :]))]
@@ -285,6 +299,8 @@ class Builder:
             return self.given[one]
         if what == "node":
             return self.objects[one]
+        if what == "value" and one is torch.device:
+            return self.device or part[2]
         if what == "value":
             return float.fromhex(part[2]) if one is float else part[2]
         if what == "held":
@@ -341,9 +357,12 @@ class Outcome:
     values: Sequence[Any]
     after: After
 
-    def settle(self, objects: Sequence[Any], given: Sequence[Any]) -> Any:
-        """Changes the ``objects`` of the call whose leaves are ``given``, in place, and returns what the model returns."""
-        return Builder(self.after.nodes, self.values, given, objects).value(self.after.root)
+    def settle(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
+        """Changes the ``objects`` of the call whose leaves are ``given``, in place, and returns what the model returns.
+
+        ``device``: where tensors are, for attributes that say so: a trace is on the CPU.
+        """
+        return Builder(self.after.nodes, self.values, given, objects, device).value(self.after.root)
 
     def apart(self, given: Sequence[Any]) -> Any:
         """What the model returns, of objects of its own: those of the call stay as they are."""
@@ -356,3 +375,9 @@ pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda
 def after_of(spec: pytree.TreeSpec) -> After | None:
     """What ``After`` is in the structure of a program's outputs, if they are such."""
     return spec.context if spec.type is Outcome else None
+
+
+def outputs_in_objects(spec: pytree.TreeSpec) -> dict[str, str]:
+    """The names of a program's outputs that stand in objects -> their paths."""
+    after = after_of(spec)
+    return {} if after is None else {f"outputs[{i}]": after.paths[i] for i in sorted(after.inside)}

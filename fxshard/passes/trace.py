@@ -39,7 +39,7 @@ from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
-from fxshard.objects import After, open_call
+from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -116,6 +116,7 @@ def _capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     fake_model = fake_copy(model, mode, train)
     leaves, in_spec = pytree.tree_flatten(arguments)
+    in_spec = on_cpu(in_spec)
     given = [fake_tensor(a, mode, train) for a in leaves]
     masters = {} if precision is None else lower_parameters(fake_model, precision)
     leaves = given if precision is None else [lower_input(a, precision) for a in given]
@@ -164,7 +165,7 @@ def _outcome(model: nn.Module, arguments: tuple[Any, Any], train: bool, precisio
     if precision is not None:
         lower_parameters(twin, precision)
         leaves = [lower_input(a, precision) for a in leaves]
-    return after_call(twin, leaves, spec, mode)
+    return after_call(twin, leaves, on_cpu(spec), mode)
 
 
 def check_call(model: Any, args: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
-from fxshard.objects import after_of, leaves_in_objects, open_call
+from fxshard.objects import leaves_in_objects, open_call, outputs_in_objects
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
@@ -156,12 +156,14 @@ def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], b
     return local
 
 
-def check_whole(program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None) -> None:
+def check_whole(
+    program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None, cut: Collection[str] = ()
+) -> None:
     """Raises PlanError where a plain tensor of the user's would have to be gathered, which no plan decided.
 
     That is a plain output, the gradient of a plain argument, the new value of a plain argument or buffer. ``leaves``: the
-    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default. Tensors in
-    objects may always be DTensors.
+    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default. ``cut``: outputs
+    that are DTensors where they are not whole, as those in objects are.
     """
     shared = {name for name, x in leaves.items() if isinstance(x, DTensor)}
     kinds = {end.name: end.kind for end in program.inputs}
@@ -170,8 +172,7 @@ def check_whole(program: ShardedProgram, leaves: Mapping[str, Any], distributed:
         shared |= {name for name, one in zip(returned, distributed, strict=True) if one}
     elif shared - {name for i, name in enumerate(leaves) if i in leaves_in_objects(program.in_spec)}:
         shared |= set(returned)
-    after = after_of(program.out_spec)
-    shared |= set() if after is None else {returned[i] for i in after.inside}
+    shared |= {*cut, *outputs_in_objects(program.out_spec)}
     for end, layout in zip(program.outputs, program.output_layouts, strict=True):
         whole = str(Layout.replicated(len(layout)))
         if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":

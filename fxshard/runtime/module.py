@@ -28,7 +28,7 @@ from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
-from fxshard.objects import after_of, leaves_in_objects
+from fxshard.objects import leaves_in_objects, outputs_in_objects
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
@@ -117,7 +117,8 @@ def parallelize(
             called for.
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
-            otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
+            otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
+            by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
@@ -266,14 +267,15 @@ class ShardedForward:
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
             program = self._lower(graph, plan, dump)
-            check_whole(program, named)
+            cut = self._cut(graph)
+            check_whole(program, named, cut=cut)
             if first:
                 source = self.settings.src_data_rank
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
-        runner = Runner(self.model, compiled, names, self.settings.timeout)
+        runner = Runner(self.model, compiled, names, self.settings.timeout, cut)
         made = Made(spec, attributes, runner, graph)
         self.runners.setdefault(key, []).append(made)
         return made
@@ -338,17 +340,20 @@ class ShardedForward:
         given = self._given(self.settings.output_layouts, graph, "output")
         if given is not None and not isinstance(given, Mapping):
             return given
-        after = after_of(graph.out_spec)
-        paths = {} if after is None else {f"outputs[{i}]": after.paths[i] for i in after.inside}
         inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
         distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside)
         default: dict[str, Any] = {}
         if not distributed:
             default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output"}
-        for name, path in paths.items():
+        for name, path in outputs_in_objects(graph.out_spec).items():
             if isinstance(before := leaves.get(path), DTensor):
                 default[name] = Layout(before.placements)
         return {**default, **(given or {})} or None
+
+    def _cut(self, graph: PlanningGraph) -> frozenset[str]:
+        """The outputs whose layouts the user asked for, one by one."""
+        given = self._given(self.settings.output_layouts, graph, "output")
+        return frozenset(given) if isinstance(given, Mapping) else frozenset()
 
     def _given(self, layouts: Any, graph: PlanningGraph, kind: str) -> Any:
         """The user's layouts by the names of this graph; of a later program those that mean something in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held
 from fxshard.layout import Layout
-from fxshard.objects import after_of, leaves_in_objects
+from fxshard.objects import after_of, leaves_in_objects, outputs_in_objects
 from fxshard.planning_graph import GraphInput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
@@ -30,10 +30,13 @@ class Runner:
 
     ``names`` are those of the leaves of the arguments (``args[0]``). The first call waits, up to ``timeout`` seconds, for
     all ranks to have compiled, and compares what they must hold alike: plain inputs. Seeds of random operators are compared now and then.
+    ``cut``: names of outputs that are DTensors where they are not whole; those in objects are.
     """
 
-    def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT) -> None:
-        self.timeout = timeout
+    def __init__(
+        self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT, cut: Collection[str] = ()
+    ) -> None:
+        self.timeout, self.cut = timeout, cut
         self.model, self.compiled, self.bound, self.program = model, compiled, compiled.bound, compiled.program
         self.leaf_of = {name: i for i, name in enumerate(names)}
         ends = zip(self.program.inputs, self.program.input_layouts, strict=True)
@@ -42,7 +45,8 @@ class Runner:
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
         self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
         self.in_objects = leaves_in_objects(self.program.in_spec)
-        self.after = after_of(self.program.out_spec)
+        self.paths = outputs_in_objects(self.program.out_spec)
+        self.settles = after_of(self.program.out_spec) is not None
         self.single = self.program.out_spec.is_leaf()
         self.fresh = True
         self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
@@ -50,7 +54,7 @@ class Runner:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         if self.fresh:
-            check_whole(self.program, {name: leaves[i] for name, i in self.leaf_of.items()})
+            check_whole(self.program, {name: leaves[i] for name, i in self.leaf_of.items()}, cut=self.cut)
             self._check_memory()
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:
@@ -60,27 +64,27 @@ class Runner:
         distributed = any(isinstance(x, DTensor) and i not in self.in_objects for i, x in enumerate(leaves))
         values = self.compiled(inputs)
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
-        if self.after is not None:
+        if self.settles:
             objects = leaves.objects if isinstance(leaves, Leaves) else ()
-            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves)
+            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves, self.bound.device)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = []
         for (end, layout, shape), value in zip(self.results, values, strict=True):
             if end.kind == "output":
-                lies = distributed or self._lies(len(outputs), layout, leaves)
+                lies = distributed or self._lies(end.name, layout, leaves)
                 outputs.append(global_result(value, layout, shape, self.bound, lies))
             else:
                 write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
         return outputs
 
-    def _lies(self, index: int, layout: Layout, leaves: Sequence[Any]) -> bool:
-        """Whether an output that stands in an object is a DTensor there: where it is cut, and where it takes the place of one."""
-        if self.after is None or index not in self.after.inside:
-            return False
-        place = self.leaf_of.get(self.after.paths[index])
-        return not layout.is_replicated or (place is not None and isinstance(leaves[place], DTensor))
+    def _lies(self, name: str, layout: Layout, leaves: Sequence[Any]) -> bool:
+        """Whether an output is a DTensor beside plain ones: where it is cut and may be, or takes the place of one in an object."""
+        place = self.leaf_of.get(self.paths.get(name, ""))
+        return (not layout.is_replicated and (name in self.paths or name in self.cut)) or (
+            place is not None and isinstance(leaves[place], DTensor)
+        )
 
     def _read(self, end: GraphInput, layout: Layout) -> Read:
         if end.kind == "seed":
