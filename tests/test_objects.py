@@ -43,7 +43,9 @@ def test_objects_of_python_classes_are_taken_apart(kind: type) -> None:
     assert is_openable(kind)
 
 
-@pytest.mark.parametrize("kind", [Private, Kind, nn.Linear, torch.Tensor, torch.Generator, ValueError, type, dict, type(Plain.__init__), int])
+@pytest.mark.parametrize(
+    "kind", [Private, Kind, nn.Linear, torch.Tensor, torch.Generator, ValueError, type, dict, type(Plain.__init__), int]
+)
 def test_others_are_not(kind: type) -> None:
     assert not is_openable(kind)
 

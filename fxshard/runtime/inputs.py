@@ -187,7 +187,10 @@ def check_whole(
 
 
 def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:
-    """Puts the new value of a buffer or input that the model changes in place where the user holds it."""
+    """Puts the new value of a buffer or input that the model changes in place where the user holds it, unless it was written there."""
+    held = target.to_local() if isinstance(target, DTensor) else target
+    if held.data_ptr() == local.data_ptr() and held.stride() == local.stride() and held.dtype == local.dtype:
+        return
     with torch.no_grad():
         if isinstance(target, DTensor):
             target.to_local().copy_(local)

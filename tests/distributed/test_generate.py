@@ -57,10 +57,13 @@ def static_cache() -> None:
 def compiled_static_cache() -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
+    torch._dynamo.utils.counters.clear()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
     same_tokens(model, sharded, 8, False, cache_implementation="static")
     same_tokens(model, sharded, 8, True, cache_implementation="static")
-    assert len(sharded.forward.programs) == 3
+    compiled = torch._dynamo.utils.counters["inductor"]
+    found = sum(compiled[f"fxgraph_cache_{what}"] for what in ("hit", "miss", "bypass"))
+    assert found == len(sharded.forward.programs) == 3  # the example's, prefill and decode
 
 
 def whole_static_cache() -> None:
@@ -82,6 +85,16 @@ def dynamic_cache() -> None:
     )
     same_tokens(model, sharded, 3, False)
     same_tokens(model, sharded, 3, True)
+    mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
+    for cache in (mine.past_key_values, want.past_key_values):
+        cache.crop(-1)
+    keys, whole = (found.past_key_values.layers[1].keys for found in (mine, want))
+    assert isinstance(keys, DTensor) and keys.placements == (Shard(1),)
+    torch.testing.assert_close(keys.full_tensor(), whole, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="torch.Tensor and DTensor"):
+        mine.past_key_values.reorder_cache(torch.tensor([1, 0]))
+    mine.past_key_values.reset()
+    assert mine.past_key_values.get_seq_length() == 0
 
 
 found, test_two_ranks = two_ranks(static_cache, compiled_static_cache, whole_static_cache, dynamic_cache)
