@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +27,6 @@ from fxshard._torch_compat import (
     PlainAOTOutput,
     TangentAOTInput,
     aot_export_joint_with_descriptors,
-    capture_dynamo_graph,
-    captured_out_spec,
     flex_attention_of_any_device,
     noted_side_effects,
     own_tensors,
@@ -40,6 +38,7 @@ from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
+from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -50,6 +49,7 @@ from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
+from fxshard.passes.objects import Reads, after_call, capture_call, is_bound
 from fxshard.passes.probe import probe
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
@@ -84,7 +84,7 @@ def trace(
     when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
-    arguments = (tuple(args), dict(kwargs or {}))
+    arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
     symbols = Symbols(dynamic)
     with readable_errors(type(model).__name__), _grad(train), without_code(), symbols:
@@ -100,11 +100,11 @@ def trace(
                 raise error from None
             log.info("%s is traced with torch functions that look at data spelled out, see fxshard/passes/spelled.py", type(model).__name__)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
-    paths = [_path_name(path) for path, leaf in leaves if not _is_bound(leaf)]
+    paths = [_path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     with symbols:
         graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
-    return replace(graph, constants=constants_of(args, kwargs), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
+    return replace(graph, constants=constants_of(*arguments), returned=renamed(graph.returned, other_names(model)), unreduced=marks)
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
@@ -127,13 +127,14 @@ def _capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
     paths, in_spec = pytree.tree_flatten_with_path(arguments)
+    in_spec = on_cpu(in_spec)
     given = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     leaves = given
     masters = {} if precision is None else lower_parameters(fake_model, precision)
     if precision is not None:
         leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
-    flat = [a for a in leaves if not _is_bound(a)]
+    flat = [a for a in leaves if not is_bound(a)]
     own_errors = errors_of_the_model(fake_model, fake_args, fake_kwargs)
     again = Spelled if spelled else contextlib.nullcontext
     captures = (
@@ -152,12 +153,8 @@ def _capture(
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
-        if len(flat) == len(leaves):
-            captured = capture_dynamo_graph(fake_model)(*fake_args, **fake_kwargs)
-        else:
-            captured = capture_dynamo_graph(_Bound(fake_model, leaves, in_spec))(*flat)
+        captured, out_spec = capture_call(fake_model, leaves, in_spec, partial(_outcome, model, arguments, train, precision, symbols.dims))
     _list_changes(type(model).__name__, changed)
-    out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     spell_flex_attention(captured)
@@ -166,35 +163,25 @@ def _capture(
         spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
     if precision is not None:
-        given = [a for a in given if not _is_bound(a)]
+        given = [a for a in given if not is_bound(a)]
         spell_casts(captured, masters, flat, given, precision)
         flat = given
     return joint_graph(captured, flat, train, spelled), names, out_spec
 
 
-class _Bound(nn.Module):
-    """A model with the arguments that Dynamo takes for no inputs (slices, options, modules) held fast."""
-
-    def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.model, self.spec = model, spec
-        self.bound = [leaf if _is_bound(leaf) else None for leaf in leaves]
-        self.free = [i for i, leaf in enumerate(leaves) if not _is_bound(leaf)]
-
-    def forward(self, *free: Any) -> Any:
-        leaves = list(self.bound)
-        for place, value in zip(self.free, free, strict=True):
-            leaves[place] = value
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.model(*args, **kwargs)
-
-
-INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Kinds of arguments that Dynamo takes for inputs of a graph."""
-
-
-def _is_bound(leaf: Any) -> bool:
-    return not isinstance(leaf, INPUTS) or isinstance(leaf, enum.Enum)
+def _outcome(
+    model: nn.Module, arguments: tuple[Any, Any], train: bool, precision: MixedPrecision | None, dims: Sequence[DynamicDim]
+) -> tuple[After, Reads] | None:
+    """What a call leaves, found on fakes of its own."""
+    symbols = Symbols(dims)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
+    twin = fake_copy(model, mode, train)
+    paths, spec = pytree.tree_flatten_with_path(arguments)
+    leaves = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    if precision is not None:
+        lower_parameters(twin, precision)
+        leaves = [lower_input(a, precision) for a in leaves]
+    return after_call(twin, leaves, on_cpu(spec), mode)
 
 
 def check_call(model: Any, args: Any) -> None:

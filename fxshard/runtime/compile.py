@@ -6,6 +6,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,6 +28,7 @@ from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
+from fxshard.runtime.in_place import apart, write_in_place
 from fxshard.runtime.merge import merge_equal, merge_halves
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
@@ -48,7 +50,7 @@ class Artefact:
     ``kept_inputs``, kept values, tangents -> gradients. ``tangent_of``: for each tangent the result that it belongs to;
     ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies where it does not lie
     as its input. ``numbers``: places among the kept values of those that are sizes, no tensors. ``graphs`` are the graphs that were
-    compiled.
+    compiled. ``written``: inputs that the forward writes into.
     """
 
     forward: Run
@@ -60,6 +62,7 @@ class Artefact:
     gradient_layouts: tuple[Layout | None, ...]
     numbers: tuple[int, ...]
     graphs: tuple[fx.GraphModule, ...]
+    written: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +95,11 @@ class CompiledProgram:
             return self._infer(everything, sizes)
 
     def _infer(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        local, written = locals_of(inputs), self.artefact.written
+        if written:
+            local = apart(local, written, self.may_share)
         with kernels_only():
-            out = self.watchdog.run(FORWARD, self.artefact.forward, [*locals_of(inputs), *sizes])
+            out = self.watchdog.run(FORWARD, self.artefact.forward, [*local, *sizes])
         return tuple(out[: self.artefact.results])
 
     @property
@@ -102,6 +108,11 @@ class CompiledProgram:
         sizes = self.program.sizes
         compiled = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes})
         return tuple(dict.fromkeys((*self.program.guards, *compiled)))
+
+    @cached_property
+    def may_share(self) -> tuple[int, ...]:
+        """Inputs of which one may be a view of another: those that are no parameters."""
+        return tuple(i for i, end in enumerate(self.program.inputs) if end.kind != "parameter")
 
     def read_later(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Places of the inputs that the backward reads: those that are kept, and those that kept values are views of."""
@@ -212,8 +223,10 @@ def _compile(b: Building) -> tuple[Building, str]:
     results = forward_results(b.program)
     said = f"by {b.compiler}"
     if b.parts is None:
-        whole = _run(b.module, b.compiler, results, is_inference=True)
-        return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (b.module,))), said
+        module = _copy(b.module)
+        written = write_in_place(b.program, module.graph) if b.compiler == "inductor" else ()
+        whole = _run(module, b.compiler, results, is_inference=True)
+        return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (module,), written)), said
     dynamic = bool(b.program.sizes)
     forward = _run(b.parts.forward, b.compiler, len(returned(b.parts.forward.graph)) if dynamic else results)
     if b.compiler == "inductor" and not dynamic:

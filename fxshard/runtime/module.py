@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,12 @@ from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
+from fxshard.objects import leaves_in_objects, outputs_in_objects
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
-from fxshard.passes.names import Names
+from fxshard.passes.names import Names, by_end
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.runner import Dump
@@ -60,7 +62,6 @@ from fxshard.runtime.options import (
 )
 from fxshard.runtime.parameters import held_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
-from fxshard.runtime.values import argument_values
 from fxshard.shapes import DynamicDim, dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
@@ -123,7 +124,8 @@ def parallelize(
             called for.
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
-            otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
+            otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
+            by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
@@ -234,6 +236,7 @@ class ShardedForward:
         self.attributes = AttributeReader(self.model)
         self.places = [(owner, key) for owner, key, _ in held_parameters(self.model)]
         self.replaced = vars(self.model).get("forward")
+        self.__signature__ = inspect.signature(self.model.forward)
         self.accumulation = Accumulation(self.places, self.settings.compiler, self.settings.rng, self.settings.debug)
 
     @torch.compiler.disable
@@ -275,17 +278,18 @@ class ShardedForward:
         if first and self.settings.src_data_rank == "same":
             alike |= weight_fields(weights)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
-        self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
-        dump = self._dump(train)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
+        shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
+        self._compare({**alike, **ran, **rule_fields(), **shapes})
+        dump = self._dump(train)
         key, attributes = self._key(leaves, graded(self.places) if train else None), self.attributes.now()
         dims = self._dynamic_dims(key, named, spec, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
         for made in self.runners.get(key, ()):
-            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
+            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
                 self.runners[key].append(made.also_for(attributes))
                 return made
         if not first:
@@ -295,14 +299,15 @@ class ShardedForward:
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
             program = self._lower(graph, plan, dump)
-            check_whole(program, named)
+            cut = self._cut(graph)
+            check_whole(program, named, cut=cut)
             if first:
                 source = self.settings.src_data_rank
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug)
-        runner = Runner(self.model, compiled, names, self.settings.timeout)
+        runner = Runner(self.model, compiled, names, self.settings.timeout, cut)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves))
         self.runners.setdefault(key, []).append(made)
         self.alike.setdefault(alike_key(key), []).append(made)
@@ -383,7 +388,7 @@ class ShardedForward:
 
     def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
         """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
-        given = self.settings.input_layouts
+        given = self._given(self.settings.input_layouts, graph, "input")
         if given is not None and not isinstance(given, Mapping):
             return given
         whole = Layout.replicated(self.mesh.ndim)
@@ -392,14 +397,32 @@ class ShardedForward:
         return {**default, **(given or {})}
 
     def _output_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
-        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes."""
-        given = self.settings.output_layouts
-        if any(isinstance(x, DTensor) for x in leaves.values()):
+        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes, but for one in an object that
+        takes the place of another: it lies as that one."""
+        given = self._given(self.settings.output_layouts, graph, "output")
+        if given is not None and not isinstance(given, Mapping):
             return given
-        whole = Layout.replicated(self.mesh.ndim)
-        if isinstance(given, Mapping):
-            return {**{o.name: whole for o in graph.outputs if o.kind == "output"}, **given}
-        return whole if given is None else given
+        inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
+        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside)
+        default: dict[str, Any] = {}
+        if not distributed:
+            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output"}
+        for name, path in outputs_in_objects(graph.out_spec).items():
+            if isinstance(before := leaves.get(path), DTensor):
+                default[name] = Layout(before.placements)
+        return {**default, **(given or {})} or None
+
+    def _cut(self, graph: PlanningGraph) -> frozenset[str]:
+        """The outputs whose layouts the user asked for, one by one."""
+        given = self._given(self.settings.output_layouts, graph, "output")
+        return frozenset(given) if isinstance(given, Mapping) else frozenset()
+
+    def _given(self, layouts: Any, graph: PlanningGraph, kind: str) -> Any:
+        """The user's layouts by the names of this graph; of a later program those that mean something in it."""
+        if not isinstance(layouts, Mapping) or set(layouts) <= set(self.mesh.axis_names):
+            return layouts
+        known = {i.name for i in graph.inputs} | {o.name for o in graph.outputs if o.kind == "output"}
+        return {n: layout for n, layout in by_end(layouts, graph, kind).items() if not self.runners or n in known}
 
     def _pins(self, graph: PlanningGraph, first: bool) -> Any:
         """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'
