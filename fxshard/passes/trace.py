@@ -37,6 +37,7 @@ from fxshard._torch_compat import (
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
 from fxshard._torch_compat.kernels import kernels_captured
+from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import FxshardError, OptionError, TraceError, a_kind
 from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
@@ -406,6 +407,9 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
     kept, outputs, fixed = [], [], {}
     for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
         if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
+            if is_symbolic(value):
+                what = f"the model returns a size that changes ({value}) as a number, or leaves it in an object"
+                raise TraceError(what, remedy="leave that dim static, or return a tensor and take its size outside of the model")
             fixed[desc.idx] = value
             continue
         if isinstance(desc, PlainAOTOutput):

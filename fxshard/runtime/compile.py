@@ -224,7 +224,8 @@ def _compile(b: Building) -> tuple[Building, str]:
     said = f"by {b.compiler}"
     if b.parts is None:
         module = _copy(b.module)
-        written = write_in_place(b.program, module.graph) if b.compiler == "inductor" else ()
+        static = b.compiler == "inductor" and not b.program.sizes
+        written = write_in_place(b.program, module.graph) if static else ()
         whole = _run(module, b.compiler, results, is_inference=True)
         return replace(b, artefact=Artefact(without_frames(whole), None, results, (), (), (), (), (), (module,), written)), said
     dynamic = bool(b.program.sizes)

@@ -77,14 +77,15 @@ def whole_static_cache() -> None:
 
 
 def dynamic_cache() -> None:
-    """Right for every length; the cache stays as it was first asked for."""
+    """A program for the prompt, one for the first token and one for all lengths after; the cache stays as it was first asked for."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     sharded: Any = fxshard.parallelize(
         copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", pins=COLUMNS, output_layouts=BY_HEADS
     )
-    same_tokens(model, sharded, 3, False)
-    same_tokens(model, sharded, 3, True)
+    same_tokens(model, sharded, 8, False)
+    same_tokens(model, sharded, 8, True)
+    assert len(sharded.forward.programs) == 4  # with that of the example
     mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
     for cache in (mine.past_key_values, want.past_key_values):
         cache.crop(-1)

@@ -56,9 +56,10 @@ def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: De
         assert made == (0 if options.get("do_sample") else 2)  # beams are another batch
 
 
-def test_a_dynamic_cache_is_right_at_every_length(mesh: DeviceMesh) -> None:
+def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh) -> None:
     model, sharded = pair("llama", mesh)
-    assert torch.equal(tokens(sharded, 3), tokens(model, 3))
+    assert torch.equal(tokens(sharded, 8), tokens(model, 8))
+    assert len(sharded.forward.programs) == 4  # that of the example, for the prompt, for the first token, for all others
     cache = transformers.DynamicCache(config=model.config)
     first = sharded.generate(PROMPT, max_new_tokens=2, past_key_values=cache, return_dict_in_generate=True)
     assert first.past_key_values is cache and cache.get_seq_length() == PROMPT.shape[1] + 1

@@ -121,3 +121,14 @@ def test_layouts_that_name_nothing_are_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(fxshard.FxshardError, match="two arguments hold the same Layer"):
         one = Layer(torch.ones(2, 4))
         parallelized(Remembers(), (torch.randn(3, 4), Memory([one])), mesh, example_kwargs={"other": Memory([one])})
+
+
+@torch.no_grad()
+def test_a_size_that_is_left_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -> None:
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor, layer: Layer) -> Layer:
+            layer.keys, layer.length = x * 2, x.shape[0]
+            return layer
+
+    sharded = parallelized(Counts(), (torch.ones(2, 4), Layer()), mesh)
+    assert [sharded(torch.ones(n, 4), Layer()).length for n in (2, 3, 4)] == [2, 3, 4]
