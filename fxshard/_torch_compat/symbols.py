@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -15,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import (
     _ShapeEnvGuardError,
     free_unbacked_symbols,
     statically_known_true,
+    uninteresting_files,
 )
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -61,6 +63,49 @@ class SymbolEnv:
         return make(expression, hint=hint)
 
 
+@contextlib.contextmanager
+def noting_lines() -> Iterator[None]:
+    """While it lasts, a guard is noted with the line that asked: of the function that Dynamo is in, not of the outermost call."""
+    noted = ShapeEnv._get_sloc
+
+    def at_line(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return type(noted(self, *args, **kwargs))(None, _asking_line())
+
+    ShapeEnv._get_sloc = at_line
+    try:
+        yield
+    finally:
+        ShapeEnv._get_sloc = noted
+
+
+def _asking_line() -> str:
+    """``file:line`` of the innermost function that Dynamo looks into; elsewhere of the innermost frame that is not about symbols."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    frame, outside = sys._getframe(2), ""
+    passed = {*uninteresting_files(), __file__}
+    while frame is not None:
+        translator = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "run") else None
+        if isinstance(translator, InstructionTranslatorBase):
+            return f"{translator.f_code.co_filename}:{translator.lineno}"
+        if not outside and frame.f_code.co_filename not in passed:
+            outside = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return outside
+
+
+def captured_sizes(captured: fx.GraphModule, inputs: Sequence[Any]) -> dict[sympy.Symbol, torch.SymInt]:
+    """Dynamo's own symbols for the symbolic sizes of a captured graph's ``inputs`` -> these sizes."""
+    found: dict[sympy.Symbol, torch.SymInt] = {}
+    ends = [n for n in captured.graph.nodes if n.op == "placeholder"]
+    for node, value in zip(ends, inputs, strict=False):
+        seen = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(seen, torch.Tensor) and isinstance(value, torch.Tensor):
+            pairs = zip(seen.shape, value.shape, strict=False)
+            found.update({s.node._expr: own for s, own in pairs if isinstance(s, torch.SymInt) and isinstance(own, torch.SymInt)})
+    return found
+
+
 def symbol_of(value: torch.SymInt) -> sympy.Symbol:
     """The symbol behind a size, whatever has become known of it since it was made."""
     return value.node._expr
@@ -68,7 +113,7 @@ def symbol_of(value: torch.SymInt) -> sympy.Symbol:
 
 def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:
     """(what was taken for granted of the symbols of ``env``, where that was)."""
-    return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards]
+    return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards if guard.expr.free_symbols]
 
 
 def _place(sloc: Any) -> str:

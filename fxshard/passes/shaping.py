@@ -38,8 +38,8 @@ def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 
 
 def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    """A slice; where its bounds are symbols elements by their index, for of a slice torch would ask whether they lie within the dim."""
-    if isinstance(start, int) and isinstance(length, int):
+    """A slice; where it is not certain for all sizes that it lies within the dim elements by their index: of a slice torch would ask."""
+    if surely(start >= 0) and surely(start + length <= local.shape(x)[dim]):
         return local.emit(aten.slice.Tensor, x, dim, start, start + length)
     places = local.emit(aten.arange.default, length, dtype=torch.int64)
     if not surely(start == 0):
@@ -50,11 +50,11 @@ def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
     """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
 
-    Where lengths are symbols all is cut at once behind the last one: pieces of one cut stand without gaps, and none behind a shorter one
+    Where lengths depend on the rank's place all is cut at once behind the last one: pieces of one cut stand without gaps, and none behind a shorter one
     has elements.
     """
-    if all(isinstance(size, int) for size in shape):
-        lengths = chunk_lengths(shape[dim], len(blocks))
+    lengths = chunk_lengths(shape[dim], len(blocks))
+    if all(isinstance(n, int) or surely(n == local.shape(b)[dim]) for n, b in zip(lengths, blocks, strict=True)):
         parts = [cut_to(local, b, (*shape[:dim], n, *shape[dim + 1 :])) for b, n in zip(blocks, lengths, strict=True)]
         return local.emit(aten.cat.default, parts, dim)
     parts = [cut_to(local, b, (*shape[:dim], local.shape(b)[dim], *shape[dim + 1 :])) for b in blocks]

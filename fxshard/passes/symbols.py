@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,18 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor
-from fxshard._torch_compat.symbols import SymbolEnv, expression, hint_of, is_symbolic, oblivious, quiet_symbols, symbol_of
+from fxshard._torch_compat.symbols import (
+    SymbolEnv,
+    captured_sizes,
+    expression,
+    hint_of,
+    is_symbolic,
+    noted_guards,
+    noting_lines,
+    oblivious,
+    quiet_symbols,
+    symbol_of,
+)
 from fxshard.errors import TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
@@ -28,12 +40,14 @@ class Symbols(contextlib.AbstractContextManager[None]):
     def forget(self) -> None:
         """Begins anew: another attempt notes guards of its own."""
         self.env = SymbolEnv()
+        self.captured: tuple[Guard, ...] = ()
 
     def __enter__(self) -> None:
         self._stack = contextlib.ExitStack()
         if self.dims:
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
+            self._stack.enter_context(noting_lines())
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
@@ -52,6 +66,27 @@ class Symbols(contextlib.AbstractContextManager[None]):
             made = torch.empty_permuted(shape, order, dtype=value.dtype)
         return made.requires_grad_(value.requires_grad)
 
+    def note(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """What Dynamo, which has symbols of its own for the sizes of ``inputs``, took for granted while it captured.
+
+        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        """
+        if not self.dims:
+            return
+        own = captured_sizes(captured, inputs)
+        names = {symbol_of(value): name for name, value in self.env.known.items()}
+        named = {theirs: names[symbol_of(value)] for theirs, value in own.items() if symbol_of(value) in names}
+        found = []
+        for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
+            symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
+            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims of one name are one
+                found.append(Guard(expr, symbols, where))
+        self.captured = tuple(found)
+        for theirs, name in named.items():
+            settled = captured.meta["fake_mode"].shape_env.replacements.get(theirs)
+            if isinstance(settled, sympy.Integer):
+                self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
+
     def settled(self, graph: PlanningGraph) -> PlanningGraph:
         """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
 
@@ -61,7 +96,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             return graph
         self._refuse_unknown(graph)
         symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
-        guards = guards_of(self.env.known)
+        guards = (*self.captured, *guards_of(self.env.known))
         for dim in self.dims:
             self._refuse_static(dim, guards)
         family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards)
@@ -69,12 +104,13 @@ class Symbols(contextlib.AbstractContextManager[None]):
 
     def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:
         known = self.env.known.get(dim.name)
-        if known is None or not isinstance(expression(known), sympy.Integer):
-            return
+        if known is not None and isinstance(expression(known), sympy.Integer):
+            self._refuse(dim, expression(known), guards)
+
+    def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
         cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)
-        why = f": it takes for granted that {cause}" if cause else ""
         raise TraceError(
-            f"{dim.name} ({dim}) cannot change, the model takes it for {expression(known)}{why}",
+            f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
             remedy="leave it static, or write the model without numbers that hold this size",
         )
@@ -102,7 +138,7 @@ def fold_sizes(joint: fx.GraphModule) -> None:
             size = node.meta["val"]
             copies[node] = size if expression(size).free_symbols else hint_of(size)
             continue
-        name = None if node.op == "call_function" else node.name
+        name = re.sub(r"_\d+$", "", node.name) if node.op == "call_function" else node.name
         copies[node] = copy = graph.create_node(node.op, node.target, name=name)
         copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
         copy.meta = dict(node.meta)

@@ -155,6 +155,7 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
         captured, out_spec = capture_call(fake_model, leaves, in_spec, partial(_outcome, model, arguments, train, precision, symbols.dims))
+    symbols.note(captured, flat)
     _list_changes(type(model).__name__, changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()

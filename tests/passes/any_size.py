@@ -1,0 +1,73 @@
+"""Models with dynamic dims, at any sizes: what the tests of symbolic sizes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from examples.llama import Llama
+from fxshard.passes.trace import trace
+from fxshard.planning_graph import PlanningGraph
+from fxshard.shapes import dynamic_dims
+
+BATCH, BOTH = {0: "batch"}, {0: "batch", 1: "seq"}
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x))).softmax(-1)
+
+
+def perceptron(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, 8, dtype=torch.float64),)
+
+
+def tokens(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+    return torch.randint(0, 64, (batch, seq)), torch.randint(0, 64, (batch, seq))
+
+
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "perceptron": (lambda: Perceptron().double(), perceptron, (BATCH,)),
+    "llama": (lambda: Llama.small().double(), tokens, (BOTH, BOTH)),
+}
+"""Name -> (model, arguments for a batch and a length, dynamic dims)."""
+
+
+def traced(name: str, batch: int, seq: int, *, dynamic: bool = True, uneven: bool = False) -> tuple[nn.Module, PlanningGraph]:
+    model, arguments, dims = CASES[name]
+    torch.manual_seed(0)
+    made, args = model(), arguments(batch, seq)
+    found = tuple(replace(d, uneven=uneven) for d in dynamic_dims(made, args, {}, dims)) if dynamic else ()
+    return made, trace(made, args, dynamic=found)
+
+
+def calls(graph: fx.Graph) -> list[Any]:
+    """A graph without its names: each node's operator, its arguments with nodes as their places, and its value's shape."""
+    place = {node: i for i, node in enumerate(graph.nodes)}
+
+    def said(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return f"%{place[value]}"
+        if isinstance(value, (list, tuple)):
+            return [said(v) for v in value]
+        return repr(value)
+
+    def target(node: fx.Node) -> str:  # torch's name for a view of what was copied right before
+        return str(node.target).replace("_unsafe_view", "view") if node.op == "call_function" else node.op
+
+    return [(target(n), said(n.args), _shapes(n.meta.get("val"))) for n in graph.nodes]
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    return [_shapes(v) for v in value] if isinstance(value, Sequence) else None

@@ -1,0 +1,104 @@
+"""Lowered with symbols, a program is at any sizes the program that is lowered at these sizes, and computes what one device does."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from passes.any_size import CASES, calls, traced
+
+import fxshard
+from fxshard.errors import SizesError
+from fxshard.passes.annotate import annotate
+from fxshard.passes.at_sizes import program_at
+from fxshard.passes.lower import lower
+from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.recompute import expand
+from fxshard.program import ShardedProgram
+from fxshard.runtime.simulate import simulate_program
+from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.testing.compare import assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
+
+MESHES = [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
+    """Node by node, with every collective's bytes, for plans of several kinds."""
+    _, graph = traced(name, 12, 12)
+    assert graph.family is not None
+    annotated = annotate(graph, fxshard.Mesh(mesh))
+    for seed in range(2):
+        plan = random_graph_plan(annotated, seed)
+        program = lower(graph, plan)
+        for batch, seq in ((12, 12), (24, 12), (36, 24)):
+            sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
+            there = replace(graph, module=graph.family.at(sizes), family=None)
+            at, want = program_at(program, sizes), lower_at(there, plan)
+            assert at.classes.keys() == want.classes.keys()
+            for coordinate in at.classes:
+                assert calls(at.local(coordinate).graph) == calls(want.local(coordinate).graph)
+            assert at.collectives == want.collectives
+            assert (at.input_shapes, at.output_shapes) == (want.input_shapes, want.output_shapes)
+
+
+def lower_at(graph: fxshard.passes.trace.PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:  # type: ignore[name-defined]
+    """As of numbers; the plan's own shapes are those of another size, which is not what is compared."""
+    from fxshard.passes import lower as module
+
+    return module._lower_at(expand(graph, plan.recomputed), plan)
+
+
+def equal_there(program: ShardedProgram, name: str, model: torch.nn.Module, batch: int, seq: int) -> bool:
+    """Simulates ``program`` at sizes, beside one device; False where it refuses them."""
+    args = CASES[name][1](batch, seq)
+    sizes = sizes_of_call(program, args, {})
+    if program.refuses(sizes) is not None:
+        with pytest.raises(SizesError):
+            program_at(program, sizes)
+        return False
+    at = program_at(program, sizes)
+    result = simulate_program(at, program_values(at, model, args))
+    assert_equal_to_one_device(result, one_device(copy.deepcopy(model), args))
+    return True
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))
+def test_uneven_sizes_equal_one_device(seed: int, batch: int, seq: int) -> None:
+    model, graph = traced("perceptron", 7, 9, uneven=True)
+    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2, "b": 2})), seed))
+    equal_there(program, "perceptron", model, batch, seq)
+
+
+def test_one_program_serves_odd_and_even_sizes() -> None:
+    model, graph = traced("llama", 5, 7, uneven=True)
+    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 1))
+    assert program.by_rank
+    served = [equal_there(program, "llama", model, *sizes) for sizes in ((5, 7), (4, 8), (9, 4), (3, 11), (8, 5))]
+    assert all(served)
+    assert not equal_there(program, "llama", model, 1, 8)  # the second rank would hold nothing
+
+
+def test_of_even_programs_odd_sizes_are_refused_by_name() -> None:
+    model, graph = traced("perceptron", 6, 1)
+    plan = random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0)
+    program = lower_plan(graph, plan)
+    (size,) = program.sizes
+    assert size.unit == 2
+    assert program.refuses({"batch": 7}) == "batch is 7, shards are even at multiples of 2 only"
+    with pytest.raises(SizesError, match="batch is 7"):
+        program_at(program, {"batch": 7})
+
+
+def test_passes_that_cut_by_numbers_are_left_out_and_say_so() -> None:
+    _, graph = traced("llama", 4, 8)
+    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0))
+    left = {effect.name: effect.left_out for effect in program.effects}
+    assert "its sizes are symbols" in (left["chunk"] or "") or "sizes are symbols" in (left["chunk"] or "")

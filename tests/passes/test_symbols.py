@@ -1,0 +1,75 @@
+"""A graph traced with symbols is, at any sizes, the graph that is traced at these sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from passes.any_size import CASES, calls, traced
+from torch import nn
+
+import fxshard
+from fxshard.errors import OptionError, TraceError
+from fxshard.passes.trace import trace
+from fxshard.shapes import dynamic_dims
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_at_other_sizes_as_traced_there(name: str) -> None:
+    _, graph = traced(name, 4, 8)
+    assert graph.family is not None
+    for batch, seq in ((4, 8), (6, 10), (3, 5), (2, 7)):
+        sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
+        _, there = traced(name, batch, seq, dynamic=False)
+        assert calls(graph.family.at(sizes).graph) == calls(there.module.graph)
+
+
+def test_without_dynamic_dims_there_is_no_family() -> None:
+    assert traced("perceptron", 4, 8, dynamic=False)[1].family is None
+
+
+class Specialised(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 4 else x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(4, 2, 8)
+
+
+@pytest.mark.parametrize("model", [Specialised(), Fixed()])
+def test_a_model_that_takes_one_size_is_refused_with_its_line(model: nn.Module) -> None:
+    args = (torch.randn(4, 16),)
+    dims = dynamic_dims(model, args, {}, {"x": {0: "batch"}})
+    with pytest.raises(TraceError, match=r"batch .* cannot change, the model takes it for 4") as caught:
+        trace(model, args, dynamic=dims)
+    assert __file__.rsplit("/", 1)[-1] in (caught.value.where or "") or "test_symbols" in str(caught.value)
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 3 else x
+
+
+def test_a_branch_is_a_guard() -> None:
+    model, args = Branches(), (torch.randn(6, 16),)
+    graph = trace(model, args, dynamic=dynamic_dims(model, args, {}, {"x": {0: "batch"}}))
+    assert graph.family is not None
+    (guard,) = graph.family.guards
+    assert [guard.holds({"batch": size}) for size in (2, 3, 4, 9)] == [False, False, True, True]
+    assert "test_symbols.py" in guard.where
+
+
+def test_sizes_that_depend_on_data_do_not_mix() -> None:
+    class Nonzero(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.nonzero()
+
+    model, args = Nonzero(), (torch.ones(4, 2),)
+    with pytest.raises(TraceError, match="a size that only running tells"):
+        trace(model, args, train=False, dynamic=dynamic_dims(model, args, {}, {"x": {0: "batch"}}))
+
+
+def test_plan_says_what_cannot_be_read() -> None:
+    with pytest.raises(OptionError, match="has no dim 5"):
+        fxshard.plan(Branches(), (torch.randn(6, 16),), fxshard.Mesh({"a": 2}), dynamic_shapes={"x": {5: "b"}})
