@@ -36,7 +36,6 @@ CPU_SHAPES = frozenset(
 KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 """What a local node tells of the node that it comes from."""
 
-
 class Values:
     """The values of calls, computed on meta tensors, and the fakes of ``mode`` that a finished graph has of them.
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from passes.any_size import CASES, calls, traced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from passes.any_size import CASES, calls, traced
 
 import fxshard
 from fxshard.errors import SizesError
