@@ -57,6 +57,12 @@ class TraceError(FxshardError):
     """A model that cannot be traced to one graph."""
 
 
+class StaticDimError(TraceError):
+    """A model that takes one size of a dim that is to be dynamic; ``dim`` is its name."""
+
+    dim = ""
+
+
 class RuleError(FxshardError):
     """An operator without a usable rule, or a rule that does not fit its operands."""
 

@@ -40,6 +40,19 @@ def locals_of(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [(x if type(x) in DENSE or not isinstance(x, DTensor) else x._local_tensor).contiguous() for x in values]
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share elements: their local memory, from the first to the last element, does."""
+    (a, b), (c, d) = (_range(x._local_tensor if isinstance(x, DTensor) else x) for x in (one, other))
+    return a < d and c < b
+
+
+def _range(value: torch.Tensor) -> tuple[int, int]:
+    start = value.data_ptr()
+    if not value.numel():
+        return start, start
+    return start, start + value.element_size() * (1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)))
+
+
 def versions_of(values: Sequence[torch.Tensor]) -> list[int]:
     """How often each tensor was written into."""
     return [value._version for value in values]

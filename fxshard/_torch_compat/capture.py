@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from unittest import mock
+
+import torch
+from torch._ops import OpOverload
 
 
 @contextlib.contextmanager
@@ -14,6 +18,30 @@ def without_guards() -> Iterator[None]:
     from torch._dynamo.convert_frame import GraphCaptureOutput
 
     with mock.patch.object(GraphCaptureOutput, "build_guards", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_modules(pack: Callable[..., Any]) -> Iterator[None]:
+    """While Dynamo captures: it looks into nn.RNN, nn.GRU and nn.LSTM, where it would break the graph; ``pack`` is called in place of the
+    operator that makes a PackedSequence."""
+    from torch._dynamo import config
+
+    with config.patch(allow_rnn=True), mock.patch.object(torch._VF, "_pack_padded_sequence", pack):
+        yield
+
+
+@contextlib.contextmanager
+def computed_as(forms: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """Operators that torch writes out in others are these functions instead, to fakes too."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+    with contextlib.ExitStack() as stack:
+        for op, form in forms.items():
+            stack.enter_context(mock.patch.dict(op.py_kernels, dict.fromkeys(keys, form)))
+            stack.enter_context(mock.patch.object(op, "_dispatch_cache", {}))
+        stack.enter_context(enable_python_dispatcher())
         yield
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def issued(group: ProcessGroup) -> int:
@@ -34,6 +35,13 @@ def backend_of(group: ProcessGroup, device: torch.device) -> tuple[Any, timedelt
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
     """``"gloo"``, ``"nccl"``, ...: what runs collectives of ``device``'s tensors."""
     return group._get_backend(torch.device(device.type)).name()
+
+
+def active_mesh() -> DeviceMesh | None:
+    """The innermost mesh whose ``with device_mesh:`` this thread is in."""
+    from torch.distributed.device_mesh import _mesh_resources
+
+    return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -51,6 +51,25 @@ def _any_size(env: Any) -> Iterator[None]:
         CppKernel.need_use_acc_helper = asked
 
 
+def inductor_modes() -> dict[str, dict[str, Any]]:
+    """The modes of ``torch.compile`` and the settings of Inductor that each stands for."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options()
+
+
+def inductor_mode(mode: str) -> contextlib.AbstractContextManager[Any]:
+    """While Inductor compiles: the settings of ``mode``."""
+    from torch._inductor import config
+
+    return contextlib.nullcontext() if mode == "default" else config.patch(inductor_modes()[mode])
+
+
+def replays_cuda_graphs(mode: str) -> bool:
+    """Whether ``mode`` asks Inductor to record CUDA graphs and to replay them."""
+    return bool(inductor_modes()[mode].get("triton.cudagraphs"))
+
+
 def without_frames(compiled: Compiled) -> Compiled:
     """``compiled``, of ``inductor_compile``, without the frames of ``CompiledFxGraph.__call__``, 0.9 us a call.
 

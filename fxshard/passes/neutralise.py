@@ -23,6 +23,7 @@ from fxshard._torch_compat.symbols import surely
 from fxshard.passes.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.draws import DRAWS, masked
 from fxshard.passes.norms import STATISTICS
+from fxshard.passes.recurrent import RECURRENT
 from fxshard.passes.resample import interpolate
 from fxshard.passes.reshapes import RESHAPES
 
@@ -229,6 +230,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **DRAWS,
     **LOSSES,
     **STATISTICS,
+    **RECURRENT,
     **RESHAPES,
     F.linear: _linear,
     c_nn.linear: _linear,

@@ -10,12 +10,14 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard.passes.recurrent import recurrent_shapes
 
 
-def probe(module: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """The results of ``module`` on fake ``args``, in one list. The user's random generator stays as it was."""
+def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:
+    """The results of ``module`` on fake ``args``, in one list. ``grad``: under autograd. The user's random generator stays as it was."""
     held = (*args, *module.parameters(), *module.buffers())
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
     env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
-    with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext(), torch.random.fork_rng(devices=[]):
+    symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
+    with mode, recurrent_shapes(), torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
         return pytree.tree_leaves(fx.Interpreter(module).run(*args))

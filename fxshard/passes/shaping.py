@@ -50,8 +50,8 @@ def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
     """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
 
-    Where lengths depend on the rank's place all is cut at once behind the last one: pieces of one cut stand without gaps, and none behind a shorter one
-    has elements.
+    Where lengths depend on the rank's place all is cut at once behind the last one: pieces of one cut stand without gaps, and none
+    behind a shorter one has elements.
     """
     lengths = chunk_lengths(shape[dim], len(blocks))
     if all(isinstance(n, int) or surely(n == local.shape(b)[dim]) for n, b in zip(lengths, blocks, strict=True)):

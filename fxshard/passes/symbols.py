@@ -25,7 +25,7 @@ from fxshard._torch_compat.symbols import (
     quiet_symbols,
     symbol_of,
 )
-from fxshard.errors import TraceError
+from fxshard.errors import StaticDimError, TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
 
@@ -109,11 +109,13 @@ class Symbols(contextlib.AbstractContextManager[None]):
 
     def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
         cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)
-        raise TraceError(
+        error = StaticDimError(
             f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
             remedy="leave it static, or write the model without numbers that hold this size",
         )
+        error.dim = dim.name
+        raise error
 
     def _refuse_unknown(self, graph: PlanningGraph) -> None:
         found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)

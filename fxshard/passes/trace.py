@@ -52,6 +52,7 @@ from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.objects import Reads, after_call, capture_call, is_bound
 from fxshard.passes.probe import probe
+from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
@@ -110,8 +111,10 @@ def trace(
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    named += [(_path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments)[0]]
+    named += [(_path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments, is_packed)[0]]
     for name, value in named:
+        if is_packed(value):
+            raise packed_error(name)
         if isinstance(value, torch.Tensor):
             check_dense(value, name)
 
@@ -148,6 +151,7 @@ def _capture(
         regions(),
         all_functions(),
         kernels_captured(),
+        recurrent_captured(),
         noted(fake_model),
         without_guards(),
     )

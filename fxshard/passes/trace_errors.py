@@ -103,6 +103,9 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
         own = _raised(model, args, kwargs)
         if own is None:
             raise
+        if isinstance(own, FxshardError):
+            own.where = own.where or _user_line(own)
+            raise own from None
         said = next(iter(str(own).splitlines()), "")
         what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
         where = _user_line(own) or _forward_line(model)

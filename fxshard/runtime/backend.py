@@ -20,7 +20,10 @@ What stays Dynamo's affair, before this backend sees a graph:
   within both a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
   flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
 - Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
-- An output that is a view of an input, or of another output, is a copy.
+
+Without the option ``mesh`` a call goes to the mesh of the DTensors in its graph, else to that of ``with device_mesh:`` around it, else
+to the default process group as one axis. Outputs that are views of an input, or of another output, are views; what is otherwise
+honoured and refused: docs/torch-compile.md.
 """
 
 from __future__ import annotations
@@ -43,12 +46,14 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
-from fxshard.runtime.dynamo_graph import DynamoGraph, Output, autocast_on_cpu, read_graph, specialised, trace_graph
+from fxshard.runtime.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
+from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.inputs import check_whole
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
@@ -59,7 +64,12 @@ MANY = 8
 
 
 def fxshard(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **others: Any,
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
 
@@ -70,7 +80,34 @@ def fxshard(
         LayoutError: pins or layouts that cannot hold. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
-    return GraphPrograms(read_graph(module, example_inputs), options, others)
+    graph = read_graph(module, example_inputs)
+    given = {**(options or {}), "mode": mode} if mode is not None else options
+    if given is not None and given.get("mesh") is not None:
+        return GraphPrograms(graph, given, others)
+    return MeshPrograms(graph, given, others)
+
+
+class MeshPrograms:
+    """The programs of one Dynamo graph that no mesh was named for: those of each mesh that it is called on."""
+
+    def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
+        self.graph, self.given, self.others = graph, dict(given or {}), others
+        self.by_place: dict[Any, GraphPrograms] = {}
+        self.of_dtensors: GraphPrograms | None = None
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.of_dtensors is not None:  # Dynamo guards the meshes of DTensors: later calls have the same
+            return self.of_dtensors(*args)
+        place = surroundings()
+        programs = self.by_place.get(place)
+        if programs is None:
+            mesh = mesh_of_dtensors(self.graph.names, args)
+            programs = GraphPrograms(self.graph, {**self.given, "mesh": mesh or ambient_mesh(args)}, self.others)
+            if mesh is not None:
+                self.of_dtensors = programs
+            else:
+                self.by_place[place] = programs
+        return programs(*args)
 
 
 class GraphPrograms:
@@ -96,7 +133,7 @@ class GraphPrograms:
     def options(self) -> BackendOptions:
         if self.others:
             what = f"the backend fxshard takes no {next(iter(self.others))!r}"
-            raise OptionError(what, remedy="pass options={...} to torch.compile, nothing else")
+            raise OptionError(what, remedy="pass options={...} or mode=... to torch.compile, nothing else")
         return read_options(self.given)
 
     @cached_property
@@ -117,7 +154,7 @@ class GraphPrograms:
         """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
         device = mesh_device(self.device_mesh).type
         with autocast_on_cpu(device):
-            module, tensors, outputs = specialised(self.graph, args)
+            module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
             graph, names = self._trace(module, tensors)
         held = dict(zip(names, tensors, strict=True))
         with plain_arithmetic(device):
@@ -136,7 +173,7 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug)
+        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.mode)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return compiled
 

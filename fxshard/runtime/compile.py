@@ -12,12 +12,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import wrap_like
 from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
-from fxshard._torch_compat.inductor import inductor_compile, inductor_output_strides, without_frames
+from fxshard._torch_compat.inductor import inductor_compile, inductor_mode, inductor_output_strides, without_frames
 from fxshard._torch_compat.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
@@ -30,6 +29,7 @@ from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.in_place import apart, write_in_place
 from fxshard.runtime.merge import merge_equal, merge_halves
+from fxshard.runtime.once import only_once
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
@@ -135,19 +135,25 @@ _ARTEFACTS: WeakValueDictionary[Any, Artefact] = WeakValueDictionary()
 
 
 def compile_program(
-    bound: BoundProgram, compiler: str = "inductor", dump: Dump = None, timeout: float = TIMEOUT, debug: bool = False
+    bound: BoundProgram,
+    compiler: str = "inductor",
+    dump: Dump = None,
+    timeout: float = TIMEOUT,
+    debug: bool = False,
+    mode: str = "default",
 ) -> CompiledProgram:
     """Compiles ``bound``; programs and ranks whose local graphs are the same share one artefact in a process.
 
     ``dump`` as in ``fxshard.plan``. ``timeout``: seconds within which a lost rank is an error.
-    ``debug``: whether ranks compare each collective before it is issued. Raises OptionError for an unknown ``compiler``.
+    ``debug``: whether ranks compare each collective before it is issued. ``mode``: Inductor's, as in ``torch.compile``.
+    Raises OptionError for an unknown ``compiler``.
     """
     if compiler not in COMPILERS:
         raise OptionError(f"unknown compiler {compiler!r}{closest(compiler, COMPILERS)}", remedy=f"use one of {', '.join(COMPILERS)}")
-    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler)
+    key = (bound.program.hash, bound.size_class, bound.groups, str(bound.device), compiler, mode)
     artefact = _ARTEFACTS.get(key)
     if artefact is None:
-        with oblivious() if bound.program.sizes else contextlib.nullcontext():
+        with inductor_mode(mode), oblivious() if bound.program.sizes else contextlib.nullcontext():
             made = run_passes(COMPILING, Building(bound, compiler), dump, first=len(PIPELINE)).artefact
         assert made is not None
         artefact = _ARTEFACTS[key] = made
@@ -360,7 +366,11 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return _backward_once(ctx, *grads) if torch.is_grad_enabled() else _backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *grads)
+        with torch.no_grad():
+            gradients = _backward(ctx, *grads)
+        return only_once(gradients)
 
 
 def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
@@ -381,9 +391,6 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
     ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
     return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
-
-
-_backward_once = once_differentiable(_backward)
 
 
 def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree, storage_key
+from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
 from fxshard.errors import TraceError
-from fxshard.passes.probe import probe
 from fxshard.passes.returned import note_calls
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
+from fxshard.runtime.graph_outputs import Output, find_outputs
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 RESUMED = "torch_dynamo_resume_in_"
@@ -82,6 +83,8 @@ def _kind(source: str, example: Any, scalar: bool) -> str:
         return "scalar"
     if isinstance(example, nn.Parameter):
         return "parameter"
+    if example.requires_grad:  # a buffer has no gradient
+        return "input"
     return "buffer" if "_buffers[" in source or source.startswith("L['self'].") else "input"
 
 
@@ -110,17 +113,13 @@ def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-@dataclass(frozen=True)
-class Output:
-    """One output of a graph: computed, or else the input at place ``of_input``, or else the Python value ``value``."""
+def specialised(
+    graph: DynamoGraph, args: Sequence[Any], views: bool = True
+) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
+    """``graph`` for the scalars of one call: (module of tensors only, which returns what is computed; its inputs; outputs).
 
-    computed: bool = False
-    of_input: int | None = None
-    value: Any = None
-
-
-def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
-    """``graph`` for the scalars of one call: (module of tensors only, which returns what is computed; its inputs; outputs)."""
+    ``views``: whether outputs that are views are told from what is computed.
+    """
     for name, value in zip(graph.names, args, strict=True):
         if isinstance(value, torch.Tensor):
             check_dense(value, name)
@@ -132,31 +131,11 @@ def specialised(graph: DynamoGraph, args: Sequence[Any]) -> tuple[fx.GraphModule
     tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
     module.recompile()
     with readable_errors(GRAPH, REMEDY):
-        outputs = _outputs(module, tensors)
+        outputs = find_outputs(module, tensors, graph.distributed, views)
     end = module.graph.output_node()
     end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
     module.recompile()
     return module, tensors, outputs
-
-
-def _outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[Output, ...]:
-    """Found out on fake tensors: which outputs are numbers, or inputs as they are (perhaps changed in place)."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    probes = [fake_tensor(t, mode, train=False) for t in tensors]
-    values = probe(module, probes)
-    places = {_geometry(t): i for i, t in enumerate(probes)}
-    return tuple(_output(v, places) for v in values)
-
-
-def _output(value: Any, places: Mapping[Any, int]) -> Output:
-    if not isinstance(value, torch.Tensor):
-        return Output(value=value)
-    place = places.get(_geometry(value))
-    return Output(computed=place is None, of_input=place)
-
-
-def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
-    return storage_key(value), value.shape, value.stride(), value.storage_offset(), value.dtype
 
 
 def _make_constant(node: fx.Node, value: Any) -> None:
@@ -188,7 +167,7 @@ def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: 
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     _refuse_local_views(module)
     _to_cpu(module)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     flat = [fake_tensor(t, mode, train) for t in tensors]
     count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
     with readable_errors(GRAPH, REMEDY):

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.calls import DENSE
+from fxshard._torch_compat.calls import DENSE, overlap
+from fxshard.errors import RunError
 from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.dynamo_graph import Output
 from fxshard.runtime.fields import SeedWatch, draw_seed
+from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.inputs import global_result, reader, write_back
 from fxshard.runtime.wishes import Held
 
@@ -27,10 +28,15 @@ class GraphRunner:
         self.compiled, self.bound, program = compiled, compiled.bound, compiled.program
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
+        self.bases = {output.of_output for output in self.outputs if output.of_output is not None}
         self.place = {name: i for i, name in enumerate(held)}
         pairs = zip(program.inputs, program.input_layouts, strict=True)
         ends = [(end, layout) for end, layout in pairs if end.kind != "tangent"]
         self.reads = [(self.place.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
+        self.names, kinds = list(held), {end.name: end.kind for end, _ in ends}
+        self.written = [self.place[end.name] for end in program.outputs if end.kind == "mutation"]
+        self.arguments = [i for i, name in enumerate(self.names) if kinds.get(name) == "input"]
+        self.fresh = True
         self.seeds = [i for i, (place, _) in enumerate(self.reads) if place is None]
         in_order = [place for place, _ in self.reads] == list(range(len(held)))
         whole = all(layout.is_replicated for _, layout in ends)
@@ -45,8 +51,22 @@ class GraphRunner:
         )
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+        if self.written:
+            self._check_apart(tensors)
         values = self.compiled(tensors if self.as_they_come and DENSE.issuperset(map(type, tensors)) else self._read(tensors))
         return values if self.as_computed else self._outputs(tensors, values)
+
+    def _check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises RunError where a tensor that is changed in place shares memory with another one: the program reads both as they come in.
+
+        From the second call on among the arguments only: what a module holds stays where it is.
+        """
+        for i in self.written if self.fresh else [i for i in self.written if i in self.arguments]:
+            for k in range(len(tensors)) if self.fresh else self.arguments:
+                if k != i and overlap(tensors[i], tensors[k]):
+                    what = f"{self.names[i]} is changed in place, and {self.names[k]} shares memory with it"
+                    raise RunError(what, remedy="pass a clone of one of them, or return the new value instead of writing it")
+        self.fresh = False
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         inputs = [draw_seed() if i is None else read(tensors[i]) for i, read in self.reads]
@@ -55,7 +75,7 @@ class GraphRunner:
         return inputs
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
-        outputs = [o.value if o.of_input is None else tensors[o.of_input] for o in self.outputs]
+        outputs = [o.value for o in self.outputs]
         computed = iter([i for i, output in enumerate(self.outputs) if output.computed])
         for (end, layout, shape), value in zip(self.results, values, strict=True):
             if end.kind == "mutation":
@@ -63,4 +83,11 @@ class GraphRunner:
             else:
                 i = next(computed)
                 outputs[i] = global_result(value, layout, shape, self.bound, self.distributed[i])
+        for i in self.bases:
+            outputs[i] = outputs[i].contiguous()
+        for i, output in enumerate(self.outputs):
+            if output.of_input is not None:
+                outputs[i] = output.view.of(tensors[output.of_input])
+            elif output.of_output is not None:
+                outputs[i] = output.view.of(outputs[output.of_output])
         return outputs

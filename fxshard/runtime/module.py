@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import graded
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import OptionError, PlanError, RuleError, RunError, TraceError, a_kind, closest
+from fxshard.errors import OptionError, PlanError, RuleError, RunError, StaticDimError, TraceError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.layout import Layout
@@ -334,13 +334,16 @@ class ShardedForward:
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
-        try:
-            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
-        except (TraceError, RuleError) as error:
-            if not dims or any(dim.asked for dim in dims):
-                raise
-            announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
-            return trace_model(self._traced(args, kwargs, train, ()), self.mesh, dump)
+        while True:
+            try:
+                return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
+            except (TraceError, RuleError) as error:
+                named = error.dim if isinstance(error, StaticDimError) else None
+                if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
+                    raise
+                if self.settings.dynamic is None:
+                    announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+                dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims)

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard._torch_compat.inductor import inductor_modes, replays_cuda_graphs
 from fxshard.constraints import Constraint, check_constraints
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
@@ -35,12 +36,14 @@ MESH_REMEDY = (
 class BackendOptions:
     """What the user asked the backend for.
 
-    ``mesh``: the DeviceMesh to run on, needed; or, in a process that is alone, a ``fxshard.Mesh`` of one rank.
+    ``mesh``: the DeviceMesh to run on; or, in a process that is alone, a ``fxshard.Mesh`` of one rank. Without it, that of the DTensors
+    in the graph, else of ``with device_mesh:`` around the call, else the default process group as one axis, ``"world"``.
     ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
     ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs go
     by the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
+    ``mode``: Inductor's, as in ``torch.compile``, which takes it beside the options of no backend: "max-autotune-no-cudagraphs", "lite".
     ``timeout``: seconds to wait for other ranks, in each collective too. ``debug``: whether ranks compare each collective before it is
     issued (docs/faults.md). ``cache``: whether a plan made before is taken from disk, and this one kept.
     ``rng``: "fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ. ``without``: names of passes
@@ -61,6 +64,7 @@ class BackendOptions:
     dump: str | Path | None = None
     cache: bool = True
     compiler: str = "inductor"
+    mode: str = "default"
     timeout: float = TIMEOUT
     debug: bool = False
     rng: str = GENERATORS[0]
@@ -83,6 +87,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     _check_mesh(given.get("mesh"))
     check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
     check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
+    _check_mode(given.get("mode", "default"), given.get("compiler", COMPILERS[0]))
     check_generator(given.get("rng", GENERATORS[0]))
     check_without(given.get("without", ()))
     check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
@@ -103,8 +108,6 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
 
 
 def _check_mesh(mesh: Any) -> None:
-    if mesh is None:
-        raise OptionError("the backend fxshard needs the option 'mesh'", remedy=MESH_REMEDY)
     if isinstance(mesh, Mesh) and mesh.size > 1:
         raise OptionError(
             f"a fxshard.Mesh ({mesh}) says nothing about which process is which rank; the backend runs, so it needs a DeviceMesh",
@@ -114,6 +117,20 @@ def _check_mesh(mesh: Any) -> None:
         raise OptionError("a fxshard.Mesh of one rank is for a process that is alone", remedy=MESH_REMEDY)
     if not isinstance(mesh, DeviceMesh | Mesh):
         raise OptionError(f"the option 'mesh' is {a_kind(mesh)}, not a DeviceMesh", remedy=MESH_REMEDY)
+
+
+def _check_mode(mode: Any, compiler: str) -> None:
+    """Raises OptionError for a mode that Inductor does not have, or that cannot be honoured here."""
+    if mode == "default":
+        return
+    check_choice("mode", mode, tuple(inductor_modes()))
+    if compiler != "inductor":
+        raise OptionError(
+            f"mode {mode!r} is Inductor's, the compiler is {compiler!r}", remedy='leave mode out, or take compiler="inductor"'
+        )
+    if replays_cuda_graphs(mode):
+        what = f"mode {mode!r} replays CUDA graphs, and a recording leaves out what watches a program's collectives for lost ranks"
+        raise OptionError(what, remedy='use mode="max-autotune-no-cudagraphs", or leave mode out')
 
 
 def check_device_mesh(mesh: Any) -> None:

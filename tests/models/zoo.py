@@ -119,6 +119,24 @@ def vit(batch: int = 2) -> Case:
     return ViTForImageClassification(config), (), {"pixel_values": torch.randn(batch, 3, 56, 56), "labels": torch.randint(0, 10, (batch,))}
 
 
+class Tagger(nn.Module):
+    """An LSTM over embedded tokens, and a class for each."""
+
+    def __init__(self, tokens: int = 32, dim: int = 8, hidden: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, dim)
+        self.lstm = nn.LSTM(dim, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(self.lstm(self.embed(tokens))[0])
+        return logits, F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def lstm(batch: int = 8) -> Case:
+    return Tagger(), (torch.randint(0, 32, (batch, 3)), torch.randint(0, 5, (batch, 3))), {}
+
+
 MODELS: dict[str, Callable[[], Case]] = {
     "mlp": mlp,
     "llama": llama,
@@ -126,6 +144,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "vit": vit,
     "cnn": cnn,
+    "lstm": lstm,
     "mlp_batch5": lambda: mlp(5),
     "llama_batch5": lambda: llama(5),
 }

@@ -19,7 +19,8 @@ import fxshard
 import fxshard.runtime.backend as backend
 from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, RunError, TraceError
 from fxshard.runtime.backend import GraphPrograms
-from fxshard.runtime.dynamo_graph import Output, trace_graph, user_name
+from fxshard.runtime.dynamo_graph import trace_graph, user_name
+from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.graph_runner import GraphRunner
 
 ONE = fxshard.Mesh({"dp": 1})
@@ -61,7 +62,7 @@ def test_names_are_the_users(source: str, name: str) -> None:
     ("options", "said"),
     [
         ({"mesh": ONE, "memory_limits": 3}, "did you mean 'memory_limit'"),
-        ({}, "needs the option 'mesh'"),
+        ({}, "has no mesh: no option 'mesh', no DTensor"),
         ({"mesh": fxshard.Mesh({"dp": 2})}, "init_device_mesh"),
         ({"mesh": 2}, "is an int, not a DeviceMesh"),
         ({"mesh": ONE, "compiler": "inducter"}, "did you mean 'inductor'"),

@@ -53,7 +53,7 @@ def test_ranges_come_from_the_dim() -> None:
     (dim,) = found({"tokens": {1: Dim("seq", min=2, max=64)}}, TOKENS)
     assert (dim.least, dim.most) == (2, 64)
     dim.check(64)
-    with pytest.raises(OptionError, match="seq .* is 65, it may be from 2 to 64"):
+    with pytest.raises(OptionError, match=r"seq .* is 65, it may be from 2 to 64"):
         dim.check(65)
 
 
