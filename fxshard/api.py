@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fxshard.runtime.options import check_pins, check_plan, check_unused
 from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
-from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.runtime.values import program_values, settled, sizes_of_call
 from fxshard.shapes import dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
@@ -254,7 +255,8 @@ class Simulate:
         if weights is None and isinstance(model_or_program, ExportedProgram):
             weights = model_or_program.weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
-        return simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
+        simulation = simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
+        return replace(simulation, outputs=settled(simulation.outputs, args, kwargs, simulation.mutations))
 
     def shard(self, value: torch.Tensor, layout: Layout | str, mesh: Mesh | DeviceMesh) -> RankValues:
         """What each rank of ``mesh`` holds of the global tensor ``value`` in ``layout`` (``"S(0)R"``). Replicas share memory."""

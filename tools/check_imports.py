@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table"}
+    base = {"errors", COMPAT, "sizes", "text_table", "objects"}
     plan = base | {
         "layout",
         "shapes",
@@ -53,6 +53,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "timeline": set(),
         COMPAT: {"errors"},
         "dynamic_text": {"errors"},
+        "objects": {"errors", COMPAT},
         "layout": base,
         "shapes": base | {"layout"},
         "plan_at": {"sizes"},

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
+from fxshard.objects import LISTS, MAPPINGS, After, Builder, Opened, Part, after_of
 from fxshard.planning_graph import Fixed, Number
 
 log = logging.getLogger("fxshard")
@@ -23,8 +25,45 @@ _KEYS = (str, int)
 
 def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
     """``spec`` as plain data; ``replace``: another class becomes a dict or tuple, else it is a FileError naming it."""
+    after = after_of(spec)
+    if after is not None:
+        return _write_part(after.root, after, spec.children(), set(), what)
     leaves = iter(range(spec.num_leaves))
     return _write(spec, leaves, what, replace)
+
+
+def _write_part(part: Part, after: After, ends: Sequence[Any], done: set[int], what: str) -> Any:
+    """What a program returns where objects are among it, these as dicts of those of their attributes that a file can hold."""
+    kind = part[0]
+    if kind == "tensor" and part[1] not in done:
+        done.add(part[1])
+        return _write(ends[part[1]], iter((part[1],)), what, True)
+    if kind in ("tensor", "given"):
+        remedy = "return each tensor once, and none of the arguments"
+        raise FileError(f"the {what} hold a tensor twice, or an argument, which a file cannot say", remedy=remedy)
+    if kind == "node":
+        node = after.nodes[part[1]]
+        if node is None or part[1] < len(after.before):
+            what = f"the {what} are an object of the arguments, which a file cannot hold"
+            raise FileError(what, remedy="give and return tensors in tuples, lists and dicts")
+        items = [(k, p) for k, p in zip(node.keys, node.parts, strict=True) if node.kind in LISTS or _is_storable_part(k, p)]
+        parts = [_write_part(p, after, ends, done, what) for _, p in items]
+        if node.kind in LISTS:
+            return {"list": parts}
+        if node.kind not in MAPPINGS:
+            log.warning("the program's %s hold a %s; the file stores it as a dict", what, node.kind.__name__)
+        return {"dict": [[key, part] for (key, _), part in zip(items, parts, strict=True)]}
+    if kind in ("tuple", "tree"):
+        parts = [_write_part(p, after, ends, done, what) for p in part[-1]]
+        keys = part[2] if kind == "tree" else None
+        if isinstance(keys, (list, tuple)) and len(keys) == len(parts) and all(type(key) in _KEYS for key in keys):
+            return {"dict": [[key, one] for key, one in zip(keys, parts, strict=True)]}
+        return {"tuple": parts}
+    return {"value": Builder(()).value(part)}
+
+
+def _is_storable_part(key: Any, part: Part) -> bool:
+    return type(key) in _KEYS and (part[0] not in ("value", "held") or (part[0] == "value" and _storable(Builder(()).value(part))))
 
 
 def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
@@ -37,6 +76,8 @@ def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
         if not _storable(keys):
             raise FileError(f"the {what} hold {keys!r:.60}, which a file cannot hold", remedy="return tensors, finite numbers and texts")
         return {"value": keys}
+    if kind is Opened:
+        kind = keys[0].kind
     if kind not in (tuple, list, dict) and not replace:
         remedy = "give tensors in tuples, lists and dicts"
         raise FileError(f"the {what} hold a {getattr(kind, '__name__', kind)}, which a file cannot hold", remedy=remedy)

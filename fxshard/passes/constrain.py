@@ -17,7 +17,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
-from fxshard.passes.names import Named, Names, Place, some
+from fxshard.passes.names import Named, Names, Place, by_end, some
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan, again
 from fxshard.sizes import read_size
@@ -132,15 +132,21 @@ class _Reader:
 
     def read_inputs(self, given: Any) -> None:
         nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
+        given = self._by_end(given, "input")
         for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
             self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))
 
     def read_outputs(self, given: Any) -> None:
         ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
         returned = operands(self.graph.module.graph.output_node())
+        given = self._by_end(given, "output")
         for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
             place = Place(returned[ends[name]].name, 0, ends[name])
             self._add_layout(place, layout, f"output {name}", _Said(name, f"output_layouts[{name}]"))
+
+    def _by_end(self, given: Any, kind: str) -> Any:
+        named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)
+        return by_end(given, self.graph, kind) if named else given
 
     def read(self, constraint: Constraint) -> None:
         if isinstance(constraint, Communication):

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from fxshard.errors import ConstraintError, closest
+from fxshard.objects import after_of
 from fxshard.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
 
 KINDS = "parameter, buffer, input, output, module or node"
@@ -131,6 +133,24 @@ class Names:
             if n.op != "output" and outputs_of(n)
         }
         return ends, modules, nodes
+
+
+def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[str, Any]:
+    """``given`` by the names of the graph's inputs or outputs, whose globs (``*`` and ``?``) and paths in objects are looked up.
+
+    An output in an object has its path as a further name: ``outputs['past_key_values'].layers[0].keys``, or that of the argument that
+    holds it. What matches nothing stays as it is.
+    """
+    ends = graph.inputs_of("input") if kind == "input" else [o for o in graph.outputs if o.kind == "output"]
+    after = after_of(graph.out_spec)
+    others = {} if after is None or kind == "input" else {f"outputs[{i}]": path for i, path in enumerate(after.paths)}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        glob = key.replace("[", "[[]")
+        exact = [end.name for end in ends if key in (end.name, others.get(end.name))]
+        names = exact or [e.name for e in ends if any(fnmatch.fnmatchcase(n, glob) for n in (e.name, others.get(e.name, "")))]
+        found.update(dict.fromkeys(names or [key], value))
+    return found
 
 
 def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,6 @@ from fxshard._torch_compat import (
     PlainAOTOutput,
     TangentAOTInput,
     aot_export_joint_with_descriptors,
-    capture_dynamo_graph,
-    captured_out_spec,
     flex_attention_of_any_device,
     noted_side_effects,
     own_tensors,
@@ -39,9 +38,11 @@ from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
+from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
+from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.assigned import write_assigned
-from fxshard.passes.bound import Bound, is_bound
+from fxshard.passes.bound import is_bound
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -53,6 +54,7 @@ from fxshard.passes.kernels_of_users import carry_kernels
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
+from fxshard.passes.objects import Reads, after_call, capture_call
 from fxshard.passes.probe import probe
 from fxshard.passes.rebind import parameter_names, rebind
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
@@ -93,7 +95,7 @@ def trace(
     when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
-    arguments = (tuple(args), dict(kwargs or {}))
+    arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
 
@@ -115,7 +117,7 @@ def trace(
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = renamed(graph.returned, other_names(model))
     return replace(
-        graph, constants=constants_of(args, kwargs), returned=returned, unreduced=marks, watched=hooks.watched, tapped=hooks.taps.tapped
+        graph, constants=constants_of(*arguments), returned=returned, unreduced=marks, watched=hooks.watched, tapped=hooks.taps.tapped
     )
 
 
@@ -143,6 +145,7 @@ def _capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
     paths, in_spec = pytree.tree_flatten_with_path(arguments)
+    in_spec = on_cpu(in_spec)
     given = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     leaves = given
     masters = {} if precision is None else lower_parameters(fake_model, precision)
@@ -173,14 +176,11 @@ def _capture(
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
-        if len(flat) == len(leaves):
-            captured = capture_dynamo_graph(root)(*fake_args, **fake_kwargs, **named)
-        else:
-            captured = capture_dynamo_graph(Bound(root, leaves, in_spec))(*flat, **named)
+        outcome = partial(_outcome, model, arguments, train, precision, symbols.dims)
+        captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
     symbols.note(captured, flat)
     _list_changes(type(model).__name__, changed)
-    out_spec = captured_out_spec(captured)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     layers.shorten(captured, fake_model)
@@ -198,6 +198,21 @@ def _capture(
     joint = joint_graph(captured, flat, train, spelled)
     layers.unroll(joint)
     return joint, names, out_spec
+
+
+def _outcome(
+    model: nn.Module, arguments: tuple[Any, Any], train: bool, precision: MixedPrecision | None, dims: Sequence[DynamicDim]
+) -> tuple[After, Reads] | None:
+    """What a call leaves, found on fakes of its own."""
+    symbols = Symbols(dims)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
+    twin = fake_copy(model, mode, train)
+    paths, spec = pytree.tree_flatten_with_path(arguments)
+    leaves = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    if precision is not None:
+        lower_parameters(twin, precision)
+        leaves = [lower_input(a, precision) for a in leaves]
+    return after_call(twin, leaves, on_cpu(spec), mode)
 
 
 def check_call(model: Any, args: Any) -> None:
@@ -418,6 +433,9 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
     kept, outputs, fixed = [], [], {}
     for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
         if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
+            if is_symbolic(value):
+                what = f"the model returns a size that changes ({value}) as a number, or leaves it in an object"
+                raise TraceError(what, remedy="leave that dim static, or return a tensor and take its size outside of the model")
             fixed[desc.idx] = value
             continue
         if isinstance(desc, PlainAOTOutput):

@@ -21,10 +21,20 @@ from fxshard.planning_graph import of_user, source_line
 
 GRAPH_BREAKS = (
     "remove graph breaks (data-dependent branches, .item(), printing) there, return tensors in plain containers "
-    "(transformers: model.config.use_cache = False), or shard a submodule that traces"
+    "or objects, or shard a submodule that traces"
 )
 CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
 OURS = os.path.join(Path(__file__).parents[1], "")
+EXPERTS_LOOP, GROUPED_EXPERTS = r"[/\\]transformers[/\\].*: .*expert_hit", r"[/\\]transformers[/\\].*[/\\]moe\.py:.*grouped_mm"
+"""Lines of transformers: the loop over the experts that some token chose, and the one product of all experts."""
+GROUPED = (
+    'a loop over experts that are chosen by data is no graph: take model.set_experts_implementation("batched_mm"), or '
+    '"grouped_mm" for bfloat16 (experts_implementation= of from_pretrained and of the config)'
+)
+BATCHED = (
+    'torch\'s grouped product takes bfloat16 alone where it is traced: take model.set_experts_implementation("batched_mm") '
+    "(experts_implementation= of from_pretrained and of the config), or a model in bfloat16"
+)
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
     "DataDependentOutputException": "turns data into a Python number",
@@ -57,8 +67,16 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     except Exception as error:
         incomplete = _of_an_operator(error)
         usual = DEVICE_MESH if NO_MESH in str(error) else remedy
-        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", usual)
-        raise TraceError(said, where=_user_line(error) or what, remedy=todo) from error
+        where = _user_line(error) or what
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known(where) or usual)
+        raise TraceError(said, where=where, remedy=todo) from error
+
+
+def _known(where: str) -> str | None:
+    """The remedy for a line that is known not to trace."""
+    if re.search(EXPERTS_LOOP, where):
+        return GROUPED
+    return BATCHED if re.search(GROUPED_EXPERTS, where) else None
 
 
 def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
@@ -90,7 +108,8 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
             raise own from None
         said = next(iter(str(own).splitlines()), "")
         what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
-        raise TraceError(what, where=_user_line(own) or _forward_line(model), remedy=CALL) from own
+        where = _user_line(own) or _forward_line(model)
+        raise TraceError(what, where=where, remedy=_known(where) or CALL) from own
 
 
 def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:

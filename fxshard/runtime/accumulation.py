@@ -52,7 +52,7 @@ class Accumulation:
                 compiled = compile_program(
                     bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug
                 )
-            self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout)
+            self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout, whole.cut)
         return self.runners[whole]
 
     def watch(self) -> None:

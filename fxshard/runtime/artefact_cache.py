@@ -27,7 +27,7 @@ from fxshard.planning_graph import is_getitem
 from fxshard.runtime.bind import BoundProgram
 
 log = logging.getLogger("fxshard")
-VERSION = 1
+VERSION = 2
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
 """Whose operators and functions are code of torch and fxshard; what others do may change without a change of the graph."""
@@ -35,12 +35,13 @@ MODULES = ("_operator", "fxshard")
 
 @dataclass(frozen=True)
 class Kept:
-    """Inductor's keys of the forward and the backward ("" for inference), and ``kept_inputs`` and ``numbers`` as in an ``Artefact``."""
+    """Inductor's keys of the forward and the backward ("" for inference); the other fields as in an ``Artefact``."""
 
     forward: str
     backward: str
     kept_inputs: tuple[int, ...]
     numbers: tuple[int, ...]
+    written: tuple[int, ...] = ()
 
 
 def file_for(bound: BoundProgram) -> Path | None:
@@ -92,10 +93,12 @@ def write(path: Path, kept: Kept) -> None:
     plan_cache.forget(path.parent, "artefact-v*.json")
 
 
-def kept_of(forward: Any, backward: Any, kept_inputs: tuple[int, ...], numbers: tuple[int, ...]) -> Kept | None:
+def kept_of(
+    forward: Any, backward: Any, kept_inputs: tuple[int, ...], numbers: tuple[int, ...], written: tuple[int, ...] = ()
+) -> Kept | None:
     """What to keep of compiled halves (``backward`` None for inference); None where Inductor does not keep them."""
     keys = [key_of(forward), "" if backward is None else key_of(backward)]
-    return None if keys[0] is None or keys[1] is None else Kept(keys[0], keys[1], kept_inputs, numbers)
+    return None if keys[0] is None or keys[1] is None else Kept(keys[0], keys[1], kept_inputs, numbers, written)
 
 
 def read(path: Path) -> tuple[Kept, Compiled, Compiled | None] | None:
@@ -119,8 +122,8 @@ def read(path: Path) -> tuple[Kept, Compiled, Compiled | None] | None:
 
 
 def _read(root: Field) -> Kept:
-    root.known(("version", "forward", "backward", "kept_inputs", "numbers", "digest"))
-    places = {name: root.get(name, lambda f: f.tuple_of(Field.whole)) for name in ("kept_inputs", "numbers")}
+    root.known(("version", "forward", "backward", "kept_inputs", "numbers", "written", "digest"))
+    places = {name: root.get(name, lambda f: f.tuple_of(Field.whole)) for name in ("kept_inputs", "numbers", "written")}
     kept = Kept(root.get("forward", Field.text), root.get("backward", Field.text), **places)
     if root.get("digest", Field.text) != _digest({"version": root.get("version", Field.whole), **asdict(kept)}):
         raise root.fail("the file is not as it was written: its digest is another")

@@ -31,6 +31,7 @@ from fxshard.runtime.artefact_cache import Kept, kept_of
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.compiler_check import wait_for_compiler
 from fxshard.runtime.expand_draws import expand_draws
+from fxshard.runtime.in_place import apart, write_in_place
 from fxshard.runtime.merge import merge_equal, merge_halves
 from fxshard.runtime.once import only_once
 from fxshard.runtime.partition import Partition, is_size
@@ -54,7 +55,7 @@ class Artefact:
     ``kept_inputs``, kept values, tangents -> gradients. ``tangent_of``: for each tangent the result that it belongs to;
     ``gradient_of``: for each input the gradient that is its own, or None; ``gradient_layouts``: how that one lies where it does not lie
     as its input. ``numbers``: places among the kept values of those that are sizes, no tensors. ``graphs`` are the graphs that were
-    compiled, which ``make_graphs`` gives.
+    compiled, which ``make_graphs`` gives. ``written``: inputs that the forward writes into.
     """
 
     forward: Run
@@ -66,6 +67,7 @@ class Artefact:
     gradient_layouts: tuple[Layout | None, ...]
     numbers: tuple[int, ...]
     make_graphs: Callable[[], tuple[fx.GraphModule, ...]]
+    written: tuple[int, ...] = ()
 
     @cached_property
     def graphs(self) -> tuple[fx.GraphModule, ...]:
@@ -102,8 +104,11 @@ class CompiledProgram:
             return self._infer(everything, sizes)
 
     def _infer(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        local, written = locals_of(inputs), self.artefact.written
+        if written:
+            local = apart(local, written, self.may_share)
         with kernels_only():
-            out = self.watchdog.run(FORWARD, self.artefact.forward, [*locals_of(inputs), *sizes])
+            out = self.watchdog.run(FORWARD, self.artefact.forward, [*local, *sizes])
         return tuple(out[: self.artefact.results])
 
     @property
@@ -112,6 +117,11 @@ class CompiledProgram:
         sizes = self.program.sizes
         compiled = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes})
         return tuple(dict.fromkeys((*self.program.guards, *compiled)))
+
+    @cached_property
+    def may_share(self) -> tuple[int, ...]:
+        """Inputs of which one may be a view of another: those that are no parameters."""
+        return tuple(i for i, end in enumerate(self.program.inputs) if end.kind != "parameter")
 
     def read_later(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Places of the inputs that the backward reads: those that are kept, and those that kept values are views of."""
@@ -167,7 +177,7 @@ def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
         if known is not None:
             kept, forward, backward = known
             log.info("what was compiled is from the cache: %s", path)
-            ends = _ends(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)))
+            ends = _ends(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)), kept.written)
             return Artefact(forward, backward, *ends)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
     assert made.artefact is not None
@@ -246,10 +256,13 @@ def _compile(b: Building) -> tuple[Building, str]:
     results = forward_results(b.program)
     said = f"by {b.compiler}"
     if b.parts is None:
-        whole = _run(b.module, b.compiler, results, is_inference=True)
+        module = _copy(b.module)
+        static = b.compiler == "inductor" and not b.program.sizes
+        written = write_in_place(b.program, module.graph) if static else ()
+        whole = _run(module, b.compiler, results, is_inference=True)
         assert whole is not None
-        artefact = Artefact(without_frames(whole), None, *_ends(b, (), (), lambda: _graphs(b)))
-        return replace(b, artefact=artefact, kept=kept_of(whole, None, (), ())), said
+        artefact = Artefact(without_frames(whole), None, *_ends(b, (), (), lambda: (module,), written))
+        return replace(b, artefact=artefact, kept=kept_of(whole, None, (), (), written)), said
     count = sum(o.kind == "gradient" for o in b.program.outputs)
     forward, backward = _both(b.parts, b.compiler, results, count, bool(b.program.sizes))
     inputs = [n for n in b.parts.forward.graph.nodes if n.op == "placeholder"]
@@ -264,13 +277,19 @@ def _graphs(b: Building) -> tuple[fx.GraphModule, ...]:
     return (b.module,) if b.parts is None else (b.parts.forward, b.parts.backward)
 
 
-def _ends(b: Building, kept_inputs: tuple[int, ...], numbers: tuple[int, ...], graphs: Callable[[], tuple[fx.GraphModule, ...]]) -> Any:
+def _ends(
+    b: Building,
+    kept_inputs: tuple[int, ...],
+    numbers: tuple[int, ...],
+    graphs: Callable[[], tuple[fx.GraphModule, ...]],
+    written: tuple[int, ...] = (),
+) -> Any:
     """The fields of an artefact behind its callables."""
     results = forward_results(b.program)
     if not differentiates(b.program):
-        return results, (), (), (), (), (), graphs
+        return results, (), (), (), (), (), graphs, written
     of = _gradient_of(b.program, len(b.bound.axes))
-    return results, kept_inputs, _tangent_of(b.program), of, _other_layouts(b.program, of), numbers, graphs
+    return results, kept_inputs, _tangent_of(b.program), of, _other_layouts(b.program, of), numbers, graphs, written
 
 
 def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool) -> tuple[Run, Run]:

@@ -17,12 +17,13 @@ from fxshard import archive
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.layout import Layout
+from fxshard.objects import open_call
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.bind import BoundProgram, bind
 from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
 from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import leaf_names
+from fxshard.runtime.inputs import Leaves, leaf_names
 from fxshard.runtime.launch import compare, mesh_ranks, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number
 from fxshard.runtime.parameters import planned_layouts, shard_parameters
@@ -111,7 +112,9 @@ class BoundModule(nn.Module):
 
         Raises RunError for arguments unlike the traced ones, PlanError for plain arguments where outputs are not whole.
         """
-        names, leaves = leaf_names(args, kwargs), pytree.tree_leaves((args, kwargs))
+        args, kwargs, objects = open_call(args, kwargs)
+        names, leaves = leaf_names(args, kwargs), Leaves(pytree.tree_leaves((args, kwargs)))
+        leaves.objects = objects
         key = tuple((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
         if not self._runners:
             compare(shape_fields(argument_values(args, kwargs)), ranks=self._ranks, timeout=self._timeout)

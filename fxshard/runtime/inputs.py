@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
+from fxshard.objects import leaves_in_objects, open_call, outputs_in_objects
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
@@ -77,12 +78,22 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
 _LEAVES = frozenset({torch.Tensor, nn.Parameter, DTensor, int, float, bool, str, type(None)})
 
 
+class Leaves(list[Any]):
+    """The leaves of a call, and the objects among its arguments (see ``fxshard.objects``), which the call may change."""
+
+    objects: Sequence[Any] = ()
+
+
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec]:
     """(leaves, structure) of a call's ``(args, kwargs)``; the structure is the same object for calls with leaves alone."""
     leaves = (*args, *kwargs.values()) if kwargs else args
     if _LEAVES.issuperset(map(type, leaves)):
         return leaves, _flat(len(args), tuple(kwargs))
-    return pytree.tree_flatten((args, kwargs))
+    *call, objects = open_call(args, kwargs)
+    flat, spec = pytree.tree_flatten(tuple(call))
+    found = Leaves(flat)
+    found.objects = objects
+    return found, spec
 
 
 @functools.lru_cache(1024)
@@ -101,7 +112,7 @@ def leaf_key(leaf: Any) -> Any:
 
 def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """``args[0]``, ``kwargs['mask']``: the name of each leaf, in the order of flattening."""
-    paths = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    paths = pytree.tree_flatten_with_path(open_call(args, kwargs)[:2])[0]
     return [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
 
 
@@ -145,19 +156,23 @@ def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], b
     return local
 
 
-def check_whole(program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None) -> None:
+def check_whole(
+    program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None, cut: Collection[str] = ()
+) -> None:
     """Raises PlanError where a plain tensor of the user's would have to be gathered, which no plan decided.
 
     That is a plain output, the gradient of a plain argument, the new value of a plain argument or buffer. ``leaves``: the
-    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default.
+    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default. ``cut``: outputs
+    that are DTensors where they are not whole, as those in objects are.
     """
     shared = {name for name, x in leaves.items() if isinstance(x, DTensor)}
     kinds = {end.name: end.kind for end in program.inputs}
     returned = [end.name for end in program.outputs if end.kind == "output"]
     if distributed is not None:
         shared |= {name for name, one in zip(returned, distributed, strict=True) if one}
-    elif shared:
+    elif shared - {name for i, name in enumerate(leaves) if i in leaves_in_objects(program.in_spec)}:
         shared |= set(returned)
+    shared |= {*cut, *outputs_in_objects(program.out_spec)}
     for end, layout in zip(program.outputs, program.output_layouts, strict=True):
         whole = str(Layout.replicated(len(layout)))
         if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":
@@ -172,7 +187,10 @@ def check_whole(program: ShardedProgram, leaves: Mapping[str, Any], distributed:
 
 
 def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:
-    """Puts the new value of a buffer or input that the model changes in place where the user holds it."""
+    """Puts the new value of a buffer or input that the model changes in place where the user holds it, unless it was written there."""
+    held = target.to_local() if isinstance(target, DTensor) else target
+    if held.data_ptr() == local.data_ptr() and held.stride() == local.stride() and held.dtype == local.dtype:
+        return
     with torch.no_grad():
         if isinstance(target, DTensor):
             target.to_local().copy_(local)

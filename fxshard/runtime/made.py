@@ -43,5 +43,5 @@ class Made:
 
     def moved(self, model: nn.Module) -> Made:
         """The same program for a copy of the module that it was made for."""
-        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout)
+        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.cut)
         return replace(self, runner=runner, after=hooks_after(model, self.graph, runner.bound.device), unread=set(self.unread))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -24,30 +24,23 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import OptionError, PlanError, RuleError, RunError, StaticDimError, TraceError, a_kind, closest
-from fxshard.hardware import Hardware
-from fxshard.hardware_file import find_hardware
+from fxshard.errors import PlanError, RuleError, RunError, StaticDimError, TraceError
 from fxshard.layout import Layout
-from fxshard.mesh import Mesh, as_mesh
-from fxshard.ops.random import GENERATORS
-from fxshard.passes.formulate import OBJECTIVES
-from fxshard.passes.generator import check_generator
-from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
-from fxshard.passes.names import Names
-from fxshard.passes.optimise import check_without
-from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
+from fxshard.mesh import as_mesh
+from fxshard.objects import leaves_in_objects, outputs_in_objects
+from fxshard.passes.names import Names, by_end
+from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
-from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.any_size import alike_key, dims_of_call, refusal, shapes_of
 from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
-from fxshard.runtime.compile import COMPILERS, compile_program, plain_arithmetic
+from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
@@ -56,55 +49,20 @@ from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.options import (
-    check_choice,
     check_device_mesh,
-    check_flag,
-    check_memory,
-    check_number,
-    check_pins,
     check_plan,
     check_source,
     check_unused,
 )
 from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
-from fxshard.runtime.values import argument_values
+from fxshard.runtime.settings import Settings, settings_of
 from fxshard.shapes import DynamicDim, dynamic_dims
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
 TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-Planner = Callable[[PlanningGraph, Mesh, Request, Dump], ShardingPlan]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the programs of one module are planned and compiled; fields as in ``parallelize``."""
-
-    hardware: str | Path | Hardware | None = None
-    input_layouts: Any = None
-    output_layouts: Any = None
-    pins: Any = None
-    memory_limit: float | str | None = None
-    objective: str = "time"
-    time_limit: float | None = None
-    constraints: Sequence[Constraint] | None = None
-    optimizer: Any = "none"
-    compiler: str = "inductor"
-    timeout: float = TIMEOUT
-    debug: bool = False
-    dump: str | Path | None = None
-    cache: bool = True
-    rng: str = GENERATORS[0]
-    without: Sequence[str] = ()
-    mixed_precision: MixedPrecision | None = None
-    planner: Planner = plan_graph
-    src_data_rank: int | Literal["same"] | None = "same"
-    dynamic: bool | None = None
-    dynamic_shapes: Any = None
-
 
 def parallelize(
     model: nn.Module,
@@ -129,7 +87,8 @@ def parallelize(
             called for.
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
             device), ``input_layouts`` (plain inputs start replicated where it does not say
-            otherwise), ``output_layouts`` (plain outputs return replicated), ``pins``, ``memory_limit``,
+            otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
+            by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
@@ -147,7 +106,7 @@ def parallelize(
     check_call(model, example_args)
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
-    settings = _settings(options)
+    settings = settings_of(options)
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
@@ -172,37 +131,6 @@ def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
     return plan.train
 
 
-def _settings(options: Mapping[str, Any]) -> Settings:
-    known = list(Settings.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            raise OptionError(f"parallelize has no option {name!r}{closest(name, known)}", remedy=f"its options are {', '.join(known)}")
-    settings = Settings(**options)
-    check_choice("compiler", settings.compiler, COMPILERS)
-    check_choice("objective", settings.objective, OBJECTIVES)
-    check_generator(settings.rng)
-    check_without(settings.without)
-    check_number("timeout", settings.timeout, optional=False)
-    check_memory(settings.memory_limit, settings.optimizer)
-    check_number("time_limit", settings.time_limit)
-    check_pins(settings.pins)
-    check_constraints(settings.constraints)
-    if settings.hardware is not None:
-        find_hardware(settings.hardware)
-    if not isinstance(settings.dump, str | Path | None):
-        raise OptionError(f"dump is {a_kind(settings.dump)}", remedy="give a folder")
-    check_flag("cache", settings.cache)
-    check_flag("debug", settings.debug)
-    if settings.dynamic is not None:
-        check_flag("dynamic", settings.dynamic)
-    if settings.dynamic is False and settings.dynamic_shapes is not None:
-        raise OptionError("dynamic=False contradicts dynamic_shapes", remedy="leave one of them out")
-    check_mixed_precision(settings.mixed_precision)
-    if not callable(settings.planner):
-        raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")
-    return settings
-
-
 @dataclass(eq=False)
 class ShardedForward:
     """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it."""
@@ -218,6 +146,7 @@ class ShardedForward:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
         self.device = mesh_device(self.device_mesh)
         self.replaced = vars(self.model).get("forward")
+        self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
         self.watch()
 
@@ -279,11 +208,12 @@ class ShardedForward:
             alike |= weight_fields(weights)
         alike |= hook_fields(self.state)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
-        self._compare({**alike, **ran, **rule_fields(), **shape_fields(argument_values(args, kwargs))})
-        dump = self._dump(train)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
+        shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
+        self._compare({**alike, **ran, **rule_fields(), **shapes})
+        dump = self._dump(train)
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
@@ -293,7 +223,7 @@ class ShardedForward:
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
-            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash:
+            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
                 also = made.also_for(attributes, hooks, after)
                 self.runners[key].append(also)
                 return also
@@ -304,7 +234,8 @@ class ShardedForward:
             if plan is None:
                 plan = self._plan(graph, named, first, dump)
             program = self._lower(graph, plan, dump)
-            check_whole(program, named)
+            cut = self._cut(graph)
+            check_whole(program, named, cut=cut)
             if first:
                 source = self.settings.src_data_rank
                 shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
@@ -312,7 +243,8 @@ class ShardedForward:
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
-        runner, key = Runner(self.model, compiled, list(named), self.settings.timeout), self._key(leaves, self.state.held(), train)
+        runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
+        key = self._key(leaves, self.state.held(), train)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
@@ -394,7 +326,7 @@ class ShardedForward:
 
     def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
         """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
-        given = self.settings.input_layouts
+        given = self._given(self.settings.input_layouts, graph, "input")
         if given is not None and not isinstance(given, Mapping):
             return given
         whole = Layout.replicated(self.mesh.ndim)
@@ -403,14 +335,32 @@ class ShardedForward:
         return {**default, **(given or {})}
 
     def _output_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
-        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes."""
-        given = self.settings.output_layouts
-        if any(isinstance(x, DTensor) for x in leaves.values()):
+        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes, but for one in an object that
+        takes the place of another: it lies as that one."""
+        given = self._given(self.settings.output_layouts, graph, "output")
+        if given is not None and not isinstance(given, Mapping):
             return given
-        whole = Layout.replicated(self.mesh.ndim)
-        if isinstance(given, Mapping):
-            return {**{o.name: whole for o in graph.outputs if o.kind == "output"}, **given}
-        return whole if given is None else given
+        inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
+        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside)
+        default: dict[str, Any] = {}
+        if not distributed:
+            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output"}
+        for name, path in outputs_in_objects(graph.out_spec).items():
+            if isinstance(before := leaves.get(path), DTensor):
+                default[name] = Layout(before.placements)
+        return {**default, **(given or {})} or None
+
+    def _cut(self, graph: PlanningGraph) -> frozenset[str]:
+        """The outputs whose layouts the user asked for, one by one."""
+        given = self._given(self.settings.output_layouts, graph, "output")
+        return frozenset(given) if isinstance(given, Mapping) else frozenset()
+
+    def _given(self, layouts: Any, graph: PlanningGraph, kind: str) -> Any:
+        """The user's layouts by the names of this graph; of a later program those that mean something in it."""
+        if not isinstance(layouts, Mapping) or set(layouts) <= set(self.mesh.axis_names):
+            return layouts
+        known = {i.name for i in graph.inputs} | {o.name for o in graph.outputs if o.kind == "output"}
+        return {n: layout for n, layout in by_end(layouts, graph, kind).items() if not self.runners or n in known}
 
     def _pins(self, graph: PlanningGraph, first: bool) -> Any:
         """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'

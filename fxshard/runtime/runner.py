@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held
 from fxshard.layout import Layout
+from fxshard.objects import after_of, leaves_in_objects, outputs_in_objects
 from fxshard.planning_graph import GraphInput, GraphOutput
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
 from fxshard.runtime.fields import Fields, SeedWatch, draw_seed, value_field
-from fxshard.runtime.inputs import check_whole, global_result, reader, write_back
+from fxshard.runtime.inputs import Leaves, check_whole, global_result, reader, write_back
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.values import check_memory
 from fxshard.shapes import evaluate_all
@@ -30,10 +31,13 @@ class Runner:
 
     ``names`` are those of the leaves of the arguments (``args[0]``). The first call waits, up to ``timeout`` seconds, for
     all ranks to have compiled, and compares what they must hold alike: plain inputs. Seeds of random operators are compared now and then.
+    ``cut``: names of outputs that are DTensors where they are not whole; those in objects are.
     """
 
-    def __init__(self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT) -> None:
-        self.timeout = timeout
+    def __init__(
+        self, model: nn.Module, compiled: CompiledProgram, names: Sequence[str], timeout: float = TIMEOUT, cut: Collection[str] = ()
+    ) -> None:
+        self.timeout, self.cut = timeout, cut
         self.model, self.compiled, self.bound, self.program = model, compiled, compiled.bound, compiled.program
         self.leaf_of = {name: i for i, name in enumerate(names)}
         ends = zip(self.program.inputs, self.program.input_layouts, strict=True)
@@ -41,6 +45,9 @@ class Runner:
         outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
         self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
+        self.in_objects = leaves_in_objects(self.program.in_spec)
+        self.paths = outputs_in_objects(self.program.out_spec)
+        self.settles = after_of(self.program.out_spec) is not None
         self.single = self.program.out_spec.is_leaf()
         self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in self.program.sizes]
         self.fresh = True
@@ -49,24 +56,28 @@ class Runner:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         if self.fresh:
-            check_whole(self.program, {name: leaves[i] for name, i in self.leaf_of.items()})
+            check_whole(self.program, {name: leaves[i] for name, i in self.leaf_of.items()}, cut=self.cut)
             self._check_memory()
         inputs = [read(leaves) for read in self.reads]
         if self.fresh:
             self._check_first(leaves)
         if self.seeds:
             self.watch([inputs[i] for i in self.seeds])
-        distributed = any(isinstance(x, DTensor) for x in leaves)
+        distributed = any(isinstance(x, DTensor) and i not in self.in_objects for i, x in enumerate(leaves))
         sizes = [leaves[i].shape[dim] // unit for i, dim, unit in self.sizes] if self.sizes else ()
         values = self.compiled(inputs, sizes)
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
+        if self.settles:
+            objects = leaves.objects if isinstance(leaves, Leaves) else ()
+            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves, self.bound.device)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
-        outputs = []
+        outputs: list[torch.Tensor] = []
         for (end, layout, shape), value in zip(self._results_of(leaves), values, strict=True):
             if end.kind == "output":
-                outputs.append(global_result(value, layout, shape, self.bound, distributed))
+                lies = distributed or self._lies(end.name, layout, leaves)
+                outputs.append(global_result(value, layout, shape, self.bound, lies))
             else:
                 write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
         return outputs
@@ -81,6 +92,13 @@ class Runner:
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The dynamic sizes of a call by name."""
         return {one.name: leaves[i].shape[dim] for one, (i, dim, _) in zip(self.program.sizes, self.sizes, strict=True)}
+
+    def _lies(self, name: str, layout: Layout, leaves: Sequence[Any]) -> bool:
+        """Whether an output is a DTensor beside plain ones: where it is cut and may be, or takes the place of one in an object."""
+        place = self.leaf_of.get(self.paths.get(name, ""))
+        return (not layout.is_replicated and (name in self.paths or name in self.cut)) or (
+            place is not None and isinstance(leaves[place], DTensor)
+        )
 
     def _read(self, end: GraphInput, layout: Layout) -> Read:
         if end.kind == "seed":

@@ -10,6 +10,7 @@ from torch import nn
 
 from fxshard._torch_compat import FakeTensor, pytree
 from fxshard.errors import RunError
+from fxshard.objects import Opened, Outcome, open_call
 from fxshard.planning_graph import UNKNOWN, constants_of
 from fxshard.program import ShardedProgram
 
@@ -26,6 +27,7 @@ def program_values(
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or unlike what was traced."""
+    args, kwargs, _ = open_call(args, kwargs or {})
     check_arguments(program, args, kwargs)
     named = dict(weights or {})
     if model is not None:
@@ -51,10 +53,22 @@ def program_values(
     return values
 
 
+def settled(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, changed: Mapping[str, torch.Tensor]) -> Any:
+    """What a model returns, of a program's outputs: objects among them are put together, those of the call stay as they are.
+
+    ``changed``: new values of arguments by name.
+    """
+    if not isinstance(result, Outcome):
+        return result
+    paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
+    named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
+    return result.apart([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
+
+
 def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
     """Tensors among the arguments by path: ``args[0]``, ``kwargs['mask']``."""
     found = {}
-    for path, value in pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]:
+    for path, value in pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]:
         if isinstance(value, torch.Tensor):
             found[("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])] = value
     return found
@@ -86,8 +100,11 @@ def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str
         if want.is_leaf() and have.is_leaf():
             return None
         return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
+    if want.type is Opened and have.type is Opened:
+        return _object_difference(want, have, name)
     parts, given = _parts(want, name), _parts(have, name)
-    if want.type is not have.type and not (issubclass(want.type, dict) and issubclass(have.type, dict)):
+    one, other = _class(want), _class(have)
+    if one is not other and not (issubclass(one, dict) and issubclass(other, dict)):
         return f"{name} is {_container(have)}, the program was traced with {_container(want)}"
     for part in (p for p in parts if p not in given):
         return f"the argument {part} is missing"
@@ -96,18 +113,32 @@ def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str
     return next((said for part in parts if (said := structure_difference(parts[part], given[part], part)) is not None), None)
 
 
+def _object_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str) -> str | None:
+    if want.context == have.context:
+        return None
+    before, now = want.context[0].kind, have.context[0].kind
+    if before is not now:
+        return f"{name} is a {now.__name__}, the program was traced with a {before.__name__}"
+    return f"{name} is a {now.__name__} in another state than when the program was traced (numbers in it, or how many tensors)"
+
+
 def _parts(spec: pytree.TreeSpec, name: str) -> dict[str, pytree.TreeSpec]:
     """The children of a container by their paths."""
     children = spec.children()
     if not name:
         return dict(zip(("args", "kwargs"), children, strict=True))
-    named = issubclass(spec.type, dict) and isinstance(spec.context, list)
+    named = issubclass(_class(spec), dict) and isinstance(spec.context, list)
     keys = spec.context if named else range(len(children))
     return {f"{name}[{key!r}]": child for key, child in zip(keys, children, strict=True)}
 
 
 def _container(spec: pytree.TreeSpec) -> str:
-    return "a single value" if spec.is_leaf() else f"a {spec.type.__name__}"
+    return "a single value" if spec.is_leaf() else f"a {_class(spec).__name__}"
+
+
+def _class(spec: pytree.TreeSpec) -> type:
+    """The class of a container; of all namedtuples, torch's structures have one type."""
+    return spec.type if isinstance(spec.type, type) else spec.context
 
 
 def _constant_difference(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str | None:

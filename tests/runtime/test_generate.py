@@ -1,0 +1,87 @@
+"""generate() of Hugging Face decoders on a mesh of one: what it asks of the module, and how many programs serve it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxshard
+
+transformers = pytest.importorskip("transformers")
+PROMPT = torch.arange(1, 17).view(2, 8)
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+ENDS = {"vocab_size": 32, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=64)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, n_positions=64, **ENDS)),
+}
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def pair(name: str, mesh: DeviceMesh, **options: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", **options)
+    return model, sharded
+
+
+def tokens(model: Any, count: int, **options: Any) -> torch.Tensor:
+    torch.manual_seed(1)
+    found: torch.Tensor = model.generate(PROMPT, max_new_tokens=count, **options)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: DeviceMesh) -> None:
+    model, sharded = pair(name, mesh)
+    for options in ({"do_sample": False}, {"do_sample": True}, {"num_beams": 2}):
+        before = len(sharded.forward.programs)
+        options = {**options, "cache_implementation": "static"}
+        assert torch.equal(tokens(sharded, 10, **options), tokens(model, 10, **options))
+        made = len(sharded.forward.programs) - before
+        assert made == (0 if options.get("do_sample") else 2)  # beams are another batch
+
+
+def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh) -> None:
+    model, sharded = pair("llama", mesh)
+    assert torch.equal(tokens(sharded, 8), tokens(model, 8))
+    assert len(sharded.forward.programs) == 4  # that of the example, for the prompt, for the first token, for all others
+    cache = transformers.DynamicCache(config=model.config)
+    first = sharded.generate(PROMPT, max_new_tokens=2, past_key_values=cache, return_dict_in_generate=True)
+    assert first.past_key_values is cache and cache.get_seq_length() == PROMPT.shape[1] + 1
+    cache.crop(-1)
+    assert cache.get_seq_length() == PROMPT.shape[1]
+
+
+def test_what_generate_asks_of_the_module(mesh: DeviceMesh) -> None:
+    model, sharded = pair("llama", mesh)
+    assert inspect.signature(sharded.forward) == inspect.signature(model.forward)
+    assert sharded.device == model.device and sharded.dtype == model.dtype
+    output = sharded(PROMPT, use_cache=True)
+    assert type(output) is type(model(PROMPT)) and type(output.past_key_values) is transformers.DynamicCache
+    assert output.past_key_values.layers[0].dtype == torch.float32
+
+
+def test_a_plan_says_the_layouts_of_a_cache_by_path(mesh: DeviceMesh) -> None:
+    model = MODELS["llama"]().eval()
+    layouts = {"outputs['past_key_values'].layers[?].keys": "S(0)", "*.layers[1].values": "S(2)"}
+    with torch.no_grad():
+        plan = fxshard.plan(model, (PROMPT,), fxshard.Mesh({"tp": 2}), train=False, output_layouts=layouts)
+        cache = fxshard.simulate(model, (PROMPT,), plan).ranks["outputs[4]"]
+    assert cache[0].shape == (2, 2, 4, 8)
+    with pytest.raises(fxshard.FxshardError, match=r"layers\[2\].keys"):
+        fxshard.plan(model, (PROMPT,), fxshard.Mesh({"tp": 2}), output_layouts={"outputs['past_key_values'].layers[2].keys": "S(0)"})

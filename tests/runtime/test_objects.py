@@ -1,0 +1,134 @@
+"""Objects in calls of a parallelized module, in one process: what the model changes in place is changed for the caller."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import fxshard
+
+
+@dataclass
+class Layer:
+    keys: torch.Tensor | None = None
+    length: int = 0
+
+
+@dataclass
+class Memory:
+    layers: list[Layer] = field(default_factory=list)
+
+
+class Remembers(nn.Module):
+    """Appends what it computes to what it was given, or begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> tuple[torch.Tensor, Memory]:
+        memory = Memory() if memory is None else memory
+        if not memory.layers:
+            memory.layers.append(Layer(x.new_zeros(0, 4)))
+        one = memory.layers[0]
+        one.keys = torch.cat([one.keys, self.layer(x)])
+        one.length += x.shape[0]
+        return one.keys.sum(), memory
+
+
+class Writes(nn.Module):
+    """Writes into the memory that it was given."""
+
+    def forward(self, x: torch.Tensor, memory: Memory) -> Memory:
+        memory.layers[0].keys[: x.shape[0]] = x
+        return memory
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def parallelized(model: nn.Module, args: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    return fxshard.parallelize(copy.deepcopy(model), args, mesh, train=False, compiler="eager", cache=False, **options)
+
+
+@torch.no_grad()
+def test_the_callers_object_grows_and_is_returned(mesh: DeviceMesh) -> None:
+    model, x = Remembers(), torch.randn(3, 4)
+    sharded = parallelized(model, (x,), mesh)
+    mine, want = Memory(), Memory()
+    for _ in range(2):
+        total, returned = sharded(x, mine)
+        torch.testing.assert_close(total, model(x, want)[0])
+        assert returned is mine and mine.layers[0].length == want.layers[0].length
+        torch.testing.assert_close(mine.layers[0].keys, want.layers[0].keys)
+        assert type(mine.layers[0].keys) is torch.Tensor
+    first = mine.layers[0]
+    sharded(x, mine)
+    assert mine.layers[0] is first and len(mine.layers) == 1
+
+
+@torch.no_grad()
+def test_the_same_program_serves_other_objects_of_the_same_state(mesh: DeviceMesh) -> None:
+    model, x = Remembers(), torch.randn(3, 4)
+    sharded = parallelized(model, (x, Memory()), mesh)
+    results = [sharded(x, Memory())[1] for _ in range(2)]
+    assert results[0] is not results[1] and results[0].layers[0].keys is not results[1].layers[0].keys
+    assert len(sharded.forward.programs) == 1
+    sharded(x, Memory([Layer(torch.ones(2, 4), 5)]))
+    assert len(sharded.forward.programs) == 2
+
+
+@torch.no_grad()
+def test_tensors_are_changed_in_place(mesh: DeviceMesh) -> None:
+    x, tensor = torch.randn(2, 4), torch.zeros(3, 4)
+    memory = Memory([Layer(tensor)])
+    returned = parallelized(Writes(), (x, memory), mesh)(x, memory)
+    assert returned is memory and memory.layers[0].keys is tensor
+    torch.testing.assert_close(tensor, torch.cat([x, torch.zeros(1, 4)]))
+
+
+@torch.no_grad()
+def test_a_tensor_in_an_object_stays_as_it_lies(mesh: DeviceMesh) -> None:
+    """Asked for once, by a glob; what a user returns beside it stays a plain tensor."""
+    model, x = Remembers(), torch.randn(3, 4)
+    sharded = parallelized(model, (x,), mesh, output_layouts={"*.keys": "S(1)"})
+    total, memory = sharded(x)
+    for length in (3, 6):
+        keys = memory.layers[0].keys
+        assert isinstance(keys, DTensor) and keys.placements == (Shard(1),) and keys.shape == (length, 4)
+        assert type(total) is torch.Tensor
+        total, memory = sharded(x, memory)
+    whole = Memory([Layer(memory.layers[0].keys.redistribute(placements=[Replicate()]), 9)])
+    assert sharded(x, whole)[1].layers[0].keys.placements == (Shard(1),)  # as it was asked for
+
+
+def test_layouts_that_name_nothing_are_refused(mesh: DeviceMesh) -> None:
+    with pytest.raises(fxshard.FxshardError, match="values"):
+        parallelized(Remembers(), (torch.randn(3, 4),), mesh, output_layouts={"*.values": "S(1)"})
+    with pytest.raises(fxshard.FxshardError, match="two arguments hold the same Layer"):
+        one = Layer(torch.ones(2, 4))
+        parallelized(Remembers(), (torch.randn(3, 4), Memory([one])), mesh, example_kwargs={"other": Memory([one])})
+
+
+@torch.no_grad()
+def test_a_size_that_is_left_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -> None:
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor, layer: Layer) -> Layer:
+            layer.keys, layer.length = x * 2, x.shape[0]
+            return layer
+
+    sharded = parallelized(Counts(), (torch.ones(2, 4), Layer()), mesh)
+    assert [sharded(torch.ones(n, 4), Layer()).length for n in (2, 3, 4)] == [2, 3, 4]
