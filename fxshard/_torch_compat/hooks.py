@@ -65,6 +65,13 @@ def set_hooks(module: nn.Module, hooks: tuple[Hook, ...]) -> None:
             state[always] = type(state[always])()
 
 
+def without_hooks(module: nn.Module) -> nn.Module:
+    """``module``, a copy of its own, without the hooks of its parts."""
+    for part in module.modules():
+        set_hooks(part, ())
+    return module
+
+
 @contextlib.contextmanager
 def without_global_hooks() -> Iterator[None]:
     kept = [(table, dict(table)) for table in _GLOBAL.values()]

@@ -36,7 +36,7 @@ from fxshard._torch_compat import (
 )
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
-from fxshard._torch_compat.hooks import without_global_hooks
+from fxshard._torch_compat.hooks import without_global_hooks, without_hooks
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
@@ -206,7 +206,7 @@ def _outcome(
     """What a call leaves, found on fakes of its own."""
     symbols = Symbols(dims)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
-    twin = fake_copy(model, mode, train)
+    twin = without_hooks(fake_copy(model, mode, train))  # what they see are no fakes
     paths, spec = pytree.tree_flatten_with_path(arguments)
     leaves = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     if precision is not None:
