@@ -170,6 +170,7 @@ def export(
     cache: bool = True,
     rng: str = "fxshard",
     without: Sequence[str] = (),
+    dynamic_shapes: Any = None,
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
@@ -180,6 +181,8 @@ def export(
     """
     check_call(model, example_args)
     check_pins(pins)
+    if dynamic_shapes is not None:
+        raise OptionError("an exported program has the sizes of its example", remedy="leave dynamic_shapes out, or use parallelize")
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
     check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None)
     whole = "R" * as_mesh(mesh).ndim
