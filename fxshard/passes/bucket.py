@@ -22,6 +22,7 @@ from fxshard.mesh import Mesh
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import Emitter, copied
 from fxshard.passes.schedule import is_light
+from fxshard.passes.shaping import is_dense
 from fxshard.program import KINDS, ProgramCollective, ShardedProgram, is_collective
 
 aten = torch.ops.aten
@@ -217,7 +218,7 @@ def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence
         (wait,) = member.users
         part = emit(aten.slice.Tensor, whole, 1, start, start + size)
         own = emit(aten.reshape.default, part, list(_shape(wait)))
-        if not own.meta["val"].is_contiguous():
+        if not is_dense(own.meta["val"]):
             own = emit(aten.clone.default, own, memory_format=torch.contiguous_format)
         wait.replace_all_uses_with(own)
         graph.erase_node(wait)

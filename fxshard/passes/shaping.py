@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -70,8 +71,20 @@ def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
     return local.emit(c10d.wait_tensor.default, collective)
 
 
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, for all sizes where it has symbols; torch would ask whether one of them is 1."""
+    if all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not surely(stride == expected):
+            return False
+        expected = expected * size
+    return True
+
+
 def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
     """Collectives take dense buffers; a tensor that is one already passes."""
-    if x.meta["val"].is_contiguous():
+    if is_dense(x.meta["val"]):
         return x
     return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
