@@ -1,8 +1,8 @@
 """``python -m bench.startup.sizes``: what a new sequence length costs, and what symbols cost in a steady step.
 
-A two-layer Llama trains on two gloo ranks with one thread each, through Inductor. Prints the first step at each of several new lengths over a
-later step at the same length (medians), and the steady step of the program for any length over that of one made for the length, in turns.
-``--width`` (default 256), ``--rounds``.
+A two-layer Llama trains on two gloo ranks with one thread each, through Inductor. Prints the first step at each of several new lengths over
+a later step at the same length (medians), and the steady step of the program for any length over that of one made for the length, in
+turns. ``--width`` (default 256), ``--rounds``.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def rank(index: int, folder: str, width: int, rounds: int) -> None:
         print("  " + ", ".join(f"{n}: {1e3 * a:.1f} / {1e3 * b:.1f} ms" for n, a, b in zip(LENGTHS, new, known, strict=True)))
         static, dynamic = (statistics.median(times) for times in zip(*pairs, strict=True))
         of_rounds = statistics.median(d / s for s, d in pairs)
-        print(
-            f"steady, any length over made for it: {dynamic / static:.3f} ({1e3 * dynamic:.1f} / {1e3 * static:.1f} ms; by rounds {of_rounds:.3f})"
-        )
+        both = f"{1e3 * dynamic:.1f} / {1e3 * static:.1f} ms; by rounds {of_rounds:.3f}"
+        print(f"steady, any length over made for it: {dynamic / static:.3f} ({both})")
     dist.destroy_process_group()
 
 

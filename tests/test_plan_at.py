@@ -1,0 +1,90 @@
+"""What a plan for dynamic dims costs elsewhere: beside plans that are made there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import fxshard
+from fxshard.cli import main
+from fxshard.errors import OptionError, PlanError, SizesError
+from fxshard.hardware import Hardware, Link
+from fxshard.plan_json import loads
+
+SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
+DIMS = {"x": {0: Dim("batch", max=512)}}
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def plan(batch: int, **options: object) -> fxshard.ShardingPlan:
+    mesh = fxshard.Mesh({"a": 4}, hardware=SLOW)
+    return fxshard.plan(Perceptron(), (torch.zeros(batch, 16),), mesh, cache=False, **options)  # type: ignore[arg-type]
+
+
+def test_at_the_example_it_is_itself() -> None:
+    made = plan(8, dynamic_shapes=DIMS)
+    at = made.at()
+    assert (at.objective, at.lower_bound, at.regret) == (made.objective, made.lower_bound, 0.0)
+    assert at.memory == sum(made.memory.values())
+
+
+@pytest.mark.parametrize("batch", [4, 64, 256, 512])
+def test_the_best_there_is_the_plan_made_there(batch: int) -> None:
+    made, there = plan(8, dynamic_shapes=DIMS), plan(batch)
+    at = made.at(batch=batch)
+    assert at.best == pytest.approx(there.objective) and at.lower_bound == pytest.approx(there.lower_bound)
+    assert at.objective >= at.best * (1 - 1e-9)
+    assert at.regret == pytest.approx(at.objective / there.lower_bound - 1)
+
+
+def test_small_batches_are_cut_otherwise_than_large_ones() -> None:
+    """Weights are cut for a few rows, the batch for many: so that each plan is a bad one for the other."""
+    assert plan(4, dynamic_shapes=DIMS).at(batch=512).regret > 0.02
+
+
+def test_memory_is_that_of_the_size() -> None:
+    made = plan(8, dynamic_shapes=DIMS, memory_limit=40_000)
+    assert made.at().within_limit
+    assert not made.at(batch=512).within_limit and "more than memory_limit" in str(made.at(batch=512))
+
+
+def test_what_cannot_be_asked() -> None:
+    made = plan(8, dynamic_shapes=DIMS)
+    with pytest.raises(OptionError, match="no dynamic dim 'bach'; did you mean 'batch'"):
+        made.at(bach=4)
+    with pytest.raises(OptionError, match=r"batch .* is 1024, it may be from 1 to 512"):
+        made.at(batch=1024)
+    with pytest.raises(OptionError, match="cannot be 0"):
+        made.at(batch=0)
+    with pytest.raises(OptionError, match="has no dynamic dims"):
+        plan(8).at(batch=4)
+    with pytest.raises(PlanError, match="does not know the graph"):
+        loads(made.to_json(), "a plan").at(batch=4)
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x
+
+
+def test_a_size_that_the_model_treats_otherwise() -> None:
+    mesh = fxshard.Mesh({"a": 2}, hardware=SLOW)
+    made = fxshard.plan(Branches(), (torch.zeros(8, 16),), mesh, cache=False, dynamic_shapes={"x": {0: "batch"}})
+    with pytest.raises(SizesError, match="takes for granted that batch > 4"):
+        made.at(batch=2)
+
+
+def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    factory = "examples/llama3_8b.py:training"
+    assert main(["plan", factory, "--mesh", "a=2", "--dynamic", "args[0]:batch"]) != 0
+    assert "cannot read 'args[0]:batch'" in capsys.readouterr().err
