@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
-from fxshard.passes.recurrent import recurrent_shapes
+from fxshard.passes.recurrent import has_recurrent, recurrent_shapes
 
 
 def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:
@@ -19,5 +19,6 @@ def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> li
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
     env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
-    with mode, recurrent_shapes(), torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
+    shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
+    with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
         return pytree.tree_leaves(fx.Interpreter(module).run(*args))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn.utils.rnn import PackedSequence
 
 from fxshard._torch_compat import pytree
@@ -139,6 +139,13 @@ def recurrent_shapes() -> AbstractContextManager[None]:
     torch's own form for fakes is as long as the sequence, and looks at whether a size is 1.
     """
     return computed_as(SHAPES)
+
+
+def has_recurrent(module: fx.GraphModule) -> bool:
+    """Whether a captured graph, or one within it, calls a recurrent operator. Others are better left alone: in torch's forms for fakes a
+    dropout that drops nothing gives a new tensor, not its input."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return any(node.target in KINDS for graph in graphs for node in graph.nodes if node.op == "call_function")
 
 
 def _shapes(kind: Kind) -> Callable[..., Any]:
