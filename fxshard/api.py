@@ -23,6 +23,7 @@ from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
 from fxshard.passes.trace import check_call
+from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.exported import ExportedProgram
 from fxshard.runtime.inputs import local_batch
@@ -281,6 +282,11 @@ class Simulate:
 simulate = Simulate()
 
 
+def _graph_of(plan: ShardingPlan) -> PlanningGraph | None:
+    """The graph that ``fxshard.plan`` made a plan for; None of a plan that was read or copied."""
+    return plan.origin.annotated.graph if isinstance(plan.origin, Origin) else None
+
+
 def _lowered(
     source: nn.Module | ShardedProgram,
     args: Sequence[Any],
@@ -298,6 +304,9 @@ def _lowered(
             assert mesh is not None
             plan = _make_plan(source, args, simulated_mesh(mesh), kwargs, mixed_precision=precision)
         check_plan(plan, mesh)
+        graph = _graph_of(plan)
+        if graph is not None and graph.family is not None:  # a plan for dynamic dims has its graph for all of their sizes
+            return lower_plan(graph, plan, rng=rng or GENERATORS[0])
         return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0], mixed_precision=precision)
     if not isinstance(source, ShardedProgram):
         raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")

@@ -146,7 +146,10 @@ class PlanningGraph:
     def hash(self) -> str:
         """SHA-256 of operators, arguments, shapes, dtypes and the names of the ends; no source lines, no devices."""
         ends = [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]
-        marks = [sorted(self.unreduced)] if self.unreduced else []
+        marks: list[Any] = [sorted(self.unreduced)] if self.unreduced else []
+        if self.family is not None:
+            marks += [[str(dim), dim.name, dim.least, dim.most or 0, dim.uneven] for dim in self.family.dims]
+            marks += sorted({guard.condition for guard in self.family.guards})
         text = json.dumps([[_describe(n) for n in self.nodes], *ends, *marks], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import sympy
+import torch
 from torch import fx
 
+from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
 from fxshard.call import Call, is_hashable
-from fxshard.layout import Layout, all_layouts
+from fxshard.errors import RuleError, SizesError
+from fxshard.layout import Layout, all_layouts, extent
 from fxshard.mesh import Mesh
 from fxshard.passes.alike import Alike
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
 from fxshard.passes.regions import region_specs
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, run_time_cause
-from fxshard.shapes import GraphFamily, broken
-from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, run_time_cause
+from fxshard.shapes import DynamicDim, GraphFamily, broken, depends
+from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec, ShardingPlan
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
 
@@ -63,28 +68,103 @@ def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
         for name in specs.keys() & other.keys():
             legal = set(other[name])
             specs[name] = tuple(spec for spec in specs[name] if spec in legal)
-    return replace(found, specs=specs)
+    loose = {graph.family.symbols[dim.name] for dim in graph.family.dims if dim.uneven}
+    return replace(found, specs=_at_all_sizes(specs, graph.family, mesh, loose) if loose else specs)
 
 
-PROBED = 2
-"""At how many other sizes a spec must be legal."""
+def _at_all_sizes(
+    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, loose: Collection[sympy.Symbol]
+) -> dict[str, tuple[OpSpec, ...]]:
+    """The specs that are legal whatever the sizes of ``loose`` are: as the rule says of symbols, where it asks nothing of them; otherwise
+    those that cut no dim whose size depends on one."""
+    found = dict(specs)
+    for node in family.module.graph.nodes:
+        if node.op != "call_function" or node.name not in found:
+            continue
+        ins, outs = ([_loose_dims(value, loose) for value in values] for values in (_values(node), outputs_of(node)))
+        if not any((*ins, *outs)):
+            continue
+        legal = _legal_for_symbols(node, mesh)
+        found[node.name] = tuple(
+            s for s in specs[node.name] if (s in legal if legal is not None else not (_cuts(s.inputs, ins) or _cuts(s.outputs, outs)))
+        )
+    return found
+
+
+def _values(node: fx.Node) -> list[torch.Tensor]:
+    return [operand.meta["val"] for operand in operands(node)]
+
+
+def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
+    """What the rule allows for symbolic sizes; None where it asks of them what only an example tells."""
+    env = next((env for v in (*_values(node), *outputs_of(node)) if v is not None and (env := shape_env_of(v)) is not None), None)
+    if env is None:
+        return None
+    try:
+        with refusing_guards(env):
+            return frozenset(op_strategy(call_of(node), mesh).specs)
+    except (GuardRefused, TypeError, ValueError, RuleError):  # it computes with sizes as with numbers
+        return None
+
+
+def _loose_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
+    return [] if value is None else [d for d, size in enumerate(value.shape) if depends(size, symbols)]
+
+
+def _cuts(layouts: Sequence[Layout], dims: Sequence[Sequence[int]]) -> bool:
+    return any(layout.axes_on(d) for layout, some in zip(layouts, dims, strict=True) for d in some)
+
+
+PROBED, LEAST = 3, 2
+"""At how many other sizes a spec must be legal, and at how many at least where a range is narrow."""
+DRAWN = 2000
+"""Sizes that are drawn to find these."""
 
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
-    """Sizes to ask at, different from dim to dim: multiples of the mesh's size by primes, or where shards may be uneven such as leave none
-    empty; those that tracing took for granted."""
-    count, found = math.prod(mesh.shape), []
-    primes = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
-    for shift in range(len(primes)):
-        sizes = {}
-        for k, dim in enumerate(family.dims):
-            step = 1 if dim.uneven else count
-            size = step * primes[(shift + k) % len(primes)] + (count * count if dim.uneven else 0)
-            sizes[dim.name] = size if dim.most is None or size <= dim.most else max(dim.most // step, 1) * step
-        fits = all(dim.least <= sizes[dim.name] <= (dim.most or sizes[dim.name]) for dim in family.dims)
-        if fits and sizes not in found and broken(family.guards, sizes) is None:
+    """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
+    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty.
+
+    Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
+    """
+    found: list[dict[str, int]] = []
+    choices = [_sizes_of(dim, mesh) for dim in family.dims]
+    draw = random.Random(0)
+    for _ in range(DRAWN if all(choices) else 0):
+        sizes = {dim.name: draw.choice(some) for dim, some in zip(family.dims, choices, strict=True)}
+        if sizes not in found and len(set(sizes.values())) == len(sizes) and broken(family.guards, sizes) is None:
             found.append(sizes)
-    return found[:PROBED]
+            if len(found) == PROBED:
+                break
+    if len(found) >= LEAST:
+        return found
+    raise SizesError(
+        f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
+        remedy="give the dims a wider range (torch.export.Dim, and what the model asserts of them), or leave them static",
+    )
+
+
+def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
+    """Sizes to draw from, small ones: rules see nothing else of them than how they are cut."""
+    count = math.prod(mesh.shape)
+    most = min(dim.most or LARGE, max(40 * count, count * count + 60))
+    if not dim.uneven:
+        return [size for size in range(count, most + 1, count) if size >= dim.least and size != dim.example]
+    last = tuple(n - 1 for n in mesh.shape)
+    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
+    odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
+    return odd or sizes
+
+
+LARGE = 2**31
+
+
+def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
+    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
+    assert graph.family is not None
+    there = _annotated(replace(graph, module=graph.family.at(sizes), family=None), plan.mesh).specs
+    known = ((name, legal) for name, legal in there.items() if name in plan.specs and name != "output")
+    return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
 
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:

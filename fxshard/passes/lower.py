@@ -149,7 +149,7 @@ def check_plan(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = Fal
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
             where=f"plan on mesh {plan.mesh}",
-            remedy="plan again: the model, its shapes, dtypes, its train mode or the registered rules have changed",
+            remedy="plan again: the model, its shapes, dtypes, its dynamic_shapes, its train mode or the registered rules have changed",
         )
     verify_blocks(graph, plan)
     graph = expand(graph, plan.recomputed)

@@ -50,18 +50,22 @@ class _Numbers:
         dtype = DTYPES.get(type(node.meta.get("val")))
         if node.target is aten._local_scalar_dense.default and dtype is not None:
             self.known[node] = self._cast(self._call(node, aten.reshape.default, node.args[0], []), dtype)
-        elif node.target is torch.sym_float and node.args[0] in self.known:
+        elif node.target is torch.sym_float and self._is_known(node.args[0]):
             self.known[node] = self._cast(self.known[node.args[0]], torch.float64)
         elif node.target in OF_NUMBERS and dtype is not None and self._all_known(node.args) and not _may_wrap(node, dtype):
             operands = [self._operand(node, a, dtype) for a in node.args]
             self.known[node] = self._call(node, OF_NUMBERS[node.target], *operands)
-        elif node.target is aten.scalar_tensor.default and node.args[0] in self.known:
+        elif node.target is aten.scalar_tensor.default and self._is_known(node.args[0]):
             node.replace_all_uses_with(self._cast(self.known[node.args[0]], node.meta["val"].dtype))
-        elif node.target in OF_TENSORS and len(node.args) == 2 and node.args[1] in self.known and not node.kwargs:
+        elif node.target in OF_TENSORS and len(node.args) == 2 and self._is_known(node.args[1]) and not node.kwargs:
             self._replace(node)
 
+    def _is_known(self, value: Any) -> bool:
+        """Symbolic sizes among the arguments are no nodes, and cannot be looked up."""
+        return isinstance(value, fx.Node) and value in self.known
+
     def _all_known(self, args: Any) -> bool:
-        return any(a in self.known for a in args) and all(a in self.known or isinstance(a, int | float) for a in args)
+        return any(map(self._is_known, args)) and all(self._is_known(a) or isinstance(a, int | float) for a in args)
 
     def _replace(self, node: fx.Node) -> None:
         """Not where the tensor's kind is another than the number's: a tensor of no dims would turn it into 64 bits."""
@@ -72,7 +76,7 @@ class _Numbers:
             node.replace_all_uses_with(call)
 
     def _operand(self, node: fx.Node, value: Any, dtype: torch.dtype) -> fx.Node:
-        if value in self.known:
+        if self._is_known(value):
             return self._cast(self.known[value], dtype)
         return self._call(node, aten.full.default, [], value, dtype=dtype)
 

@@ -51,15 +51,18 @@ def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
     """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
 
-    Where lengths depend on the rank's place all is cut at once behind the last one: pieces of one cut stand without gaps, and none
-    behind a shorter one has elements.
+    Where lengths depend on the rank's place, and blocks are no longer than the first part, all is cut at once behind the last one: parts
+    stand without gaps then, and none behind a shorter one has elements. (Where an axis before this one has cut the dim, a rank whose
+    piece is short has shorter parts than blocks.)
     """
     lengths = chunk_lengths(shape[dim], len(blocks))
-    if all(isinstance(n, int) or surely(n == local.shape(b)[dim]) for n, b in zip(lengths, blocks, strict=True)):
-        parts = [cut_to(local, b, (*shape[:dim], n, *shape[dim + 1 :])) for b, n in zip(blocks, lengths, strict=True)]
-        return local.emit(aten.cat.default, parts, dim)
-    parts = [cut_to(local, b, (*shape[:dim], local.shape(b)[dim], *shape[dim + 1 :])) for b in blocks]
-    return cut_to(local, local.emit(aten.cat.default, parts, dim), shape)
+    sizes = [local.shape(b)[dim] for b in blocks]
+    certain = all(isinstance(n, int) or surely(n == size) for n, size in zip(lengths, sizes, strict=True))
+    if not certain and surely(lengths[0] == sizes[0]):
+        lengths = tuple(sizes)
+    parts = [cut_to(local, b, (*shape[:dim], n, *shape[dim + 1 :])) for b, n in zip(blocks, lengths, strict=True)]
+    whole = local.emit(aten.cat.default, parts, dim)
+    return whole if certain else cut_to(local, whole, shape)
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
@@ -77,6 +80,8 @@ def is_dense(value: torch.Tensor) -> bool:
         return value.is_contiguous()
     expected: Any = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if surely(size == 1):
+            continue
         if not surely(stride == expected):
             return False
         expected = expected * size

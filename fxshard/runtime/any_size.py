@@ -64,22 +64,39 @@ RANKS = 16
 
 
 def dims_of_call(
-    named: Mapping[str, Any], asked: Sequence[DynamicDim], made: Sequence[tuple[Runner, Shapes]], ranks: int, *, everything: bool = False
+    named: Mapping[str, Any],
+    asked: Sequence[DynamicDim],
+    seen: Sequence[Shapes],
+    made: Sequence[tuple[Runner, Shapes]],
+    ranks: int,
+    *,
+    everything: bool = False,
 ) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
     """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
 
-    ``made``: the programs for calls like this one and their shapes, none of which serves it. ``ranks`` of the mesh. Other arguments as
-    ``changed_dims``. None where a program for shards of unequal lengths does not serve the call either (a shard would be empty), where one
-    was made for this very call and does not serve it, and for tensors without elements.
+    ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. ``ranks`` of the
+    mesh. Other arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, a shard being empty or of
+    one element, sizes of up to twice the ranks are static; none is dynamic where a program was made for this very call and does not serve
+    it, and for tensors without elements.
     """
     leaves = list(named.values())
     uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
-    served_others = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
-    tried = any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and uneven)
-    if tried or (served_others and not uneven) or any(0 in (shape or ()) for shape in shapes_of(leaves)):
+    own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
+    tried = any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and bool(uneven))
+    if any(0 in (shape or ()) for shape in shapes_of(leaves)) or (own and not uneven):
         return (), ()
-    dims = changed_dims(named, asked, [shapes for _, shapes in made], everything=everything)
+    dims = changed_dims(named, asked, seen, everything=everything)
+    if tried:
+        kept = tuple(dim for dim in dims if dim.example > 2 * ranks)
+        return (() if len(kept) == len(dims) else tuple(replace(dim, uneven=dim.name in uneven, asked=False) for dim in kept)), ()
     return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not made) for dim in dims), tuple(sorted(uneven))
+
+
+def less_even(dims: Sequence[DynamicDim], ranks: int) -> tuple[DynamicDim, ...]:
+    """What to try where no program for ``dims`` can be: with shards of unequal lengths, then with none of them dynamic."""
+    if ranks > RANKS or any(dim.uneven for dim in dims):
+        return ()
+    return tuple(replace(dim, uneven=True) for dim in dims)
 
 
 def changed_dims(

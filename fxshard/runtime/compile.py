@@ -68,6 +68,8 @@ class Artefact:
     numbers: tuple[int, ...]
     make_graphs: Callable[[], tuple[fx.GraphModule, ...]]
     written: tuple[int, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    """What was taken for granted of dynamic sizes while it was compiled: other programs that share it have symbols of their own."""
 
     @cached_property
     def graphs(self) -> tuple[fx.GraphModule, ...]:
@@ -114,9 +116,7 @@ class CompiledProgram:
     @property
     def guards(self) -> tuple[Guard, ...]:
         """What the program and its compiler take for granted of its sizes."""
-        sizes = self.program.sizes
-        compiled = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes})
-        return tuple(dict.fromkeys((*self.program.guards, *compiled)))
+        return tuple(dict.fromkeys((*self.program.guards, *self.artefact.guards)))
 
     @cached_property
     def may_share(self) -> tuple[int, ...]:
@@ -181,6 +181,9 @@ def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
             return Artefact(forward, backward, *ends)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
     assert made.artefact is not None
+    sizes = b.program.sizes
+    if sizes:
+        return replace(made.artefact, guards=guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}))
     if path is not None and made.kept is not None:
         artefact_cache.write(path, made.kept)
     return made.artefact

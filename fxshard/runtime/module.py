@@ -24,10 +24,11 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import PlanError, RuleError, RunError, StaticDimError, TraceError
+from fxshard.errors import PlanError, RuleError, RunError, SizesError, StaticDimError, TraceError
 from fxshard.layout import Layout
 from fxshard.mesh import as_mesh
 from fxshard.objects import leaves_in_objects, outputs_in_objects
+from fxshard.passes.annotate import legal_at, probes
 from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
@@ -36,7 +37,7 @@ from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
-from fxshard.runtime.any_size import alike_key, dims_of_call, refusal, shapes_of
+from fxshard.runtime.any_size import Shapes, alike_key, dims_of_call, less_even, refusal, shapes_of
 from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
@@ -141,6 +142,8 @@ class ShardedForward:
     runners: dict[Any, list[Made]] = field(default_factory=dict)
     alike: dict[Any, list[Made]] = field(default_factory=dict)
     """By what calls have in common whose sizes differ."""
+    deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
+    """Programs with pending gradients, and shapes that they are known to serve."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -174,8 +177,16 @@ class ShardedForward:
                 break
         else:
             made = self._of_any_size(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
-        deferred = train and self.accumulation.defers()
-        return made.after.run(self.accumulation.runner(made.runner, made.graph) if deferred else made.runner, leaves)
+        if not (train and self.accumulation.defers()):
+            return made.after.run(made.runner, leaves)
+        runner, shapes = self.accumulation.runner(made.runner, made.graph), shapes_of(leaves)
+        if runner.program.sizes and (runner, shapes) not in self.deferred:
+            if refusal(runner, made.shapes, leaves) is not None:  # its own cuts ask for other sizes than those of the program that reduces
+                made = self.prepare(args, kwargs, train, dims=())
+                self.runners[key].insert(0, made)
+                runner = self.accumulation.runner(made.runner, made.graph)
+            self.deferred.add((runner, shapes))
+        return made.after.run(runner, leaves)
 
     def _refresh(self) -> None:
         """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
@@ -194,13 +205,27 @@ class ShardedForward:
 
     def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
         """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
+        program = made.runner.program
         mine = refusal(made.runner, made.shapes, leaves)
-        if not made.runner.program.by_rank:
+        if mine is None and any(one.uneven for one in program.sizes):
+            node = legal_at(made.graph, program.plan, made.runner.sizes_of(leaves))
+            mine = None if node is None else f"the plan of {node} is not legal there"
+        if not program.by_rank and self.settings.compiler != "inductor":
             return mine
         return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, plan: ShardingPlan | None = None) -> Made:
-        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks."""
+    def prepare(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        train: bool,
+        plan: ShardingPlan | None = None,
+        dims: tuple[DynamicDim, ...] | None = None,
+    ) -> Made:
+        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks.
+
+        ``dims``: those that are dynamic, by default as settings and programs so far tell.
+        """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         alike = versions() if first else {}
@@ -217,9 +242,11 @@ class ShardedForward:
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
-        dims = self._dynamic_dims(others, named, args, kwargs)
+        if dims is None:
+            dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+        dims = () if graph.family is None else graph.family.dims
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
@@ -231,9 +258,17 @@ class ShardedForward:
             sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
             announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), sizes)
         with plain_arithmetic(self.device.type), without_global_hooks():
-            if plan is None:
-                plan = self._plan(graph, named, first, dump)
-            program = self._lower(graph, plan, dump)
+            try:
+                if graph.family is not None:
+                    probes(graph.family, self.mesh)  # here, for of planning the other ranks learn that it failed, not how
+                if plan is None:
+                    plan = self._plan(graph, named, first, dump)
+                program = self._lower(graph, plan, dump)
+            except SizesError as error:
+                if any(dim.asked for dim in dims):
+                    raise
+                announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
+                return self.prepare(args, kwargs, train, None, less_even(dims, self.mesh.size))
             cut = self._cut(graph)
             check_whole(program, named, cut=cut)
             if first:
@@ -253,15 +288,18 @@ class ShardedForward:
         return made
 
     def _dynamic_dims(
-        self, others: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, others: Sequence[Made], serving: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[DynamicDim, ...]:
-        """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size."""
+        """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size.
+
+        ``serving``: those of them that would serve it but for its sizes.
+        """
         if self.settings.dynamic is False:
             return ()
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
-        made = [(one.runner, one.shapes) for one in others]
-        dims, uneven = dims_of_call(named, asked, made, self.mesh.size, everything=self.settings.dynamic is True)
+        seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
+        dims, uneven = dims_of_call(named, asked, seen, made, self.mesh.size, everything=self.settings.dynamic is True)
         if uneven:
             text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
             announce(self.device_mesh, logging.WARNING, text, ", ".join(uneven))

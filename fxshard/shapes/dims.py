@@ -147,7 +147,14 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDi
 def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
     """A dim as the user says it is; None where it is static."""
     place = ((path, dim),)
-    if said is None or isinstance(said, int) or getattr(getattr(said, "type", None), "name", "") == "STATIC":
+    if isinstance(said, int) and not isinstance(said, bool) and said != size:
+        what = f"dim {dim} of {path} is {size}, not {said}"
+        raise OptionError(what, where="dynamic_shapes", remedy="give None or its size where it is static")
+    if (
+        said is None
+        or (isinstance(said, int) and not isinstance(said, bool))
+        or getattr(getattr(said, "type", None), "name", "") == "STATIC"
+    ):
         return None
     if isinstance(said, str):
         return DynamicDim(said, place, size)

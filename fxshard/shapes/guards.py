@@ -24,9 +24,14 @@ class Guard:
         """Whether it is true of these sizes."""
         return bool(evaluated(self.expression, {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}))
 
-    def __str__(self) -> str:
+    @property
+    def condition(self) -> str:
+        """The condition in the names of the sizes, without the line."""
         named = {symbol: sympy.Symbol(name if unit == 1 else f"{name}/{unit}") for name, symbol, unit in self.symbols}
-        return f"{self.expression.xreplace(named)} ({self.where})"
+        return str(self.expression.xreplace(named))
+
+    def __str__(self) -> str:
+        return f"{self.condition} ({self.where})"
 
 
 def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:

@@ -34,9 +34,12 @@ def _widen(units: dict[str, int], names: Mapping[sympy.Symbol, str], expr: sympy
     if _divides(expr, parts, units, names):
         return
     for symbol in sorted(expr.free_symbols, key=lambda s: list(names).index(s)):
-        units[names[symbol]] = math.lcm(units[names[symbol]], parts)
-        if _divides(expr, parts, units, names):
-            return
+        name, before = names[symbol], units[names[symbol]]
+        for times in (1, 2, 4, 8):  # of halves, as a pooling leaves them, twice as much is needed
+            units[name] = math.lcm(before, parts * times)
+            if _divides(expr, parts, units, names):
+                return
+        units[name] = math.lcm(before, parts)
     said = expr.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()})
     raise SizesError(
         f"a dim of size {said} is cut into {parts} parts, which are uneven whatever the sizes",

@@ -24,7 +24,7 @@ class Perceptron(nn.Module):
         self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x))).softmax(-1)
+        return self.down(F.gelu(self.up(x))).softmax(-1).square()
 
 
 def perceptron(batch: int, seq: int) -> tuple[torch.Tensor, ...]:

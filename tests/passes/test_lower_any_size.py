@@ -27,17 +27,16 @@ from fxshard.testing.random_plan import random_graph_plan
 MESHES = [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}]
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name, mesh", [*(("perceptron", mesh) for mesh in MESHES), ("llama", MESHES[1])], ids=str)
 def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
     """Node by node, with every collective's bytes, for plans of several kinds."""
     _, graph = traced(name, 12, 12)
     assert graph.family is not None
     annotated = annotate(graph, fxshard.Mesh(mesh))
-    for seed in range(2):
+    for seed in range(2 if name == "perceptron" else 1):
         plan = random_graph_plan(annotated, seed)
         program = lower(graph, plan)
-        for batch, seq in ((12, 12), (24, 12), (36, 24)):
+        for batch, seq in ((12, 12), (36, 24)):
             sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
             there = replace(graph, module=graph.family.at(sizes), family=None)
             at, want = program_at(program, sizes), lower_at(there, plan)
