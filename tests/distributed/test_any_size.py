@@ -144,6 +144,35 @@ def what_the_model_fixes_stays_static_and_is_said() -> None:
         pair(Fixes().double(), rows(6), dynamic_shapes={"x": {0: "n"}})
 
 
+class Limited(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.limit = nn.Linear(8, 4, bias=False), 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.inner(x)).reshape(x.shape[0] * 4)
+        return torch.tanh(y) if x.shape[0] > self.limit else torch.sin(y)
+
+
+def an_attribute_that_a_guard_reads() -> None:
+    """Found not to matter at one size, it may at another."""
+    sharded, single = pair(Limited().double(), rows(4))
+    for limit in (3, 5, 7, 3):
+        sharded.limit = single.limit = limit  # type: ignore[assignment]
+        for count in (6, 4, 8, 10):
+            same(sharded, single, rows(count))
+
+
+def a_mode_that_changes_makes_no_program_for_each_size() -> None:
+    sharded, single = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
+    for count in (4, 6, 7, 9):
+        same(sharded, single, rows(count))
+    sharded.eval(), single.eval()
+    for count in (4, 6, 8, 7, 5, 10, 11):
+        same(sharded, single, rows(count))
+    assert made(sharded) <= 6, made(sharded)
+
+
 def tokens(batch: int, length: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(100 * batch + length)
     return torch.randint(0, 64, (batch, length), generator=draw), torch.randint(0, 64, (batch, length), generator=draw)
@@ -168,5 +197,7 @@ found, test_two_ranks = two_ranks(
     asked_for_one_program_serves_from_the_first,
     own_batches_of_each_rank,
     what_the_model_fixes_stays_static_and_is_said,
+    an_attribute_that_a_guard_reads,
+    a_mode_that_changes_makes_no_program_for_each_size,
     lengths_of_a_llama_compile_twice,
 )

@@ -27,6 +27,21 @@ class Perceptron(nn.Module):
         return self.down(F.gelu(self.up(x))).softmax(-1).square()
 
 
+class Flattened(nn.Module):
+    """Rows of a batch and a length as one dim: on two axes its pieces are cut within pieces of unequal lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x.flatten(0, 1))).unflatten(0, (x.shape[0], x.shape[1]))
+
+
+def boxes(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, seq, 8, dtype=torch.float64),)
+
+
 def perceptron(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(batch, 8, dtype=torch.float64),)
 
@@ -37,6 +52,7 @@ def tokens(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
 
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "perceptron": (lambda: Perceptron().double(), perceptron, (BATCH,)),
+    "flattened": (lambda: Flattened().double(), boxes, (BOTH,)),
     "llama": (lambda: Llama.small().double(), tokens, (BOTH, BOTH)),
 }
 """Name -> (model, arguments for a batch and a length, dynamic dims)."""

@@ -76,6 +76,14 @@ def test_uneven_sizes_equal_one_device(seed: int, batch: int, seq: int) -> None:
     equal_there(program, "perceptron", model, batch, seq)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_within_pieces_of_unequal_lengths(seed: int) -> None:
+    model, graph = traced("flattened", 6, 6, uneven=True)
+    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2, "b": 2})), seed))
+    served = [equal_there(program, "flattened", model, *sizes) for sizes in ((7, 7), (5, 5), (7, 5), (9, 11))]
+    assert any(served)
+
+
 def test_one_program_serves_odd_and_even_sizes() -> None:
     model, graph = traced("llama", 5, 7, uneven=True)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 1))
