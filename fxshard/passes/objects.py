@@ -233,7 +233,9 @@ def _quietly(outcome: Callable[[], tuple[After, Reads] | None]) -> tuple[After, 
     """Of a model that cannot be run either, what Dynamo said is the error."""
     try:
         return outcome()
-    except FxshardError:
+    except FxshardError as error:
+        if error.__cause__ is not None:  # it could not even be copied
+            return None
         raise
     except Exception:
         return None
