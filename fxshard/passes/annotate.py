@@ -147,16 +147,14 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
 def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
     """Sizes to draw from, small ones: rules see nothing else of them than how they are cut."""
     count = math.prod(mesh.shape)
-    most = min(dim.most or LARGE, max(40 * count, count * count + 60))
+    most = max(40 * count, count * count + 60)
+    most = most if dim.most is None else min(dim.most, most)
     if not dim.uneven:
         return [size for size in range(count, most + 1, count) if size >= dim.least and size != dim.example]
     last = tuple(n - 1 for n in mesh.shape)
     sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
     odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
     return odd or sizes
-
-
-LARGE = 2**31
 
 
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:

@@ -56,7 +56,7 @@ def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -
     """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
 
     ``deferred``: gradients may be returned pending, as ``fxshard.passes.defer`` leaves them. A graph with dynamic dims gives a program
-    for all their sizes that are multiples of ``units``; raises SizesError where there are none.
+    for all their sizes that are multiples of its units (``ProgramSize``); raises SizesError where there are none.
     """
     return lower_checked(graph, check_plan(graph, plan, deferred=deferred), plan)
 

@@ -2,7 +2,7 @@
 
 In comes what the user says of dims (``dims.py``) and a graph that was traced with symbols for them; out goes, for sizes that are
 given, that graph with numbers (``family.py``), and what tracing took for granted (``guards.py``).
-Read ``dims.py`` first, then ``family.py``.
+Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must be multiples so that all is cut evenly.
 """
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims

@@ -49,7 +49,7 @@ class GraphFamily:
         hints = {self.symbols[name]: sympy.Integer(hint_of(size) if isinstance(size, SYMBOLIC) else size) for name, size in sizes.items()}
 
         def make(expr: sympy.Basic, _: Any) -> Any:
-            return env.value(evaluated(expr, values) if not values else expr.xreplace(values), evaluated(expr, hints))
+            return env.value(expr.xreplace(values), evaluated(expr, hints))
 
         return instantiated(self.module, values, make, FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env))
 

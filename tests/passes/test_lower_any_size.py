@@ -18,6 +18,7 @@ from fxshard.passes.at_sizes import program_at
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import lower_plan
 from fxshard.passes.recompute import expand
+from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values, sizes_of_call
@@ -47,7 +48,7 @@ def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
             assert (at.input_shapes, at.output_shapes) == (want.input_shapes, want.output_shapes)
 
 
-def lower_at(graph: fxshard.passes.trace.PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:  # type: ignore[name-defined]
+def lower_at(graph: PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:
     """As of numbers; the plan's own shapes are those of another size, which is not what is compared."""
     from fxshard.passes import lower as module
 
