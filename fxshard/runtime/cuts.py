@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -38,32 +38,26 @@ def leaves(graph: fx.Graph) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function" or not all(u.op == "output" or u in found for u in node.users):
             continue
-        join = node.target is torch.ops.aten.cat.default
-        carries = join or is_view(node) or is_getitem(node) or is_collective(node) or is_wait(node)
-        if any(u in joined for u in node.users) and (is_view(node) or not _fuses(node)):
+        into = any(u in joined for u in node.users) and (is_view(node) or not _fuses(node))
+        if into or node.target is torch.ops.aten.cat.default:
             joined.add(node)
-        if join:
-            joined.add(node)
-        if carries or node in joined or any(map(is_wait, node.all_input_nodes)):
+        source = node.all_input_nodes[0] if is_getitem(node) else node
+        if node in joined or is_view(node) or is_collective(source) or is_wait(node) or any(map(is_wait, node.all_input_nodes)):
             found.add(node)
     return found
 
 
-def stays(node: fx.Node, within: Set[fx.Node]) -> bool:
-    """Whether a node of a repeat, which is ``within``, stays where it is.
+def stays(node: fx.Node) -> bool:
+    """Whether a node of a repeat stays in the graph.
 
-    Collectives that are under way where a repeat begins or ends do, so that whoever plans memory sees when their buffers are free; calls
-    that write, and what they write, so that it may be computed where it goes; and what is no operator.
+    Collectives do and what waits for them, so that their order is the same on ranks whose graphs differ, and so that whoever plans memory
+    sees when their buffers are free; calls that write, and what they write, which may be computed where it goes; and what is no operator.
     """
     if is_getitem(node):
-        return stays(node.all_input_nodes[0], within)
-    if not isinstance(node.target, OpOverload):
+        return stays(node.all_input_nodes[0])
+    if not isinstance(node.target, OpOverload) or is_collective(node) or is_wait(node):
         return True
-    if _writes(node) or any(map(_writes, node.users)):
-        return True
-    if is_wait(node):
-        return _started(node) not in within
-    return is_collective(node) and not _waits(node) <= set(within)
+    return _writes(node) or any(map(_writes, node.users))
 
 
 def _writes(node: fx.Node) -> bool:
@@ -71,28 +65,16 @@ def _writes(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _started(wait: fx.Node) -> fx.Node:
-    """The collective that ``wait`` waits for."""
-    source = wait.all_input_nodes[0]
-    return source.all_input_nodes[0] if is_getitem(source) else source
-
-
-def _waits(collective: fx.Node) -> set[fx.Node]:
-    users = [u for user in collective.users for u in (user.users if is_getitem(user) else [user])]
-    return {u for u in users if is_wait(u)}
-
-
 class Cuts:
     """What a cut before each of a sequence of calls would cost, counted once for all runs.
 
-    In this order: lists that pass the cut, which no subgraph takes; collectives that are under way; bytes of what one kernel would compute
-    and use on both sides; values that pass. ``codes`` has a number for each node, the same for nodes that are alike: runs that are alike
-    are cut alike.
+    In this order: lists that pass the cut, which no subgraph takes; bytes of what one kernel would compute and use on both sides; values
+    that pass. ``codes`` has a number for each node, the same for nodes that are alike: runs that are alike are cut alike.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], codes: np.ndarray) -> None:
         place = {n: i for i, n in enumerate(nodes)}
-        changes = np.zeros((4, len(nodes) + 2), dtype=np.int64)
+        changes = np.zeros((3, len(nodes) + 2), dtype=np.int64)
         depth = _depths(nodes)
         for i, node in enumerate(nodes):
             value = node.meta.get("val")
@@ -101,10 +83,8 @@ class Cuts:
             if not isinstance(value, torch.Tensor):
                 _pass(changes[0], i, [place[u] for u in readers], 1)
             elif near:
-                _pass(changes[2], i, [place[u] for u in near], value.numel() * value.element_size())
-            if is_collective(node):
-                _pass(changes[1], i, [place[u] for u in _waits(node) if u in place], 1)
-            _pass(changes[3], i, [place[u] for u in readers], 1)
+                _pass(changes[1], i, [place[u] for u in near], value.numel() * value.element_size())
+            _pass(changes[2], i, [place[u] for u in readers], 1)
         self._costs, self._codes = changes.cumsum(axis=1), codes
 
     def of(self, run: Run) -> range:

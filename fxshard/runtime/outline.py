@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import operator
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import dropwhile
+from itertools import dropwhile, groupby
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class Piece:
         read = (self.base(n) for n in self.nodes if self.is_read(n))
         found = {n for n in read if n in self.inside}
         return tuple(n for n in self.nodes if n in found)
+
+    def fits(self) -> bool:
+        """Whether all that it is given and returns are tensors that strides describe."""
+        ends = [n.meta.get("val") for n in (*self.inputs, *self.exports)]
+        return bool(self.exports) and all(isinstance(v, torch.Tensor) and v.layout == torch.strided for v in ends)
 
     def is_read(self, node: fx.Node) -> bool:
         """Whether somebody outside reads ``node``."""
@@ -162,22 +167,15 @@ def _below(node: fx.Node, below: Mapping[fx.Node, list[fx.Node]]) -> Iterator[fx
         yield from _below(view, below)
 
 
-def _pieces(segment: Sequence[fx.Node]) -> Iterator[Piece]:
+def _pieces(segment: Iterable[fx.Node]) -> Iterator[Piece]:
     """The nodes of one repeat, without those that stay where they are."""
-    within, found = set(segment), list[fx.Node]()
-    for node in segment:
-        if stays(node, within):
-            yield from _apart(found)
-            found = []
-        else:
-            found.append(node)
-    yield from _apart(found)
+    for staying, nodes in groupby(segment, stays):
+        if not staying:
+            yield from filter(Piece.fits, _apart(tuple(nodes)))
 
 
 def _apart(nodes: Sequence[fx.Node]) -> Iterator[Piece]:
     """Without joins of what others read too: Inductor computes a part where it lies in the whole."""
-    if not nodes:
-        return
     piece = Piece(tuple(nodes))
     exports = set(piece.exports)
     for i, node in enumerate(nodes):
@@ -185,7 +183,8 @@ def _apart(nodes: Sequence[fx.Node]) -> Iterator[Piece]:
             yield from _apart(nodes[:i])
             yield from _apart(nodes[i + 1 :])
             return
-    yield piece
+    if nodes:
+        yield piece
 
 
 def _write(module: fx.GraphModule, name: str, group: Sequence[Piece]) -> None:
