@@ -53,11 +53,11 @@ def _table(found: dict[str, Any]) -> str:
     rounds = zip(found["once"]["ms"], base["ms"], strict=True)
     said = f"step, once over one by one, median of the rounds: {statistics.median(a / b for a, b in rounds):.3f}\n"
     rows = [
-        (name, f["wall"], f["cpu"], statistics.median(f["ms"]), min(f["ms"]), f["kernels"], f"{f['loss']:.1e}", f"{f['gradients']:.1e}")
+        (name, *(f"{x:.1f}" for x in (f["wall"], f["cpu"], statistics.median(f["ms"]), min(f["ms"]))), f["kernels"], f["loss"], f["gradients"])
         for name, f in found.items()
     ]
     headers = ("repeats compiled", "compile s", "processor s", "step ms", "least ms", "kernels", "loss off by", "gradients off by")
-    return said + tabulate(rows, headers=headers, floatfmt=".2f")
+    return said + tabulate(rows, headers=headers, floatfmt=".1e")
 
 
 def rank_main(chosen: Any) -> None:
