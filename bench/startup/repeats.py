@@ -1,8 +1,8 @@
 """``python -m bench.startup.repeats``: a deep model on two gloo ranks, its repeats compiled once and one by one, in one run.
 
-A Llama of ``--layers`` layers: seconds of the clock and of both ranks' processors to compile it with empty caches, milliseconds of a training
-step (interleaved; the slowest rank counts), kernels that Inductor wrote, and how far loss and gradients are from one device, relative to
-the greatest of each. ``--whole`` plans without cutting the batch.
+A Llama of ``--layers`` layers: seconds of the clock, and of both ranks' processors, to compile it with empty caches; milliseconds of a
+training step (interleaved; the slower rank counts); kernels that Inductor wrote on both; and how far loss and gradients are from one
+device, relative to the greatest of each. ``--whole`` plans without cutting the batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,13 @@ def _table(found: dict[str, Any]) -> str:
     rounds = zip(found["once"]["ms"], base["ms"], strict=True)
     said = f"step, once over one by one, median of the rounds: {statistics.median(a / b for a, b in rounds):.3f}\n"
     rows = [
-        (name, *(f"{x:.1f}" for x in (f["wall"], f["cpu"], statistics.median(f["ms"]), min(f["ms"]))), f["kernels"], f["loss"], f["gradients"])
+        (
+            name,
+            *(f"{x:.1f}" for x in (f["wall"], f["cpu"], statistics.median(f["ms"]), min(f["ms"]))),
+            f["kernels"],
+            f["loss"],
+            f["gradients"],
+        )
         for name, f in found.items()
     ]
     headers = ("repeats compiled", "compile s", "processor s", "step ms", "least ms", "kernels", "loss off by", "gradients off by")

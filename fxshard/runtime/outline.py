@@ -88,10 +88,12 @@ def outline(module: fx.GraphModule) -> tuple[int, ...]:
     if not all(map(_is_static, graph.nodes)):
         log.info("sizes are symbols: layers that are alike are compiled one by one")
         return ()
-    if not find_runs(_codes(_calls(graph)), LEAST, SAVES):
+    order = with_views_raised(graph)
+    chosen = _groups(_calls(graph, order))
+    if not chosen:
         return ()
-    raise_views(graph)
-    chosen = _groups(_calls(graph))
+    for node in order:
+        graph.output_node().prepend(node)
     for number, group in enumerate(chosen):
         _write(module, f"repeated_{number}", group)
         log.info("%d repeats of %d calls are compiled once", len(group), len(group[0].nodes))
@@ -111,10 +113,10 @@ def _groups(nodes: Sequence[fx.Node]) -> list[list[Piece]]:
     return [group for group in found.values() if len(group) >= LEAST and (len(group) - 1) * len(group[0].nodes) >= SAVES]
 
 
-def _calls(graph: fx.Graph) -> list[fx.Node]:
-    """The calls of a graph from the first that computes something, but for its leaves."""
+def _calls(graph: fx.Graph, order: Iterable[fx.Node]) -> list[fx.Node]:
+    """The calls of a graph, in ``order``, from the first that computes something, but for its leaves."""
     last = leaves(graph)
-    calls = (n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output") and n not in last)
+    calls = (n for n in order if n.op not in ("placeholder", "get_attr") and n not in last)
     return list(dropwhile(is_view, calls))
 
 
@@ -147,8 +149,8 @@ def _is_static(node: fx.Node) -> bool:
     return not any(isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)) for n in numbers)
 
 
-def raise_views(graph: fx.Graph) -> None:
-    """Puts each view, and each entry of a list, right behind what it is of: a view of an earlier value is no part of a later repeat."""
+def with_views_raised(graph: fx.Graph) -> list[fx.Node]:
+    """All nodes but the output, each view and each entry of a list right behind what it is of: it may be of a value before the repeats."""
     below: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if is_getitem(node) or is_view(node):
@@ -157,8 +159,7 @@ def raise_views(graph: fx.Graph) -> None:
     first = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
     calls = [n for n in graph.nodes if n not in views and n.op not in ("placeholder", "get_attr", "output")]
     of_first = [view for n in first for view in _below(n, below)]
-    for node in (*first, *of_first, *(m for n in calls for m in (n, *_below(n, below)))):
-        graph.output_node().prepend(node)
+    return [*first, *of_first, *(m for n in calls for m in (n, *_below(n, below)))]
 
 
 def _below(node: fx.Node, below: Mapping[fx.Node, list[fx.Node]]) -> Iterator[fx.Node]:
