@@ -158,6 +158,19 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
         return found or None
 
 
+def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
+    """Whether all ranks say the same here; ``what`` they agree on is for errors. Every rank calls this. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return True
+    with Meeting(group, what, mine, timeout) as meeting:
+        if not meeting.leads:
+            return bool(meeting.outcome())
+        same = len(set(meeting.everyone().values())) == 1
+        meeting.decide("the same" if same else "")
+        return same
+
+
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
     """The error for ranks whose fields differ, None when they are equal."""
     names = dict.fromkeys(name for note in notes.values() for name in note)
