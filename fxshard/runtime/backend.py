@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import mesh_of_one
 from fxshard.errors import OptionError, SizesError
@@ -216,7 +217,7 @@ class GraphPrograms:
 
     def _dims(self, args: Sequence[Any], made: Sequence[Planned]) -> tuple[DynamicDim, ...]:
         """The dims of the sizes that Dynamo left open, as far as ``made``, programs for calls of other sizes, serve their like."""
-        opened = () if self.options.plan is not None else dims_of(self.graph.sizes, self.graph.names, args)
+        opened = () if self._static(args) is not None else dims_of(self.graph.sizes, self.graph.names, args)
         said, what = "; ".join(map(str, opened)), "agree which sizes torch.compile left open"
         if not agreed(said, what, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout):
             text = "sizes stay static: torch.compile saw calls of other sizes on other ranks before, and left other ones open there"
@@ -231,6 +232,18 @@ class GraphPrograms:
             self._say(logging.WARNING, UNEVEN, ", ".join(uneven))
         return dims
 
+    def _static(self, args: Sequence[Any]) -> str | None:
+        """Why all sizes of this graph are planned each for itself, though Dynamo left some open; None if they need not be."""
+        if not self.graph.sizes:
+            return None
+        if self.options.plan is not None:
+            return "the option plan is for those of one call"
+        places = [(i, dim) for size in self.graph.sizes for i, dim in size.places]
+        cut = next((i for i, dim in places if isinstance(x := args[i], DTensor) and any(p.is_shard(dim) for p in x.placements)), None)
+        if cut is None:
+            return None
+        return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own part asks for it"
+
     def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool) -> None:
         """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
         other = bool(self.made.get(self._numbers(args)))
@@ -238,8 +251,8 @@ class GraphPrograms:
         if before:
             kind, values = "training" if train else "inference", self._values(args)
             self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, sizes)
-        if self.options.plan is not None and self.graph.sizes and not before:
-            self._say(logging.WARNING, "the option plan is for the sizes of one call: other ones are planned each for itself")
+        if not before and (reason := self._static(args)) is not None:
+            self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 
     def _values(self, args: Sequence[Any]) -> str:
         tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
