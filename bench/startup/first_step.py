@@ -94,7 +94,8 @@ def _measured(way: str, state: str, caches: str, chosen: Any) -> list[Took]:
 
 
 class _Passes(logging.Handler):
-    """Seconds of each pass, from what fxshard logs about them."""
+    """Seconds of each pass and step within ``wrap``, from what fxshard logs about them; "plan, shared" has others in it on the rank that
+    plans."""
 
     def __init__(self, took: Took) -> None:
         super().__init__(logging.DEBUG)
@@ -103,7 +104,7 @@ class _Passes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == "%s: %s (%.1f ms)" and isinstance(record.args, tuple):
             name, _, milliseconds = record.args
-            self.took[f"pass {name}"] = self.took.get(f"pass {name}", 0.0) + float(str(milliseconds)) / 1e3
+            self.took[f"- {name}"] = self.took.get(f"- {name}", 0.0) + float(str(milliseconds)) / 1e3
 
 
 def rank_main(rank: int, job: Mapping[str, Any]) -> None:
@@ -135,6 +136,9 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
         dist.barrier()
     with profile or contextlib.nullcontext(), _timed(took, "start"):
         with _timed(took, "wrap"):
+            if job["way"] == "fxshard":
+                with _timed(took, "- import the rest"):
+                    import fxshard.api
             model = fxshard.parallelize(model, batch, mesh) if job["way"] == "fxshard" else torch.compile(model)
         with _timed(took, "first forward"):
             loss = model(*batch)

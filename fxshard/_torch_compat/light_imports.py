@@ -46,9 +46,9 @@ def light_imports() -> Iterator[None]:
 
     The header of kernels is left out as well: it is wanted where one is compiled, and preprocessed even if all are there.
     """
-    from torch._inductor import codecache, config
+    from torch._inductor import codecache
 
-    real, instead = codecache._reload_python_module, _instead()
+    real, instead = (codecache._reload_python_module, codecache._precompile_header), _instead()
 
     def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         found = instead.get(name)
@@ -66,9 +66,8 @@ def light_imports() -> Iterator[None]:
             sys.modules[module.__name__] = module
         return module
 
-    codecache._reload_python_module = reload
+    codecache._reload_python_module, codecache._precompile_header = reload, lambda *args, **kwargs: ""
     try:
-        with config.patch(cpp_cache_precompile_headers=False):
-            yield
+        yield
     finally:
-        codecache._reload_python_module = real
+        codecache._reload_python_module, codecache._precompile_header = real

@@ -78,6 +78,14 @@ def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int =
     return state
 
 
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """A step that is no pass: how long it took, in the log beside the passes."""
+    start = time.perf_counter()
+    yield
+    log.debug("%s: %s (%.1f ms)", name, "done", (time.perf_counter() - start) * 1e3)
+
+
 COLLECT_EVERY = 50_000
 """Objects made between two searches for cycles while a pass runs; Python's own default is 700."""
 

@@ -32,7 +32,7 @@ from fxshard.passes.annotate import legal_at, probes
 from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
-from fxshard.passes.runner import Dump
+from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
@@ -114,7 +114,8 @@ def parallelize(
         decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
-        ask_compiler(settings.cache)
+        with timed("ask the compiler"):
+            ask_compiler(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -272,8 +273,9 @@ class ShardedForward:
             cut = self._cut(graph)
             check_whole(program, named, cut=cut)
             if first:
-                source = self.settings.src_data_rank
-                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
+                with timed("shard parameters"):
+                    shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
@@ -340,7 +342,8 @@ class ShardedForward:
             cache=s.cache,
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
-        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
+        with timed("plan, shared"):
+            return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
@@ -351,7 +354,8 @@ class ShardedForward:
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
-        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        with timed("compare ranks"):
+            compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def _check_parameters(self, program: ShardedProgram) -> None:
         """The parameters lie as the program reads them."""
