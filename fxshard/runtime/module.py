@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
+from fxshard.collecting import few_collections
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import PlanError, RuleError, RunError, SizesError, StaticDimError, TraceError
 from fxshard.layout import Layout
@@ -215,6 +216,7 @@ class ShardedForward:
             return mine
         return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
+    @few_collections()
     def prepare(
         self,
         args: tuple[Any, ...],
