@@ -23,7 +23,7 @@ from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results, returned
 from fxshard.passes.pipeline import PIPELINE
-from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
+from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes, timed
 from fxshard.program import ShardedProgram
 from fxshard.runtime import artefact_cache
 from fxshard.runtime.agreement import TIMEOUT
@@ -170,10 +170,13 @@ def compile_program(
 
 def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
     """Compiled, or from the cache."""
-    wait_for_compiler()
-    path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
+    with timed("wait for the compiler"):
+        wait_for_compiler()
+    with timed("look up code"):
+        path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
     if path is not None and dump_folder(dump) is None:
-        known = artefact_cache.read(path)
+        with timed("load code"):
+            known = artefact_cache.read(path)
         if known is not None:
             kept, forward, backward = known
             log.info("what was compiled is from the cache: %s", path)
