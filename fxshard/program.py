@@ -121,11 +121,6 @@ class ShardedProgram:
         return replace(self, modules=modules, collectives=tuple(collectives))
 
     @property
-    def by_rank(self) -> bool:
-        """Whether ranks have graphs of their own, with dynamic sizes in them: what their compilers take for granted may differ."""
-        return bool(self.sizes) and len(self.modules) > 1
-
-    @property
     def train(self) -> bool:
         return self.plan.train
 

@@ -80,6 +80,9 @@ def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None
         log.log(level, text, *args)
 
 
+SAME = "the same"
+
+
 def share_plan(
     make_plan: Callable[[], ShardingPlan],
     *,
@@ -156,6 +159,19 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
         found = next((said for _, said in sorted(meeting.everyone().items()) if said), "")
         meeting.decide(found)
         return found or None
+
+
+def same_everywhere(text: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
+    """Whether all ranks bring the same ``text``. Every rank calls this, all get the same answer. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return True
+    with Meeting(group, "compare what their programs take for granted", text, timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome() == SAME
+        same = len(set(meeting.everyone().values())) == 1
+        meeting.decide(SAME if same else "")
+        return same
 
 
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:

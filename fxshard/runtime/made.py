@@ -30,6 +30,8 @@ class Made:
     shapes: Shapes
     hooks: Hooks
     after: HooksAfter
+    agreed: bool = True
+    """Whether all ranks' programs take the same for granted of dynamic sizes."""
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:

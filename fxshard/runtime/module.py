@@ -45,7 +45,7 @@ from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, same_everywhere, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
@@ -204,15 +204,20 @@ class ShardedForward:
         return None
 
     def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
+        """As ``refusal``; ranks whose programs take different things for granted agree."""
         program = made.runner.program
         mine = refusal(made.runner, made.shapes, leaves)
         if mine is None and any(one.uneven for one in program.sizes):
             node = legal_at(made.graph, program.plan, made.runner.sizes_of(leaves))
             mine = None if node is None else f"the plan of {node} is not legal there"
-        if not program.by_rank and self.settings.compiler != "inductor":
+        if made.agreed:
             return mine
         return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+
+    def _agreed(self, runner: Runner) -> bool:
+        """Whether all ranks' programs take the same for granted, so that each knows by itself what the others serve."""
+        text = "; ".join(sorted({guard.condition for guard in runner.compiled.guards}))
+        return same_everywhere(text, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def prepare(
         self,
@@ -280,7 +285,8 @@ class ShardedForward:
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        agreed = not program.sizes or self._agreed(runner)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, agreed)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
             return self.prepare(args, kwargs, train)
