@@ -19,7 +19,7 @@ from fxshard.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.redistribution import COLLECTIVES
-from fxshard.shapes import guards_of
+from fxshard.shapes import Guard, guards_of
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.verify_program import verify_program
 
@@ -121,7 +121,7 @@ def read_description(text: bytes, where: str) -> Description:
     root = parse_json(text, where)
     root.known(_FIELDS)
     mesh = root.get("mesh", read_mesh)
-    sizes = FileSizes(root.get("sizes", Field.items, []))
+    sizes = FileSizes(root.get("sizes", lambda f: f.items(), list[Field]()))
     ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh, sizes))) for name in ("inputs", "outputs"))
     graphs = root.get("classes", _read_classes)
     order = [size_class for size_class, _ in graphs.values()]
@@ -142,7 +142,7 @@ def read_description(text: bytes, where: str) -> Description:
             "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
             "constants": root.get("constants", lambda f: dict(map(_read_constant, f.items()))),
             "sizes": sizes.sizes,
-            "guards": root.get("guards", lambda f: f.tuple_of(sizes.guard), ()),
+            "guards": root.get("guards", lambda f: f.tuple_of(sizes.guard), tuple[Guard, ...]()),
         },
         classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},
         graphs=graphs,

@@ -21,6 +21,15 @@ MAX_TEXT, MAX_DEPTH, MAX_CALLS, MAX_ARGUMENTS = 50_000, 60, 2_000, 64
 MAX_NUMBER, MAX_DEGREE, MAX_TERMS = 2**63, 8, 1_000
 """Bounds of an expression: characters, nesting, calls, arguments of one; numbers in it, its degree and the terms of it multiplied out."""
 ASSUMPTIONS = ("integer", "positive", "nonnegative", "real", "finite")
+_LOGIC = (sympy.logic.boolalg.Boolean,)
+_PAIR = (FUNCTIONS["ExprCondPair"],)
+_KINDS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("And", "Or", "Not"), _LOGIC),
+    "Piecewise": _PAIR,
+    "ExprCondPair": (sympy.Expr, *_LOGIC),
+    "Where": (*_LOGIC, sympy.Expr),
+}
+"""What a function takes, argument by argument, where that is not numbers alone; the last one is that of all that follow."""
 REMEDY = "export the program again"
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w{0,60})|(-?\d{1,20})(?![\w.])|'([\w.+-]{1,60})'|([(),=]))", re.ASCII)
 
@@ -167,6 +176,10 @@ def _called(name: str, parts: list[_Part]) -> _Part:
         degree, terms = _of_power(parts)
     if len(parts) > MAX_ARGUMENTS or degree > MAX_DEGREE or terms > MAX_TERMS:
         raise _refused("an expression could grow out of bounds: too many arguments, or products and powers of too high a degree")
+    for place, part in enumerate(parts):
+        kind = _KINDS.get(name, (sympy.Expr,))
+        if not isinstance(part.value, kind[min(place, len(kind) - 1)]):
+            raise _refused(f"{str(part.value)[:40]} is no argument of {name}")
     value: Any = FUNCTIONS[name](*[p.value for p in parts])
     if not isinstance(value, (sympy.Basic, sympy.logic.boolalg.Boolean)):
         raise _refused(f"{name} does not give a size")
