@@ -80,9 +80,6 @@ def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
                 return f"dim {dim} of {name} is {size}, the program was made for {made}"
             if one is not None and sizes.setdefault(one.name, size) != size:
                 return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
-    for one in program.sizes:
-        if sizes[one.name] < one.least or (one.most is not None and sizes[one.name] > one.most):
-            return f"{one.name} is {sizes[one.name]}, out of its range"
     reason = program.refuses(sizes)
     if reason is not None:
         return reason
