@@ -84,13 +84,21 @@ COLLECT_EVERY = 50_000
 
 @contextlib.contextmanager
 def few_collections() -> Iterator[None]:
-    """Passes make hundreds of thousands of objects that stay: looking through them for cycles took a tenth of the time."""
-    before = gc.get_threshold()
+    """Passes make hundreds of thousands of objects that stay: looking through them for cycles took a tenth of the time.
+
+    What was there before a pass, torch's modules and the graph, is not looked through at all until it has run, unless someone else has
+    set objects aside (``gc.freeze``), who would lose that.
+    """
+    before, aside = gc.get_threshold(), not gc.get_freeze_count()
     gc.set_threshold(max(before[0], COLLECT_EVERY) if before[0] else 0, *before[1:])
+    if aside:
+        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        if aside:
+            gc.unfreeze()
 
 
 def dump_folder(dump: Dump) -> Path | None:
