@@ -110,7 +110,8 @@ class Shortage:
     def not_found(self, time_limit: float | None) -> ConstraintError:
         """Nothing that fits was found."""
         ended = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit:g} s"
-        what = f"no plan that fits in memory_limit={exact_size(self.limit)}{self._where} was found, nor a proof that there is none, within {ended}"
+        limit = f"memory_limit={exact_size(self.limit)}{self._where}"
+        what = f"no plan that fits in {limit} was found, nor a proof that there is none, within {ended}"
         more = "give time_limit=SECONDS" if time_limit is None else "give more time"
         return self._error(what, f"{more}, or ")
 
