@@ -94,7 +94,7 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
+SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "steps": "redistribution",
     "detours": "redistribution",

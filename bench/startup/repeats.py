@@ -1,8 +1,8 @@
 """``python -m bench.startup.repeats``: a deep model on two gloo ranks, its repeats compiled once and one by one, in one run.
 
-A Llama of ``--layers`` layers: seconds of the clock and of both ranks' processors to compile it with empty caches, milliseconds of a training
-step (interleaved; the slowest rank counts), kernels that Inductor wrote, and how far loss and gradients are from one device, relative to
-the greatest of each. ``--whole`` plans without cutting the batch.
+A Llama of ``--layers`` layers: seconds of the clock and of both ranks' processors to compile it with empty caches, milliseconds of a
+training step (interleaved; the slowest rank counts), kernels that Inductor wrote, and how far loss and gradients are from one device,
+relative to the greatest of each. ``--whole`` plans without cutting the batch.
 """
 
 from __future__ import annotations

@@ -97,11 +97,11 @@ def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMes
     return mine if found.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 
-def take_the_same_for_granted(runner: Sized, device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> bool:
+def take_the_same_for_granted(compiled: CompiledProgram, device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> bool:
     """Whether all ranks' programs do, so that each rank knows by itself what the others serve. Every rank calls this."""
-    if not runner.program.sizes:
+    if not compiled.program.sizes:
         return True
-    mine = "; ".join(sorted({guard.condition for guard in runner.compiled.guards}))
+    mine = "; ".join(sorted({guard.condition for guard in compiled.guards}))
     return agreed(mine, "compare what their programs take for granted", ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 

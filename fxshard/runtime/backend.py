@@ -71,11 +71,11 @@ from fxshard.runtime.inputs import check_whole
 from fxshard.runtime.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
-from fxshard.runtime.size_inputs import add_size_inputs
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
 from fxshard.shapes import DynamicDim
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.size_inputs import add_size_inputs
 
 MANY = 8
 """Programs of one graph from which on the user is warned."""
@@ -217,7 +217,7 @@ class GraphPrograms:
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self._make(args, less_even(dims, self.options.planning_mesh.size))
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
-        ranks_alike = take_the_same_for_granted(runner, self.device_mesh, self.options.timeout)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, self.options.timeout)
         planned = Planned(runner, graph, shapes_of(tensors), ranks_alike, not all(output.computed for output in outputs))
         self.made.setdefault(numbers, []).append(planned)
         if len(before) + 1 == MANY:

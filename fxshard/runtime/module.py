@@ -287,7 +287,7 @@ class ShardedForward:
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        ranks_alike = take_the_same_for_granted(runner, self.device_mesh, s.timeout)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
