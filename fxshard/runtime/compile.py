@@ -23,7 +23,7 @@ from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results, returned
 from fxshard.passes.pipeline import PIPELINE
-from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
+from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes, timed
 from fxshard.program import ShardedProgram
 from fxshard.runtime import artefact_cache
 from fxshard.runtime.agreement import TIMEOUT
@@ -171,10 +171,13 @@ def compile_program(
 
 def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
     """Compiled, or from the cache."""
-    wait_for_compiler()
-    path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
+    with timed("wait for the compiler"):
+        wait_for_compiler()
+    with timed("look up code"):
+        path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
     if path is not None and dump_folder(dump) is None:
-        known = artefact_cache.read(path)
+        with timed("load code"):
+            known = artefact_cache.read(path)
         if known is not None:
             kept, forward, backward = known
             log.info("what was compiled is from the cache: %s", path)
@@ -258,7 +261,7 @@ def _expand_draws(b: Building) -> tuple[Building, str]:
 def _compile(b: Building) -> tuple[Building, str]:
     assert b.module is not None
     results = forward_results(b.program)
-    said, one_by_one = f"by {b.compiler}", b.program.plan.memory_limit is not None  # what a call of a repeat holds is not in the plan
+    said, one_by_one = f"by {b.compiler}", b.program.plan.memory_limit is not None  # what a repeat holds at its end is not in the plan
     if b.parts is None:
         module = _copy(b.module)
         static = b.compiler == "inductor" and not b.program.sizes
@@ -340,7 +343,7 @@ COMPILING: tuple[Pass, ...] = (
 def _run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, one_by_one: bool = False, **kind: bool) -> Run | None:
     """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph.
 
-    ``wait``: for another process that compiles the same just now; otherwise None then. ``one_by_one``: so are repeats compiled."""
+    ``wait``: for another process that compiles the same just now; otherwise None then. ``one_by_one``: repeats are compiled one by one."""
     if compiler == "eager":
         return _boxed(module)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
