@@ -123,6 +123,13 @@ def _greatest(*values: Any) -> Any:
     return functools.reduce(torch.sym_max, values)
 
 
+def takes_subgraphs() -> bool:
+    """Whether Inductor, as it is set, can write a call of a subgraph: its wrapper in C++ cannot."""
+    from torch._inductor import config
+
+    return not config.cpp_wrapper
+
+
 def inductor_modes() -> dict[str, dict[str, Any]]:
     """The modes of ``torch.compile`` and the settings of Inductor that each stands for."""
     from torch._inductor import list_mode_options

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH
+from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH, takes_subgraphs
 from fxshard.planning_graph import is_getitem
 from fxshard.runtime.cuts import Cuts, is_view, leaves, stays
 from fxshard.runtime.repeats import coded, find_runs
@@ -82,9 +82,12 @@ class Piece:
 def outline(module: fx.GraphModule) -> tuple[int, ...]:
     """Replaces repeated nodes of ``module`` by calls, in place; how many calls each subgraph has. What it did is logged.
 
-    A graph with symbolic sizes is left as it is.
+    A graph with symbolic sizes is left as it is, and so are all where Inductor writes its wrapper in C++.
     """
     graph = module.graph
+    if not takes_subgraphs():
+        log.info("Inductor's wrapper in C++ has no calls of subgraphs: layers that are alike are compiled one by one")
+        return ()
     if not all(map(_is_static, graph.nodes)):
         log.info("sizes are symbols: layers that are alike are compiled one by one")
         return ()

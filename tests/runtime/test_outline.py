@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
+from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH
@@ -126,6 +127,16 @@ def test_collectives_and_writes_stay_in_their_order() -> None:
     written = module.graph.find_nodes(op="call_function", target=aten.copy_.default)[0].args[1]
     assert written.target is aten.add.Tensor
     assert not any("c10d" in str(n.target) for part in module.children() for n in part.graph.nodes)
+
+
+def test_a_wrapper_in_cpp_takes_no_calls() -> None:
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
+        for w in ws:
+            x = layer(x, w)
+        return (x,)
+
+    with config.patch(cpp_wrapper=True):
+        assert checked(stack, torch.randn(3, 4), *weights())[0] == ()
 
 
 def test_symbols_are_left() -> None:
