@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fxshard._torch_compat.joined_kernels import joined_kernels
 from fxshard._torch_compat.light_imports import light_imports
 
 if TYPE_CHECKING:
@@ -97,10 +98,11 @@ def load_compiled(key: str) -> Compiled | None:
     graph, _, _ = FxGraphCache.find_guarded_entry(key, True, None, lambda *_: False, [])
     if graph is None:
         return None
-    if graph.device_types <= {"cpu"}:
-        _load_for_cpu(graph, constants)
-    else:
-        graph = _load(key, constants)
+    with joined_kernels():
+        if graph.device_types <= {"cpu"}:
+            _load_for_cpu(graph, constants)
+        else:
+            graph = _load(key, constants)
     if graph is not None:
         graph._fx_graph_cache_key = key
         graph.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
