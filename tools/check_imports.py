@@ -38,7 +38,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "memory_profile",
         "timeline",
     }
-    program = plan | {"program", "archive"}
+    program = plan | {"program", "size_inputs", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
     runtime = passes | {"passes"}
@@ -71,7 +71,8 @@ def _rooms() -> dict[str, frozenset[str]]:
         "memory_profile": {"errors"},
         "sharding_plan": plan - {"sharding_plan"} | {"plan_at"},
         "program": plan,
-        "archive": plan | {"program", "ops"},
+        "size_inputs": plan | {"program"},
+        "archive": plan | {"program", "ops", "size_inputs"},
         "ops": base,
         "strategies": strategies,
         "cost": strategies,
@@ -93,7 +94,7 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
+SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "steps": "redistribution",
     "detours": "redistribution",
