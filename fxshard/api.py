@@ -33,7 +33,7 @@ from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.values import program_values, settled, sizes_of_call
-from fxshard.shapes import dynamic_dims
+from fxshard.shapes import dynamic_dims, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
 
 
@@ -55,6 +55,7 @@ def plan(
     cache: bool = True,
     mixed_precision: MixedPrecision | None = None,
     dynamic_shapes: Any = None,
+    example_sizes: Any = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -69,7 +70,8 @@ def plan(
             those with several results a tuple, None where free); or a (partial) ShardingPlan.
         memory_limit: bytes per device (``"80GB"``, ``"64GiB"`` or a number) at any time for parameters, their optimiser's state,
             gradients, what the backward needs, values in further layouts, and what operators and redistributions take while they
-            run; ``plan.memory`` has it by kind at its peak.
+            run; ``plan.memory`` has it by kind at its peak. It holds at the largest sizes that dynamic dims may have
+            (``Dim("batch", max=64)``); of a dim without ``max`` ``plan.holds_up_to()`` says how far.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``). Tracing, and compiling the solver's loops
             once after installing, do not count; where nothing fits, five more may go by to say why.
@@ -84,15 +86,19 @@ def plan(
             ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``; beside those that ``mark_dynamic`` marked. The plan is chosen at the example's
             sizes, of placements that are legal at others too; ``plan.at(batch=4)`` says what it costs elsewhere
             (docs/dynamic-shapes.md).
+        example_sizes: sizes of the dynamic dims at which the plan is to be good: its objective is then the mean of those there.
+            Tuples in the order of the dims, or mappings by name, ``[(8, 2048), (64, 1)]``; or pairs with weights, ``[((8, 2048), 3),
+            ((64, 1), 1)]``.
 
     The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
 
     Raises:
         TraceError: the model is not one graph. ConstraintError: a name matches nothing, or constraints contradict.
-        LayoutError: a layout that cannot be.
+        LayoutError: a layout that cannot be. SizesError: sizes for which the plan could not be.
     """
     check_call(model, example_args)
     check_pins(pins)
+    dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     request = Request(
         model,
         tuple(example_args),
@@ -108,7 +114,8 @@ def plan(
         optimizer,
         cache,
         mixed_precision=check_mixed_precision(mixed_precision),
-        dynamic=dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes),
+        dynamic=dims,
+        sampled=weighted_sizes(example_sizes, dims),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None

@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table", "objects"}
+    base = {"errors", COMPAT, "sizes", "text_table", "objects", "collecting"}
     plan = base | {
         "layout",
         "shapes",
@@ -50,6 +50,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "errors": set(),
         "sizes": {"errors"},
         "text_table": set(),
+        "collecting": set(),
         "timeline": set(),
         COMPAT: {"errors"},
         "dynamic_text": {"errors"},
@@ -93,7 +94,7 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
+SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "steps": "redistribution",
     "detours": "redistribution",

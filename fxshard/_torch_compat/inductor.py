@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 log = logging.getLogger("fxshard")
+INVOKE_SUBGRAPH = torch.ops.higher_order.invoke_subgraph
+"""Calls a subgraph, an attribute of the module of its graph: (subgraph, name, *tensors) -> tuple of tensors. Inductor compiles it once."""
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -29,10 +31,13 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch.fx import GraphModule
 
     pack.register()
-    pack.pack_in_place(module.graph)
-    module.recompile()
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            pack.pack_in_place(part.graph)
+            part.recompile()
     given = list(inputs)
     env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
     any_size = contextlib.nullcontext() if env is None else _any_size(env)

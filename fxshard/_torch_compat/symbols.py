@@ -156,6 +156,13 @@ def refusing_guards(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
     return env.error_on_new_guards()
 
 
+def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and the largest value that a size may have by what its environment knows; None where there is no largest one."""
+    known = size.node.shape_env.bound_sympy(size.node.expr)
+    least = int(known.lower) if known.lower.is_Integer else 0
+    return least, int(known.upper) if known.upper.is_Integer and known.upper < LARGEST else None
+
+
 def is_symbolic(value: Any) -> bool:
     """Whether a number is an expression of symbols whose values an example gives (not one that only running tells)."""
     return isinstance(value, SYMBOLIC) and not free_unbacked_symbols(value)

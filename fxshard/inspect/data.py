@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard.plan_sizes import write_sizes
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram
 from fxshard.sharding_plan import PlannedCollective, ShardingPlan
 
@@ -58,6 +59,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "recomputed": list(plan.recomputed),
         "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
+        **write_sizes(plan),
         "traffic": [vars(t) for t in traffic(subject)],
         "parameters": {name: str(layout) for name, layout in plan.parameter_layouts().items()},
         "collectives": [_collective(c) for c in subject.collectives],

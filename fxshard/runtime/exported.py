@@ -25,12 +25,12 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, r
 from fxshard.passes.runner import Dump
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.any_size import RANKS
+from fxshard.runtime.any_size import RANKS, take_the_same_for_granted
 from fxshard.runtime.bind import BoundProgram, bind
 from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
 from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import Leaves, leaf_names
-from fxshard.runtime.launch import announce, compare, mesh_ranks, objection, same_everywhere, versions
+from fxshard.runtime.launch import announce, compare, mesh_ranks, objection, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number
 from fxshard.runtime.parameters import planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
@@ -117,8 +117,7 @@ class BoundModule(nn.Module):
         self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
         self._runners: dict[Any, Runner] = {}
         self._served: dict[tuple[int, ...], CompiledProgram] = {} if program.sizes else {(): self._compiled}
-        text = "; ".join(sorted({guard.condition for guard in self._compiled.guards}))
-        self._agreed = not program.sizes or same_everywhere(text, ranks=self._ranks, timeout=self._timeout)
+        self._ranks_alike = take_the_same_for_granted(self._compiled, bound.device_mesh, self._timeout)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program; plain tensors are global values.
@@ -159,7 +158,7 @@ class BoundModule(nn.Module):
             raise SizesError(reason, remedy="give sizes that the file serves (fxshard inspect says which), or export the model for these")
         guard = broken(self._compiled.guards, sizes)
         mine = None if guard is None else str(guard)
-        found = mine if self._agreed else objection(mine, ranks=self._ranks, timeout=self._timeout)
+        found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
         compiled = self._compiled
         if found is not None:
             said = ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -161,12 +161,12 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
         return found or None
 
 
-def same_everywhere(text: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
-    """Whether all ranks bring the same ``text``. Every rank calls this, all get the same answer. Errors as ``compare``."""
+def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
+    """Whether all ranks say the same here; ``what`` they agree on is for errors. Every rank calls this. Errors as ``compare``."""
     group = group or default_group(ranks)
     if group is None:
         return True
-    with Meeting(group, "compare what their programs take for granted", text, timeout) as meeting:
+    with Meeting(group, what, mine, timeout) as meeting:
         if not meeting.leads:
             return meeting.outcome() == SAME
         same = len(set(meeting.everyone().values())) == 1
