@@ -214,6 +214,8 @@ def export(
         without=check_without(without),
         dynamic=dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes),
     )
+    if even and not request.dynamic:
+        raise OptionError("even=True is said of dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:
