@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", action="store_true", help=memory_help)
     dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; may be repeated"
     plan.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
+    plan.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     at_help = "say what the plan costs at other sizes of its dynamic dims (batch=4,seq=8192), and the best one there; may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     plan.set_defaults(command=_plan)
@@ -165,13 +167,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
-    from fxshard.dynamic_text import parse_dynamic, parse_sizes
+    from fxshard.dynamic_text import parse_dynamic, parse_example_sizes, parse_sizes
 
     dynamic, elsewhere = parse_dynamic(options.dynamic), [parse_sizes(text) for text in options.at]
+    sizes = {"dynamic_shapes": dynamic, "example_sizes": parse_example_sizes(options.example_sizes)}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    limits = {"dynamic_shapes": dynamic, "train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer}
+    limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
     plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
     if options.output:
         plan.save(options.output)
@@ -182,8 +185,8 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    for sizes in elsewhere:
-        print(f"\n{plan.at(**sizes)}")
+    for there in elsewhere:
+        print(f"\n{plan.at(**there)}")
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
 

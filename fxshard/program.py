@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression
+from fxshard._torch_compat.symbols import expression, hint_of
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
@@ -111,6 +111,12 @@ class ShardedProgram:
     def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
         """What its symbols are at these sizes."""
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
+
+    @property
+    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
+        return {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""

@@ -84,17 +84,18 @@ def check_limit(bound: BoundProgram, module: fx.GraphModule, parts: Partition | 
 
 
 def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None, optimizer: Optimizer | None = None) -> MemoryProfile:
-    """What a rank holds over a step; the state of an optimiser is that of every parameter that has a gradient."""
+    """What a rank holds over a step; the state of an optimiser is that of every parameter that has a gradient. Dynamic sizes are those at
+    which the plan's memory counts."""
     program = bound.program
     given, returned = _inputs(program, bound.axes), _results(program)
     static = {} if optimizer is None else _static(program, optimizer, bound.coordinate)
     if parts is None:
-        return profile_stages([_stage(module.graph, given, returned)], static)
+        return profile_stages([_stage(module.graph, given, returned)], static, program.counted)
     count = forward_results(program)
     tangents = [e for e, end in zip(given, program.inputs, strict=False) if end.kind == "tangent"]
     primals = [e for e, end in zip(given, program.inputs, strict=False) if end.kind != "tangent"] + given[len(program.inputs) :]
     stages = [_stage(parts.forward.graph, primals, returned[:count]), _late(parts.backward.graph, tangents, returned[count:])]
-    return profile_stages(stages, static)
+    return profile_stages(stages, static, program.counted)
 
 
 def _inputs(program: ShardedProgram, axes: tuple[str, ...]) -> list[End]:
