@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,7 +135,24 @@ def test_a_size_that_the_model_treats_otherwise() -> None:
         fxshard.plan(Branches(), (torch.zeros(8, 16),), MESH, dynamic_shapes={"x": {0: "batch"}}, example_sizes=[(8,), (2,)], cache=False)
 
 
-def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    factory = "examples/llama3_8b.py:training"
-    assert main(["plan", factory, "--mesh", "a=2", "--dynamic", "args[0]:0=batch", "--example-sizes", "batch=4*x"]) != 0
+MODEL = """
+import torch
+
+def rows():
+    return torch.nn.Linear(16, 8), (torch.ones(4, 16),)
+"""
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    given = [f"{tmp_path}/model.py:rows", "--mesh", "a=2", "--dynamic", "args[0]:0=batch", "--example-sizes"]
+    assert main(["plan", *given, "batch=4*3; batch=64*1", "--at", "batch=64"]) == 0
+    said = capsys.readouterr().out
+    assert "the mean of 0.75 at batch=4 and 0.25 at batch=64" in said and "at batch=64: " in said
+    assert main(["export", *given, "batch=4; batch=64", "-o", str(tmp_path / "m.pt2")]) == 0
+    plan_ = fxshard.load(tmp_path / "m.pt2").plan
+    assert [(dict(one.sizes), one.weight) for one in plan_.example_sizes] == [({"batch": 4}, 0.5), ({"batch": 64}, 0.5)]
+    assert main(["plan", *given, "batch=4*x"]) != 0
     assert "cannot read the weight in 'batch=4*x'" in capsys.readouterr().err
+    assert main(["plan", *given, "bach=4"]) != 0
+    assert "no dynamic dim 'bach'; did you mean 'batch'" in capsys.readouterr().err
