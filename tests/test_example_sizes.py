@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import fxshard
+from examples.llama import Llama
 from fxshard.cli import main
 from fxshard.constraints import Communication
 from fxshard.errors import FileError, OptionError, SizesError
@@ -133,6 +134,17 @@ class Branches(nn.Module):
 def test_a_size_that_the_model_treats_otherwise() -> None:
     with pytest.raises(SizesError, match=r"no plan for the example is one for batch=2: .* batch > 4"):
         fxshard.plan(Branches(), (torch.zeros(8, 16),), MESH, dynamic_shapes={"x": {0: "batch"}}, example_sizes=[(8,), (2,)], cache=False)
+
+
+def test_a_prompt_and_the_tokens_that_follow() -> None:
+    """In inference a length of 1 is a size as any other; in training torch takes for granted that it is not 1, which is said."""
+    model, tokens = Llama.small(layers=1), torch.zeros(4, 16, dtype=torch.int64)
+    given: dict[str, Any] = {"mesh": fxshard.Mesh({"a": 2}), "example_sizes": [(8, 64), (64, 1)], "cache": False}
+    dims = {0: "batch", 1: "seq"}
+    made = fxshard.plan(model, (tokens,), dynamic_shapes=(dims,), train=False, **given)
+    assert made.objective == pytest.approx((made.at(batch=8, seq=64).objective + made.at(batch=64, seq=1).objective) / 2)
+    with pytest.raises(SizesError, match="no plan for the example is one for batch=64, seq=1: the model takes for granted"):
+        fxshard.plan(model, (tokens, tokens), dynamic_shapes=(dims, dims), **given)
 
 
 MODEL = """

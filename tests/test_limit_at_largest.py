@@ -102,6 +102,17 @@ def test_a_max_that_the_mesh_does_not_divide() -> None:
     assert plan(400_000, {"x": {0: Dim("batch", max=16)}}, 16).memory_sizes == {"batch": 16}
 
 
+class Short(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if x.shape[0] < 100 else 3)
+
+
+def test_what_the_trace_does_not_serve_is_left_to_others() -> None:
+    """The model does something else from 100 on, of which a call of such a size makes a plan of its own."""
+    assert plan(400_000, model=Short()).memory_sizes == {"batch": 96}
+    assert plan(400_000, batch=128, model=Short()).memory_sizes == {"batch": 512}
+
+
 def test_the_largest_of_the_example_sizes_counts() -> None:
     made = plan(400_000, OPEN, example_sizes=[(4,), (64,)])
     assert made.memory_sizes == {"batch": 64} and total(made) == made.at(batch=64).memory
