@@ -133,6 +133,12 @@ class ShardedProgram:
         """What its symbols are at these sizes."""
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
+    @property
+    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
+        return {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+
     def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
         """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
         names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
