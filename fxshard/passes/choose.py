@@ -33,6 +33,7 @@ from fxshard.redistribution import Price
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
 from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
+from fxshard.targets import name_of
 
 WORK_LIMIT = 6e9
 """Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
@@ -228,7 +229,7 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
         call = annotated.calls.get(node.name)
         return PlannedNode(
             name=node.name,
-            op=str(node.target) if node.op == "call_function" else node.op,
+            op=name_of(node.target) if node.op == "call_function" else node.op,
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate
 from fxshard.layout import Layout
 from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec
+from fxshard.targets import name_of
 
 
 @dataclass(frozen=True)
@@ -166,4 +167,4 @@ def _group(nodes: list[fx.Node], readers: Mapping[fx.Node, list[fx.Node]]) -> Gr
 
 
 def _op(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else node.op
+    return name_of(node.target) if node.op == "call_function" else node.op

@@ -16,6 +16,7 @@ from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbo
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN, plain_shape
+from fxshard.targets import number_of
 
 aten = torch.ops.aten
 
@@ -53,7 +54,7 @@ class Values:
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
         """The value of a call on nodes whose values are meta tensors or fakes."""
-        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
         known = self._results
         if key not in known:
             values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
@@ -102,7 +103,7 @@ class SymbolicValues(Values):
             return torch.empty(tuple(shape), dtype=dtype)
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
-        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
             with self.mode, torch.no_grad(), symbolic_kernels():
@@ -112,8 +113,9 @@ class SymbolicValues(Values):
 
 def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call on nodes of a graph that is finished, whose values are fakes."""
-    read = pytree.tree_leaves((args, kwargs))
-    mode = next((v.fake_mode for n in read if isinstance(n, fx.Node) and isinstance(v := n.meta.get("val"), FakeTensor)), FAKES)
+    read: list[Any] = []
+    fx.map_arg((args, kwargs), lambda node: read.append(node.meta.get("val")))
+    mode = next((value.fake_mode for value in read if isinstance(value, FakeTensor)), FAKES)
     known = NUMBERS if mode is FAKES else SymbolicValues(mode)
     return known.fake(known.on_meta(target, args, kwargs, reads_tensors=True))
 

@@ -31,6 +31,7 @@ from fxshard.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operan
 from fxshard.redistribution import Step, Table, walk
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import local_form, lookup
+from fxshard.targets import name_of
 
 _FOUND: dict[Any, int] = {}
 """Bytes by all that they follow from: layers are alike, and so are most layouts of one operator."""
@@ -52,9 +53,9 @@ def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh:
 
 def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
     """Equal for nodes that take the same in the same spec; None where that is nothing: one operator of torch's, all results read."""
-    if node.op != "call_function" or str(node.target) in FREE or at_run_time(node):
+    if node.op != "call_function" or name_of(node.target) in FREE or at_run_time(node):
         return None
-    entry, counted, given = lookup(str(node.target)), _counted(node), [v for v in outputs_of(node) if v is not None]
+    entry, counted, given = lookup(name_of(node.target)), _counted(node), [v for v in outputs_of(node) if v is not None]
     if node.target not in KERNELS and (entry is None or entry.local is None) and len(counted) == len(given):
         return None
     read = operands(node)
