@@ -233,7 +233,7 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-            compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
+            compute=annotated.written("time", (call, spec), lambda: compute_time(call, spec, annotated.mesh)) if call and timed else 0.0,
         )
 
     return annotated.written(("node", node.name, timed), (spec,), made)
