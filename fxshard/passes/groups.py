@@ -70,9 +70,10 @@ def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group
     for node in nodes:
         for operand in operands(node):
             readers.setdefault(producer(operand)[0], []).append(node)
+    ops = {n: _op(n) for n in nodes}
     for family in FAMILIES:
-        inside = {n for n in nodes if _op(n) in family.members}
-        inside |= {n for n in nodes if _op(n) in family.feeders and n in readers and all(r in inside for r in readers[n])}
+        inside = {n for n in nodes if ops[n] in family.members}
+        inside |= {n for n in nodes if ops[n] in family.feeders and n in readers and all(r in inside for r in readers[n])}
         first: dict[tuple[fx.Node, ...], fx.Node] = {}
         for node in nodes:
             if node in inside:
