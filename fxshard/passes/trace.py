@@ -299,8 +299,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in module.parameters(recurse=False):  # those of functional_call are of other types
-            if id(value) not in memo:
-                memo[id(value)] = nn.Parameter(_empty(value, mode), value.requires_grad and train)
+            memo.setdefault(id(value), nn.Parameter(fake_tensor(value, mode, False), value.requires_grad and train))
         for value in (*own_tensors(module), *plain_tensors(module).values()):
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), fake_tensor(value, mode, train))
@@ -320,17 +319,12 @@ def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
     """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    fake = _empty(value, mode)
+    check_dense(value)
     with mode:
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         if isinstance(value, nn.Parameter):
             return nn.Parameter(fake, requires_grad=value.requires_grad and train)
         return fake.requires_grad_(value.requires_grad and train)
-
-
-def _empty(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    check_dense(value)
-    with mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

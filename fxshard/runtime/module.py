@@ -23,21 +23,33 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
+from fxshard.collecting import few_collections
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import PlanError, RuleError, RunError, SizesError, StaticDimError, TraceError
+from fxshard.errors import PlanError, RunError, SizesError
 from fxshard.layout import Layout
 from fxshard.mesh import as_mesh
 from fxshard.objects import leaves_in_objects, outputs_in_objects
-from fxshard.passes.annotate import legal_at, probes
+from fxshard.passes.annotate import probes
 from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
-from fxshard.passes.runner import Dump
+from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
-from fxshard.runtime.any_size import Shapes, alike_key, dims_of_call, less_even, refusal, shapes_of
+from fxshard.runtime.any_size import (
+    UNEVEN,
+    Shapes,
+    alike_key,
+    dims_of_call,
+    less_even,
+    refusal,
+    refusal_of_ranks,
+    shapes_of,
+    take_the_same_for_granted,
+    traced_where_it_can_be,
+)
 from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
@@ -45,7 +57,7 @@ from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
@@ -114,7 +126,8 @@ def parallelize(
         decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
-        ask_compiler(settings.cache)
+        with timed("ask the compiler"):
+            ask_compiler(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -204,16 +217,9 @@ class ShardedForward:
         return None
 
     def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
-        program = made.runner.program
-        mine = refusal(made.runner, made.shapes, leaves)
-        if mine is None and any(one.uneven for one in program.sizes):
-            node = legal_at(made.graph, program.plan, made.runner.sizes_of(leaves))
-            mine = None if node is None else f"the plan of {node} is not legal there"
-        if not program.by_rank and self.settings.compiler != "inductor":
-            return mine
-        return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.timeout)
 
+    @few_collections()
     def prepare(
         self,
         args: tuple[Any, ...],
@@ -272,15 +278,17 @@ class ShardedForward:
             cut = self._cut(graph)
             check_whole(program, named, cut=cut)
             if first:
-                source = self.settings.src_data_rank
-                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
+                with timed("shard parameters"):
+                    shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
             return self.prepare(args, kwargs, train)
@@ -301,22 +309,17 @@ class ShardedForward:
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
         dims, uneven = dims_of_call(named, asked, seen, made, self.mesh.size, everything=self.settings.dynamic is True)
         if uneven:
-            text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
-            announce(self.device_mesh, logging.WARNING, text, ", ".join(uneven))
+            announce(self.device_mesh, logging.WARNING, UNEVEN, ", ".join(uneven))
         return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
-        while True:
-            try:
-                return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
-            except (TraceError, RuleError) as error:
-                named = error.dim if isinstance(error, StaticDimError) else None
-                if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
-                    raise
-                if self.settings.dynamic is None:
-                    announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
-                dims = tuple(dim for dim in dims if named is not None and dim.name != named)
+        silent = self.settings.dynamic is not None
+
+        def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
+            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
+
+        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
@@ -340,7 +343,8 @@ class ShardedForward:
             cache=s.cache,
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
-        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
+        with timed("plan, shared"):
+            return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
@@ -351,7 +355,8 @@ class ShardedForward:
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
-        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        with timed("compare ranks"):
+            compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def _check_parameters(self, program: ShardedProgram) -> None:
         """The parameters lie as the program reads them."""
