@@ -30,6 +30,7 @@ KINDS = {
     c10d.all_to_all_single.default: "all_to_all",
 }
 """The operators of a local graph that are collectives, and what their kinds are called."""
+_COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
 """Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
@@ -173,7 +174,7 @@ class ShardedProgram:
 
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` of a local graph starts a collective (waits do not)."""
-    return node.target in KINDS
+    return id(node.target) in _COLLECTIVES
 
 
 def is_wait(node: fx.Node) -> bool:
