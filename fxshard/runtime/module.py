@@ -42,6 +42,7 @@ from fxshard.runtime.any_size import (
     Shapes,
     alike_key,
     dims_of_call,
+    growing_dims,
     less_even,
     refusal,
     refusal_of_ranks,
@@ -244,10 +245,13 @@ class ShardedForward:
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+            if grows and (more := growing_dims(graph, named, dims)):
+                graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()

@@ -85,7 +85,7 @@ def dynamic_cache() -> None:
     )
     same_tokens(model, sharded, 8, False)
     same_tokens(model, sharded, 8, True)
-    assert len(sharded.forward.programs) == 4  # with that of the example
+    assert len(sharded.forward.programs) == 3, len(sharded.forward.programs)  # with that of the example
     mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
     for cache in (mine.past_key_values, want.past_key_values):
         cache.crop(-1)
