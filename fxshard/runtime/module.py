@@ -54,6 +54,7 @@ from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
+from fxshard.runtime.counts import warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
@@ -162,6 +163,7 @@ class ShardedForward:
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
+        self.counted: set[str] = set()
         self.watch()
 
     def watch(self) -> None:
@@ -253,6 +255,7 @@ class ShardedForward:
             if grows and (more := growing_dims(graph, named, dims)):
                 graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
+        warn_of_counts(graph, self.counted, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
@@ -465,7 +468,7 @@ class ShardedForward:
 
     def _settle(self, origin: ShardedForward, replaced: Any) -> None:
         """Programs of its own for those of ``origin``, which run the same compiled code."""
-        self.runners, self.alike = {}, {}
+        self.runners, self.alike, self.deferred = {}, {}, set()
         self.__post_init__()
         self.replaced, self.sharded = replaced, True
         hooks = self.state.hooks()

@@ -7,7 +7,7 @@ Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guards_of
+from fxshard.shapes.guards import Guard, broken, guards_of, settled_by
 from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "guards_of",
     "instantiated",
     "never_empty",
+    "settled_by",
     "units_of",
 ]
