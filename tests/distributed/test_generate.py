@@ -54,6 +54,11 @@ def static_cache() -> None:
     assert decode.collectives and not any(20 in c.shape for c in decode.collectives)  # its 20 places do not travel in a decoding step
 
 
+def inductor_graphs() -> int:
+    compiled = torch._dynamo.utils.counters["inductor"]
+    return sum(compiled[f"fxgraph_cache_{what}"] for what in ("hit", "miss", "bypass"))
+
+
 def compiled_static_cache() -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
@@ -61,9 +66,18 @@ def compiled_static_cache() -> None:
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
     same_tokens(model, sharded, 8, False, cache_implementation="static")
     same_tokens(model, sharded, 8, True, cache_implementation="static")
-    compiled = torch._dynamo.utils.counters["inductor"]
-    found = sum(compiled[f"fxgraph_cache_{what}"] for what in ("hit", "miss", "bypass"))
-    assert found == len(sharded.forward.programs) == 3  # the example's, prefill and decode
+    assert inductor_graphs() == len(sharded.forward.programs) == 3  # the example's, prefill and decode
+
+
+def compiled_dynamic_cache() -> None:
+    """Three compilations for any number of tokens: the example's, the prompt's, and one for tokens, its cache of any length."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    model = llama()
+    torch._dynamo.utils.counters.clear()
+    sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
+    same_tokens(model, sharded, 6, False)
+    same_tokens(model, sharded, 9, True)
+    assert inductor_graphs() == len(sharded.forward.programs) == 3
 
 
 def whole_static_cache() -> None:
@@ -77,7 +91,7 @@ def whole_static_cache() -> None:
 
 
 def dynamic_cache() -> None:
-    """A program for the prompt, one for the first token and one for all lengths after; the cache stays as it was first asked for."""
+    """A program for the prompt and one for tokens, whatever the cache's length; the cache stays as it was first asked for."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     sharded: Any = fxshard.parallelize(
@@ -85,7 +99,11 @@ def dynamic_cache() -> None:
     )
     same_tokens(model, sharded, 8, False)
     same_tokens(model, sharded, 8, True)
-    assert len(sharded.forward.programs) == 3, len(sharded.forward.programs)  # with that of the example
+    assert len(sharded.forward.programs) == 3  # with that of the example
+    mask = torch.ones_like(PROMPT)
+    mask[0, :3] = 0
+    same_tokens(model, sharded, 6, False, attention_mask=mask)  # the mask is as long as the cache and one more: it goes with it
+    assert len(sharded.forward.programs) == 5
     mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
     for cache in (mine.past_key_values, want.past_key_values):
         cache.crop(-1)
@@ -98,4 +116,4 @@ def dynamic_cache() -> None:
     assert mine.past_key_values.get_seq_length() == 0
 
 
-found, test_two_ranks = two_ranks(static_cache, compiled_static_cache, whole_static_cache, dynamic_cache)
+found, test_two_ranks = two_ranks(static_cache, compiled_static_cache, whole_static_cache, dynamic_cache, compiled_dynamic_cache)
