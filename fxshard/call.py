@@ -119,6 +119,9 @@ def _at_example(value: Any) -> Any:
 
 def _look(value: Any) -> Hashable:
     """What of an argument or a value is in a call; constants keep their type, for 1, 1.0 and True are different arguments."""
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return kind, value
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -131,7 +134,11 @@ def _look(value: Any) -> Hashable:
         raise TypeError("comparing symbols would ask what only running tells")
     if isinstance(value, dict):
         return tuple((name, _look(item)) for name, item in value.items())
-    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+    return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+
+
+_CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
+"""Types that are looked at most often, and taken as they are."""
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:

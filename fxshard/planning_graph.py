@@ -246,15 +246,24 @@ def at_run_time(node: fx.Node) -> bool:
 def run_time_cause(node: fx.Node) -> str:
     """What about ``node`` only running tells, in words; empty where nothing is."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
+    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
+    if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
+        return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
         return "it reads or gives a sparse tensor"
     if any(map(_has_unknown_size, taken)):
         return "it reads a tensor whose size only running tells"
-    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
     if by_values or any(map(_has_unknown_size, given)):
         return "it gives a tensor whose size only running tells"
     return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
+
+
+def _is_known(value: Any) -> bool:
+    """Whether it is a tensor whose sizes are numbers, or several: as nearly all are, which is asked first."""
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and all(type(size) is int for size in value.shape)
+    return isinstance(value, (tuple, list)) and all(map(_is_known, value))
 
 
 def _has_unknown_size(value: Any) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fxshard._torch_compat.light_imports import light_imports
+
 if TYPE_CHECKING:
     from fxshard._torch_compat.inductor import Compiled
 
@@ -120,5 +122,6 @@ def _load_for_cpu(graph: Any, constants: Any) -> None:
     """The part of that which C++ needs, without what compiles: importing it takes half a second."""
     from torch._dynamo.utils import counters
 
-    graph.after_deserialization(constants)
+    with light_imports():
+        graph.after_deserialization(constants)
     counters["inductor"]["fxgraph_cache_hit"] += 1

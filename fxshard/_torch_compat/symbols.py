@@ -20,7 +20,9 @@ from torch.fx.experimental.symbolic_shapes import (
     uninteresting_files,
 )
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.value_ranges import ValueRanges
 
 if TYPE_CHECKING:
     from torch import fx
@@ -110,6 +112,11 @@ def captured_sizes(captured: fx.GraphModule, inputs: Sequence[Any]) -> dict[symp
 def symbol_of(value: torch.SymInt) -> sympy.Symbol:
     """The symbol behind a size, whatever has become known of it since it was made."""
     return value.node._expr
+
+
+def ranges_of(limits: Sequence[tuple[torch.SymInt, int, int | None]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    """(size, its least value, its greatest one or None) as ``torch.export`` keeps them."""
+    return {symbol_of(size): ValueRanges(least, int_oo if most is None else most) for size, least, most in limits}
 
 
 def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:

@@ -138,6 +138,8 @@ def _key(value: Any) -> Any:
     """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
     if isinstance(value, fx.Node):
         value = value.meta["val"]
+    if type(value) is torch.Tensor:  # a meta tensor, whose sizes are numbers
+        return value.shape, value.stride(), value.dtype
     if isinstance(value, torch.Tensor):
         return tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype
     if isinstance(value, (list, tuple)):

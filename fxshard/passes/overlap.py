@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import fx
@@ -78,6 +78,24 @@ class Beside:
         found: FloatOrArray = self.share * np.minimum(self.part * communication, self.window)
         return found
 
+
+@dataclass(frozen=True)
+class BesideEach:
+    """The same of a value at several sizes: (weight, what hides there)."""
+
+    each: tuple[tuple[float, Beside | None], ...]
+
+    @property
+    def joins(self) -> bool:
+        return any(beside is not None and beside.joins for _, beside in self.each)
+
+    def hidden(self, communication: np.ndarray) -> Any:
+        """In the mean, of what collectives run at each of the sizes: a number, or an array, of each."""
+        terms = zip(self.each, communication, strict=True)
+        return sum(weight * beside.hidden(time) for (weight, beside), time in terms if beside is not None)
+
+
+Hiding = Beside | BesideEach
 
 JOINED = Beside(0.0, 0.0, 0.0, joins=True)
 """Of a gradient, or of a parameter, where nothing hides: reductions wait for the end of the step together, what parameters are brought by

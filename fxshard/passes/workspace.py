@@ -80,16 +80,17 @@ def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layo
 
 def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> np.ndarray:
     """(from, to) bytes beyond ``value`` in two layouts while it is brought from one into the other; 0 where one is None."""
-    return _moves(paths, value.dtype, value.is_contiguous()).between(layouts)
+    return _moves(paths, plain_shape(value.shape), value.dtype, value.is_contiguous()).between(layouts)
 
 
 @dataclass
 class _Moves:
     """What is alive at most along the paths of a table, by what lies between their ends: path by path would be slow.
 
-    ``dense``: whether what is given lies in memory without gaps."""
+    ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is given lies in memory without gaps."""
 
     paths: Table
+    shape: tuple[int, ...]
     dtype: torch.dtype
     dense: bool
     sizes: list[int]
@@ -97,7 +98,7 @@ class _Moves:
 
     def between(self, layouts: Sequence[Layout | None]) -> np.ndarray:
         found = np.zeros((len(layouts), len(layouts)))
-        if UNKNOWN in self.paths.tensor[0]:
+        if UNKNOWN in self.shape:
             return found
         there = [(k, self.paths.index[at]) for k, at in enumerate(layouts) if at is not None]
         for (row, i), (column, j) in itertools.permutations(there, 2):
@@ -118,19 +119,18 @@ class _Moves:
 
     def _direct(self, i: int, j: int, stays: bool) -> int:
         """The same where no plain layout lies between the two."""
-        shape, _, mesh = self.paths.tensor
-        most = 0
+        mesh, most = self.paths.tensor[2], 0
         for number, (layout, step, _) in enumerate(walk(self.paths.layouts[i], self.paths.direct(i, j))):
             given, kept = stays and not number, self.sizes[i] if stays and number else 0
-            most = max(most, _during(step, layout, shape, self.dtype, self.dense or not given, given, mesh) + kept)
+            most = max(most, _during(step, layout, self.shape, self.dtype, self.dense or not given, given, mesh) + kept)
         return most
 
 
 @lru_cache(maxsize=512)
-def _moves(paths: Table, dtype: torch.dtype, dense: bool) -> _Moves:
-    shape, itemsize, mesh = paths.tensor
+def _moves(paths: Table, shape: tuple[int, ...], dtype: torch.dtype, dense: bool) -> _Moves:
+    _, itemsize, mesh = paths.tensor
     sizes = [] if UNKNOWN in shape else [math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in paths.layouts]
-    return _Moves(paths, dtype, dense, sizes)
+    return _Moves(paths, shape, dtype, dense, sizes)
 
 
 def _during(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> int:

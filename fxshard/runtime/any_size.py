@@ -18,12 +18,10 @@ from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.launch import announce, mesh_ranks, objection
+from fxshard.runtime.launch import agreed, announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, broken
 
 UNEVEN = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
-TAKES_FOR_GRANTED = "inductor"
-"""The compiler that may take something for granted of sizes, on each rank something else."""
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 """Of the leaves of a call's arguments; None for those that are no tensors."""
@@ -45,7 +43,7 @@ class Sized(Protocol):
 
 
 class Found(Protocol):
-    """A program that was made for a call of ``shapes``, and its graph."""
+    """A program that was made for a call of ``shapes``, and its graph. ``ranks_alike``: whether all ranks' take the same for granted."""
 
     @property
     def runner(self) -> Sized: ...
@@ -53,6 +51,8 @@ class Found(Protocol):
     def graph(self) -> PlanningGraph: ...
     @property
     def shapes(self) -> Shapes: ...
+    @property
+    def ranks_alike(self) -> bool: ...
 
 
 def shapes_of(leaves: Sequence[Any]) -> Shapes:
@@ -81,9 +81,6 @@ def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
                 return f"dim {dim} of {name} is {size}, the program was made for {made}"
             if one is not None and sizes.setdefault(one.name, size) != size:
                 return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
-    for one in program.sizes:
-        if sizes[one.name] < one.least or (one.most is not None and sizes[one.name] > one.most):
-            return f"{one.name} is {sizes[one.name]}, out of its range"
     reason = program.refuses(sizes)
     if reason is not None:
         return reason
@@ -91,16 +88,22 @@ def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
-def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, compiler: str, timeout: float = TIMEOUT) -> str | None:
-    """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree. Every rank calls this."""
+def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
+    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this."""
     program = found.runner.program
     mine = refusal(found.runner, found.shapes, leaves)
     if mine is None and any(one.uneven for one in program.sizes):
         node = legal_at(found.graph, program.plan, found.runner.sizes_of(leaves))
         mine = None if node is None else f"the plan of {node} is not legal there"
-    if not program.by_rank and compiler != TAKES_FOR_GRANTED:
-        return mine
-    return objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+    return mine if found.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+
+
+def take_the_same_for_granted(compiled: CompiledProgram, device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> bool:
+    """Whether all ranks' programs do, so that each rank knows by itself what the others serve. Every rank calls this."""
+    if not compiled.program.sizes:
+        return True
+    mine = "; ".join(sorted({guard.condition for guard in compiled.guards}))
+    return agreed(mine, "compare what their programs take for granted", ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 
 def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:

@@ -48,7 +48,16 @@ from fxshard.passes.pipeline import lower_plan, plan_graph
 from fxshard.passes.runner import Dump
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
-from fxshard.runtime.any_size import UNEVEN, Shapes, dims_of_call, less_even, refusal_of_ranks, shapes_of, traced_where_it_can_be
+from fxshard.runtime.any_size import (
+    UNEVEN,
+    Shapes,
+    dims_of_call,
+    less_even,
+    refusal_of_ranks,
+    shapes_of,
+    take_the_same_for_granted,
+    traced_where_it_can_be,
+)
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
@@ -62,11 +71,11 @@ from fxshard.runtime.inputs import check_whole
 from fxshard.runtime.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
-from fxshard.runtime.size_inputs import add_size_inputs
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
 from fxshard.shapes import DynamicDim
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.size_inputs import add_size_inputs
 
 MANY = 8
 """Programs of one graph from which on the user is warned."""
@@ -121,11 +130,13 @@ class MeshPrograms:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program of a graph, made for a call of ``shapes``. ``views``: whether some of what the graph returns is not computed."""
+    """A program of a graph, made for a call of ``shapes``. ``ranks_alike``: whether all ranks' take the same for granted of dynamic
+    sizes; ``views``: whether some of what the graph returns is not computed."""
 
     runner: GraphRunner
     graph: PlanningGraph
     shapes: Shapes
+    ranks_alike: bool
     views: bool
 
 
@@ -180,7 +191,7 @@ class GraphPrograms:
         return None
 
     def _refusal(self, planned: Planned, tensors: Sequence[torch.Tensor]) -> str | None:
-        return refusal_of_ranks(planned, tensors, self.device_mesh, self.options.compiler, self.options.timeout)
+        return refusal_of_ranks(planned, tensors, self.device_mesh, self.options.timeout)
 
     def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None) -> GraphRunner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
@@ -206,7 +217,8 @@ class GraphPrograms:
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self._make(args, less_even(dims, self.options.planning_mesh.size))
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
-        planned = Planned(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, self.options.timeout)
+        planned = Planned(runner, graph, shapes_of(tensors), ranks_alike, not all(output.computed for output in outputs))
         self.made.setdefault(numbers, []).append(planned)
         if len(before) + 1 == MANY:
             text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"

@@ -80,6 +80,9 @@ def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None
         log.log(level, text, *args)
 
 
+SAME = "the same"
+
+
 def share_plan(
     make_plan: Callable[[], ShardingPlan],
     *,
@@ -165,9 +168,9 @@ def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout:
         return True
     with Meeting(group, what, mine, timeout) as meeting:
         if not meeting.leads:
-            return bool(meeting.outcome())
+            return meeting.outcome() == SAME
         same = len(set(meeting.everyone().values())) == 1
-        meeting.decide("the same" if same else "")
+        meeting.decide(SAME if same else "")
         return same
 
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
+from fxshard.collecting import few_collections
 from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import PlanError, RunError, SizesError
 from fxshard.layout import Layout
@@ -32,7 +33,7 @@ from fxshard.passes.annotate import probes
 from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
-from fxshard.passes.runner import Dump
+from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
@@ -47,6 +48,7 @@ from fxshard.runtime.any_size import (
     refusal,
     refusal_of_ranks,
     shapes_of,
+    take_the_same_for_granted,
     traced_where_it_can_be,
 )
 from fxshard.runtime.attributes import AttributeReader, Attributes
@@ -126,7 +128,8 @@ def parallelize(
         decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
-        ask_compiler(settings.cache)
+        with timed("ask the compiler"):
+            ask_compiler(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -217,8 +220,9 @@ class ShardedForward:
         return None
 
     def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.compiler, self.settings.timeout)
+        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.timeout)
 
+    @few_collections()
     def prepare(
         self,
         args: tuple[Any, ...],
@@ -281,15 +285,17 @@ class ShardedForward:
             cut = self._cut(graph)
             check_whole(program, named, cut=cut)
             if first:
-                source = self.settings.src_data_rank
-                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
+                with timed("shard parameters"):
+                    shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
             self._check_parameters(program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
             return self.prepare(args, kwargs, train)
@@ -344,7 +350,8 @@ class ShardedForward:
             cache=s.cache,
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
-        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
+        with timed("plan, shared"):
+            return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
@@ -355,7 +362,8 @@ class ShardedForward:
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
-        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        with timed("compare ranks"):
+            compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def _check_parameters(self, program: ShardedProgram) -> None:
         """The parameters lie as the program reads them."""

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat.capture import without_guards
+from fxshard.collecting import COLLECT_EVERY, few_collections
 from fxshard.passes import trace as module
-from fxshard.passes.runner import COLLECT_EVERY, Pass, PassRecord, few_collections, run_passes
+from fxshard.passes.runner import Pass, PassRecord, run_passes
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph, source_line
 
