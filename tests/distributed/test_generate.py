@@ -1,4 +1,4 @@
-"""generate() of a Hugging Face decoder on two ranks: the tokens of one device, from a prefill and a decode program."""
+"""generate() of a Hugging Face decoder with a static cache on two ranks: the tokens of one device, from a prefill and a decode program."""
 
 from __future__ import annotations
 
@@ -69,17 +69,6 @@ def compiled_static_cache() -> None:
     assert inductor_graphs() == len(sharded.forward.programs) == 3  # the example's, prefill and decode
 
 
-def compiled_dynamic_cache() -> None:
-    """Three compilations for any number of tokens: the example's, the prompt's, and one for tokens, its cache of any length."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama()
-    torch._dynamo.utils.counters.clear()
-    sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
-    same_tokens(model, sharded, 6, False)
-    same_tokens(model, sharded, 9, True)
-    assert inductor_graphs() == len(sharded.forward.programs) == 3
-
-
 def whole_static_cache() -> None:
     """Where no layout is asked for, the cache is of plain tensors, and beams reorder it."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -90,30 +79,4 @@ def whole_static_cache() -> None:
     assert type(result.past_key_values.layers[0].keys) is torch.Tensor
 
 
-def dynamic_cache() -> None:
-    """A program for the prompt and one for tokens, whatever the cache's length; the cache stays as it was first asked for."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama()
-    sharded: Any = fxshard.parallelize(
-        copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", pins=COLUMNS, output_layouts=BY_HEADS
-    )
-    same_tokens(model, sharded, 8, False)
-    same_tokens(model, sharded, 8, True)
-    assert len(sharded.forward.programs) == 3  # with that of the example
-    mask = torch.ones_like(PROMPT)
-    mask[0, :3] = 0
-    same_tokens(model, sharded, 6, False, attention_mask=mask)  # the mask is as long as the cache and one more: it goes with it
-    assert len(sharded.forward.programs) == 5
-    mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
-    for cache in (mine.past_key_values, want.past_key_values):
-        cache.crop(-1)
-    keys, whole = (found.past_key_values.layers[1].keys for found in (mine, want))
-    assert isinstance(keys, DTensor) and keys.placements == (Shard(1),)
-    torch.testing.assert_close(keys.full_tensor(), whole, rtol=1e-5, atol=1e-5)
-    with pytest.raises(RuntimeError, match=r"torch\.Tensor and DTensor"):
-        mine.past_key_values.reorder_cache(torch.tensor([1, 0]))
-    mine.past_key_values.reset()
-    assert mine.past_key_values.get_seq_length() == 0
-
-
-found, test_two_ranks = two_ranks(static_cache, compiled_static_cache, whole_static_cache, dynamic_cache, compiled_dynamic_cache)
+found, test_two_ranks = two_ranks(static_cache, compiled_static_cache, whole_static_cache)
