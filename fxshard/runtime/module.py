@@ -43,6 +43,7 @@ from fxshard.runtime.any_size import (
     Shapes,
     alike_key,
     dims_of_call,
+    growing_dims,
     less_even,
     refusal,
     refusal_of_ranks,
@@ -55,6 +56,7 @@ from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
+from fxshard.runtime.counts import warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
 from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, share_plan, versions
@@ -67,7 +69,7 @@ from fxshard.runtime.options import (
     check_source,
     check_unused,
 )
-from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
+from fxshard.runtime.parameters import check_gradient_hooks, check_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.settings import Settings, settings_of
 from fxshard.runtime.several_sizes import sampled_sizes, warn_beyond_limit
@@ -170,6 +172,7 @@ class ShardedForward:
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
+        self.counted: set[str] = set()
         self.watch()
 
     def watch(self) -> None:
@@ -256,11 +259,15 @@ class ShardedForward:
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+            if grows and (more := growing_dims(graph, named, dims)):
+                graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
+        warn_of_counts(graph, self.counted, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
@@ -290,7 +297,7 @@ class ShardedForward:
                 with timed("shard parameters"):
                     shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
-            self._check_parameters(program)
+            check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
@@ -367,15 +374,6 @@ class ShardedForward:
     def _compare(self, fields: Mapping[str, str]) -> None:
         with timed("compare ranks"):
             compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
-
-    def _check_parameters(self, program: ShardedProgram) -> None:
-        """The parameters lie as the program reads them."""
-        layouts = planned_layouts(program)
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            layout = layouts.get(name)
-            if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
-                have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
-                raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
 
     def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
         """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
