@@ -32,7 +32,8 @@ def plan_at(
     Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
     """
     family = _family(annotated)
-    there = {**family.example, **_checked(sizes, {dim.name: dim for dim in family.dims})}
+    free = {dim.name: dim for dim in family.dims if dim.name not in family.derived}
+    there = family.with_derived({**family.example, **_checked(sizes, free)})
     guard = broken(family.guards, there)
     if guard is not None:
         raise SizesError(f"the plan does not serve {dict(there)}: the model takes for granted that {guard}", remedy="plan for these sizes")
@@ -98,7 +99,7 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
         raise OptionError("the plan has no memory limit that could hold", remedy="plan with memory_limit='80GB'")
     found: dict[str, int | None] = {}
     for dim in family.dims:
-        if dim.most is None:
+        if dim.most is None and dim.name not in family.derived:
             unit = 1 if dim.uneven else annotated.mesh.size
             start = plan.memory_sizes[dim.name]
 

@@ -103,13 +103,14 @@ def annotate(
 def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
     """The graph at other sizes of its dynamic dims, by name, with what is legal there."""
     assert graph.family is not None
+    sizes = graph.family.with_derived(sizes)
     found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh)
     return replace(found, sizes=tuple((dim.name, sizes[dim.name]) for dim in graph.family.dims))
 
 
 def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
     assert graph.family is not None
-    guard = broken(graph.family.guards, sizes)
+    guard = broken(graph.family.guards, graph.family.with_derived(sizes))
     if guard is not None:
         what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
         raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
@@ -174,16 +175,19 @@ DRAWN = 2000
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
-    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty.
+    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty. Dims that follow from others are
+    as these say.
 
     Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
     """
     found: list[dict[str, int]] = []
-    choices = [_sizes_of(dim, mesh) for dim in family.dims]
+    choices = {dim.name: _sizes_of(dim, mesh) for dim in family.dims if dim.name not in family.derived}
     draw = random.Random(0)
-    for _ in range(DRAWN if all(choices) else 0):
-        sizes = {dim.name: draw.choice(some) for dim, some in zip(family.dims, choices, strict=True)}
-        if sizes not in found and len(set(sizes.values())) == len(sizes) and broken(family.guards, sizes) is None:
+    for _ in range(DRAWN if all(choices.values()) else 0):
+        free = {name: draw.choice(some) for name, some in choices.items()}
+        sizes = family.with_derived(free)
+        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and broken(family.guards, sizes) is None
+        if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
             if len(found) == PROBED:
                 break
@@ -193,6 +197,10 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
         f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
         remedy="give the dims a wider range (torch.export.Dim, and what the model asserts of them), or leave them static",
     )
+
+
+def _within(dim: DynamicDim, size: int) -> bool:
+    return size >= dim.least and (dim.most is None or size <= dim.most)
 
 
 def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
@@ -257,6 +265,7 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
     arriving: dict[str, frozenset[str]] = {}
     leaving: dict[str, frozenset[str]] = {}
     known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
+    left: dict[tuple[int, frozenset[str]], tuple[frozenset[str], frozenset[str]]] = {}
     for node in planned_nodes(graph):
         call = calls.get(node.name)
         if call is None:
@@ -264,9 +273,11 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
         if call not in known:
             known[call] = created_reductions(call), passed_reductions(call)
         created, passed = known[call]
-        sources = {producer(o)[0].name for o in operands(node)}
-        arriving[node.name] = frozenset({"sum"}.union(*(leaving.get(s, ()) for s in sources)))
-        leaving[node.name] = created | {after for before, after in passed if before in arriving[node.name]}
+        arrive = frozenset({"sum"}.union(*(leaving.get(producer(o)[0].name, ()) for o in operands(node))))
+        key = id(call), arrive
+        if key not in left:  # layers repeat
+            left[key] = arrive, created | {after for before, after in passed if before in arrive}
+        arriving[node.name], leaving[node.name] = left[key]
     return arriving
 
 

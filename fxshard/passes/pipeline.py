@@ -91,8 +91,11 @@ def _trace(c: Compilation) -> tuple[Compilation, str]:
 def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     r, family = c.request, c.graph.family
-    limited = family is not None and r.memory_limit is not None
-    largest = largest_sizes(family.dims, r.sampled, math.prod(c.mesh.shape)) if family is not None and limited else None
+    largest = None
+    if family is not None and r.memory_limit is not None:
+        own = [dim for dim in family.dims if dim.name not in family.derived]
+        guards = [one for one in family.guards if not any(name in family.derived for name, *_ in one.symbols)]
+        largest = family.with_derived(largest_sizes(own, r.sampled, math.prod(c.mesh.shape), guards))
     made = annotate.annotate(c.graph, c.mesh, r.sampled, largest)
     for heading, found in by_cause(made.fallbacks).items():
         some = ", ".join(node for node, _ in found[:5])

@@ -71,5 +71,5 @@ def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annota
 def memory_at(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int], optimizer: Optimizer) -> int:
     """Bytes per device that ``plan`` holds when most is in use, at ``sizes`` of the dynamic dims of its graph, by name."""
     assert graph.family is not None
-    there = expand(replace(graph, module=graph.family.at(sizes), family=None), plan.recomputed)
+    there = expand(replace(graph, module=graph.family.at(graph.family.with_derived(sizes)), family=None), plan.recomputed)
     return sum(memory_at_peak(Lifetimes(there), plan.specs, plan.redistributions, plan.mesh, optimizer).values())

@@ -12,8 +12,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
+from fxshard.objects import outputs_in_objects
 from fxshard.passes.annotate import legal_at
-from fxshard.planning_graph import PlanningGraph
+from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
 from fxshard.runtime.compile import CompiledProgram
@@ -183,12 +184,34 @@ def changed_dims(
             moved = any(one != size for one in before) or (everything and size > 1)
             if moved and (path, dim) not in taken:
                 groups.setdefault((size, *before), []).append((path, dim))
-    found = list(asked)
-    for sizes, places in groups.items():
-        path, dim = places[0]
-        name = f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}"
-        found.append(DynamicDim(name, tuple(places), sizes[0], asked=False))
+    found = [*asked, *(_by_itself(places, sizes[0]) for sizes, places in groups.items())]
     names = [dim.name for dim in found]
     if len(set(names)) < len(names):
         raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
     return tuple(found)
+
+
+def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
+    """A dim that nobody asked for, called after its first place."""
+    path, dim = places[0]
+    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
+
+
+def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves: in
+    the next call of its kind they have another size. With them go other arguments' dims that are as long as what becomes of one, as a
+    mask over a cache and the new token is."""
+    taken = {place for dim in known for place in dim.places}
+    after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
+    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items()}
+    leaves = {path: leaf.shape for path, leaf in named.items() if isinstance(leaf, torch.Tensor) and leaf.numel()}
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for path, shape in leaves.items():
+        for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):
+            if size != new and len(shape) == len(left[path]) and (path, dim) not in taken:
+                groups.setdefault((size, new), []).append((path, dim))
+    for size in {new for _, new in groups}:
+        along = [(path, d) for path, shape in leaves.items() if path not in left for d, n in enumerate(shape) if n == size]
+        if along := [place for place in along if place not in taken]:
+            groups[(size,)] = along
+    return tuple(_by_itself(places, sizes[0]) for sizes, places in groups.items())

@@ -8,7 +8,7 @@ which sizes a plan is to be good.
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guards_of
+from fxshard.shapes.guards import Guard, broken, guards_of, settled_by
 from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
 from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
@@ -25,6 +25,7 @@ __all__ = [
     "instantiated",
     "largest_sizes",
     "never_empty",
+    "settled_by",
     "sizes_named",
     "units_of",
     "weighted_sizes",

@@ -38,12 +38,10 @@ def mesh() -> DeviceMesh:
 
 
 def compiled(model: Any, dynamic: bool | None = None, **others: Any) -> Any:
-    return torch.compile(
-        model, backend="fxshard", dynamic=dynamic, options={"mesh": mesh(), "compiler": "eager", "cache": False, **others}
-    )
+    return torch.compile(model, backend="fxshard", dynamic=dynamic, options={"mesh": mesh(), "compiler": "eager", "cache": False, **others})
 
 
-def by_rows(model: nn.Module) -> Any:
+def by_rows() -> dict[str, Any]:
     """The options that cut rows, so that not every number of them will do."""
     return {"constraints": [fxshard.Pin("up", "S(0)")]}
 
@@ -95,7 +93,7 @@ def rows(count: int) -> Tensor:
 def even_sizes_by_one_program_and_odd_ones_by_another() -> None:
     """The first size, all even ones, all others; torch captures twice."""
     model = Perceptron().double()
-    single, sharded = copy.deepcopy(model), compiled(model, **by_rows(model))
+    single, sharded = copy.deepcopy(model), compiled(model, **by_rows())
     counters.clear()
     with counted() as made:
         for count, programs in ((4, 1), (6, 2), (8, 2), (2, 2), (20, 2), (7, 3), (5, 3), (11, 3), (3, 3), (6, 3)):
