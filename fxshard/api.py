@@ -180,6 +180,7 @@ def export(
     without: Sequence[str] = (),
     dynamic_shapes: Any = None,
     even: bool = False,
+    example_sizes: Any = None,
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
@@ -189,14 +190,15 @@ def export(
     ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; others have those of the example. The program serves all their sizes,
     odd ones too, for which each of up to 16 ranks has a graph of its own; ``even``: sizes alone that the mesh cuts evenly, by one graph
     for all ranks. So is a program of a ``plan`` that is given, or of more ranks; ``program.refuses`` says which sizes it does not serve.
-    ``rng`` and ``without`` as in ``lower``. Other arguments and errors as ``plan``; a ``plan`` must be for inference
-    (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
+    ``rng`` and ``without`` as in ``lower``. Other arguments, ``example_sizes`` too, and errors as ``plan``; a ``plan`` must be for
+    inference (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
     check_flag("even", even)
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
-    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None)
+    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None, example_sizes=example_sizes)
+    dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     whole = "R" * as_mesh(mesh).ndim
     request = Request(
         model,
@@ -212,8 +214,11 @@ def export(
         cache=cache,
         rng=rng,
         without=check_without(without),
-        dynamic=dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes),
+        dynamic=dims,
+        sampled=weighted_sizes(example_sizes, dims),
     )
+    if even and not request.dynamic:
+        raise OptionError("even=True is said of dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:

@@ -159,6 +159,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
     dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; may be repeated"
     parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
+    parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
     cache_help = "plan anew, and do not keep the plan (default: plans are kept in FXSHARD_CACHE_DIR, or ~/.cache/fxshard)"
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
@@ -167,13 +169,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
-    from fxshard.dynamic_text import parse_dynamic, parse_sizes
+    from fxshard.dynamic_text import parse_sizes
 
-    dynamic, elsewhere = parse_dynamic(options.dynamic), [parse_sizes(text) for text in options.at]
+    sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    limits = {"dynamic_shapes": dynamic, "train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer}
+    limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
     plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
     if options.output:
         plan.save(options.output)
@@ -184,10 +186,17 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    for sizes in elsewhere:
-        print(f"\n{plan.at(**sizes)}")
+    for there in elsewhere:
+        print(f"\n{plan.at(**there)}")
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """Which dims are dynamic, and at which sizes the plan is to be good."""
+    from fxshard.dynamic_text import parse_dynamic, parse_example_sizes
+
+    return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
 
 def _question(text: str) -> tuple[str, str | None]:
@@ -211,9 +220,7 @@ def _export(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
     plan = _read_plan(options) if options.plan else None
-    from fxshard.dynamic_text import parse_dynamic
-
-    sizes = {"dynamic_shapes": parse_dynamic(options.dynamic), "even": options.even}
+    sizes = {**_sizes(options), "even": options.even}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
@@ -390,6 +397,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
         "--output-layout": options.output_layout,
         "--memory-limit": options.memory_limit,
         "--objective": options.objective != "time",
+        "--example-sizes": options.example_sizes,
     }
     useless = " and ".join(name for name, value in given.items() if value)
     if useless:

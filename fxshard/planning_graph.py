@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 import os
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import hint_of, is_symbolic
 from fxshard.shapes import GraphFamily
+from fxshard.targets import name_of
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
@@ -277,7 +279,7 @@ def _is_unknown_number(value: Any) -> bool:
 def _describe(node: fx.Node) -> list[Any]:
     args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    return [node.name, node.op, str(node.target), repr(args), metas]
+    return [node.name, node.op, name_of(node.target), repr(args), metas]
 
 
 def _plain(value: Any) -> str:
@@ -286,9 +288,7 @@ def _plain(value: Any) -> str:
 
 def is_getitem(node: fx.Node) -> bool:
     """Whether ``node`` only picks one output of its producer."""
-    import operator
-
-    return node.op == "call_function" and node.target is operator.getitem
+    return node.target is operator.getitem and node.op == "call_function"
 
 
 def operands(node: fx.Node) -> tuple[fx.Node, ...]:

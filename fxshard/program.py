@@ -30,6 +30,7 @@ KINDS = {
     c10d.all_to_all_single.default: "all_to_all",
 }
 """The operators of a local graph that are collectives, and what their kinds are called."""
+_COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
 """Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
@@ -133,6 +134,12 @@ class ShardedProgram:
         """What its symbols are at these sizes."""
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
+    @property
+    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
+        return {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+
     def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
         """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
         names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
@@ -167,7 +174,7 @@ class ShardedProgram:
 
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` of a local graph starts a collective (waits do not)."""
-    return node.target in KINDS
+    return id(node.target) in _COLLECTIVES
 
 
 def is_wait(node: fx.Node) -> bool:

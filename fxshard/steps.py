@@ -47,16 +47,7 @@ class Step:
 
     def after(self, layout: Layout) -> Layout:
         """The layout that the step leaves: other axes on the dims that it leaves or enters lie folded, or plain again."""
-        found = list(layout)
-        found[self.axis] = self.target
-        for dim in self.dims:
-            held = tuple(a for a, p in enumerate(found) if dim_cut_by(p) == dim)
-            entered = dim_cut_by(self.target) == dim
-            nest = (nest_of(self.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
-            plain = not nest_of(self.target) if entered else held == nest[: len(held)]
-            for axis in held:
-                found[axis] = Shard(dim) if plain else Folded(dim, nest)
-        return Layout(found)
+        return _after(self, layout)
 
     def describe(self, mesh: Mesh) -> str:
         return f"{self.kind}({mesh.axis_names[self.axis]}: {placement_str(self.source)}->{placement_str(self.target)})"
@@ -83,6 +74,20 @@ Extent = tuple[int, ...] | Shapes
 
 Price = Callable[[Step, int, int], float]
 """(step, bytes sent by a rank, bytes that a rank writes locally) -> price."""
+
+
+@lru_cache(maxsize=65536)
+def _after(step: Step, layout: Layout) -> Layout:
+    found = list(layout)
+    found[step.axis] = step.target
+    for dim in step.dims:
+        held = tuple(a for a, p in enumerate(found) if dim_cut_by(p) == dim)
+        entered = dim_cut_by(step.target) == dim
+        nest = (nest_of(step.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
+        plain = not nest_of(step.target) if entered else held == nest[: len(held)]
+        for axis in held:
+            found[axis] = Shard(dim) if plain else Folded(dim, nest)
+    return Layout(found)
 
 
 def bytes_price(step: Step, sent: int, written: int) -> float:

@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table", "objects", "collecting"}
+    base = {"errors", COMPAT, "sizes", "text_table", "objects", "targets", "collecting"}
     plan = base | {
         "layout",
         "shapes",
@@ -49,6 +49,7 @@ def _rooms() -> dict[str, frozenset[str]]:
     rooms: dict[str, set[str]] = {
         "errors": set(),
         "sizes": {"errors"},
+        "targets": set(),
         "text_table": set(),
         "collecting": set(),
         "timeline": set(),

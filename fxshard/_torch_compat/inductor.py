@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxshard._torch_compat import pack
+from fxshard._torch_compat.joined_kernels import joined_kernels
 
 if TYPE_CHECKING:
     from torch import fx
@@ -41,7 +42,8 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
     given = list(inputs)
     env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
     any_size = contextlib.nullcontext() if env is None else _any_size(env)
-    with tracing(TracingContext(detect_fake_mode(given))), any_size, _turn(module, given, options, wait) as ours:
+    mode = tracing(TracingContext(detect_fake_mode(given)))
+    with mode, any_size, joined_kernels(), _turn(module, given, options, wait) as ours:
         return compile_fx_inner(module, given, **options) if ours else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 """Kernels of Inductor's ``extern_kernels`` that are the functions of torch of the same name."""
+_ONE = threading.RLock()
+"""Two threads that load would each put back what the other had put in place."""
 
 
 class ExternKernels:
@@ -48,7 +51,7 @@ def light_imports() -> Iterator[None]:
     """
     from torch._inductor import codecache
 
-    real, instead = (codecache._reload_python_module, codecache._precompile_header), _instead()
+    instead = _instead()
 
     def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         found = instead.get(name)
@@ -66,8 +69,10 @@ def light_imports() -> Iterator[None]:
             sys.modules[module.__name__] = module
         return module
 
-    codecache._reload_python_module, codecache._precompile_header = reload, lambda *args, **kwargs: ""
-    try:
-        yield
-    finally:
-        codecache._reload_python_module, codecache._precompile_header = real
+    with _ONE:
+        real = codecache._reload_python_module, codecache._precompile_header
+        codecache._reload_python_module, codecache._precompile_header = reload, lambda *args, **kwargs: ""
+        try:
+            yield
+        finally:
+            codecache._reload_python_module, codecache._precompile_header = real

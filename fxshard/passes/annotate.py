@@ -264,6 +264,7 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
     arriving: dict[str, frozenset[str]] = {}
     leaving: dict[str, frozenset[str]] = {}
     known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
+    left: dict[tuple[int, frozenset[str]], tuple[frozenset[str], frozenset[str]]] = {}
     for node in planned_nodes(graph):
         call = calls.get(node.name)
         if call is None:
@@ -271,9 +272,11 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
         if call not in known:
             known[call] = created_reductions(call), passed_reductions(call)
         created, passed = known[call]
-        sources = {producer(o)[0].name for o in operands(node)}
-        arriving[node.name] = frozenset({"sum"}.union(*(leaving.get(s, ()) for s in sources)))
-        leaving[node.name] = created | {after for before, after in passed if before in arriving[node.name]}
+        arrive = frozenset({"sum"}.union(*(leaving.get(producer(o)[0].name, ()) for o in operands(node))))
+        key = id(call), arrive
+        if key not in left:  # layers repeat
+            left[key] = arrive, created | {after for before, after in passed if before in arrive}
+        arriving[node.name], leaving[node.name] = left[key]
     return arriving
 
 

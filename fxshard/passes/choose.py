@@ -32,6 +32,7 @@ from fxshard.shapes import WeightedSizes
 from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, ShardingPlan, again
 from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
+from fxshard.targets import name_of
 
 WORK_LIMIT = 6e9
 """Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
@@ -228,14 +229,20 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
         values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
         return PlannedNode(
             name=node.name,
-            op=str(node.target) if node.op == "call_function" else node.op,
+            op=name_of(node.target) if node.op == "call_function" else node.op,
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-            compute=float(annotated.prices.computing(node.name, (spec,))[0]) if timed else 0.0,
+            compute=_computing(node.name, annotated, spec) if timed else 0.0,
         )
 
     return annotated.written(("node", node.name, timed), (spec,), made)
+
+
+def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
+    """Microseconds of a node in a spec, worked out once for nodes that are alike."""
+    prices = annotated.prices
+    return annotated.written("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
 
 
 def infeasible(

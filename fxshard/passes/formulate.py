@@ -213,7 +213,7 @@ class _Builder:
     def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
         """One variable for nodes whose states are ``options``: each of them in each mode that the nodes may take, KEPT first."""
         modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
-        var = self._variable(name, np.concatenate([costs * (2 if mode == REDONE else 1) for mode in modes]))
+        var = self._variable(name, costs if modes == (KEPT,) else np.concatenate([costs * (2 if m == REDONE else 1) for m in modes]))
         for node, specs in zip(nodes, options, strict=True):
             self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), partial(operator.mul, specs, len(modes)))
         if len(modes) > 1:
@@ -234,7 +234,7 @@ class _Builder:
 
     def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         if node.name not in self.annotated.calls or self.objective == "communication":
-            return np.zeros(len(specs))
+            return self.alike("free", (specs,), lambda: np.zeros(len(specs)))  # layers repeat, so arrays do
         prices = self.annotated.prices
         return self.alike(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
 

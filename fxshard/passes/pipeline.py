@@ -91,9 +91,9 @@ def _trace(c: Compilation) -> tuple[Compilation, str]:
 def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
     r, family = c.request, c.graph.family
-    limited = family is not None and r.memory_limit is not None
-    largest = largest_sizes(family.dims, r.sampled, math.prod(c.mesh.shape)) if family is not None and limited else None
-    largest = largest if family is None or largest is None else family.with_derived(largest)
+    largest = None
+    if family is not None and r.memory_limit is not None:
+        largest = largest_sizes(family.dims, r.sampled, math.prod(c.mesh.shape), family.guards)
     made = annotate.annotate(c.graph, c.mesh, r.sampled, largest)
     for heading, found in by_cause(made.fallbacks).items():
         some = ", ".join(node for node, _ in found[:5])

@@ -31,6 +31,7 @@ from fxshard.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operan
 from fxshard.redistribution import Step, Table, walk
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import local_form, lookup
+from fxshard.targets import name_of
 
 _FOUND: dict[Any, int] = {}
 """Bytes by all that they follow from: layers are alike, and so are most layouts of one operator."""
@@ -52,13 +53,19 @@ def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh:
 
 def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
     """Equal for nodes that take the same in the same spec; None where that is nothing: one operator of torch's, all results read."""
-    if node.op != "call_function" or str(node.target) in FREE or at_run_time(node):
-        return None
-    entry, counted, given = lookup(str(node.target)), _counted(node), [v for v in outputs_of(node) if v is not None]
-    if node.target not in KERNELS and (entry is None or entry.local is None) and len(counted) == len(given):
+    if not takes(node):
         return None
     read = operands(node)
-    return call_of(node), tuple(o.meta["val"].stride() for o in read), tuple(map(read.index, read)), counted, tuple(dying)
+    return call_of(node), tuple(o.meta["val"].stride() for o in read), tuple(map(read.index, read)), _counted(node), tuple(dying)
+
+
+def takes(node: fx.Node) -> bool:
+    """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
+    if node.op != "call_function" or name_of(node.target) in FREE or at_run_time(node):
+        return False
+    entry = lookup(name_of(node.target))
+    local = node.target in KERNELS or (entry is not None and entry.local is not None)
+    return local or len(_counted(node)) != sum(v is not None for v in outputs_of(node))
 
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:

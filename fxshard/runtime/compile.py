@@ -177,20 +177,19 @@ def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
         path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
     if path is not None and dump_folder(dump) is None:
         with timed("load code"):
-            known = artefact_cache.read(path)
+            known = artefact_cache.read(path, b.program.sizes)
         if known is not None:
             kept, forward, backward = known
             log.info("what was compiled is from the cache: %s", path)
             ends = _ends(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)), kept.written)
-            return Artefact(forward, backward, *ends)
+            return replace(Artefact(forward, backward, *ends), guards=kept.guards)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
     assert made.artefact is not None
     sizes = b.program.sizes
-    if sizes:
-        return replace(made.artefact, guards=guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}))
+    guards = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}) if sizes else ()
     if path is not None and made.kept is not None:
-        artefact_cache.write(path, made.kept)
-    return made.artefact
+        artefact_cache.write(path, replace(made.kept, guards=guards))
+    return replace(made.artefact, guards=guards)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,20 +59,16 @@ from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.counts import warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
-from fxshard.runtime.options import (
-    check_device_mesh,
-    check_plan,
-    check_source,
-    check_unused,
-)
+from fxshard.runtime.options import check_device_mesh, check_plan, check_source, check_unused
 from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.settings import Settings, settings_of
-from fxshard.shapes import DynamicDim, dynamic_dims
+from fxshard.runtime.several_sizes import sampled_sizes, warn_beyond_limit
+from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
@@ -104,7 +100,8 @@ def parallelize(
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
             by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
+            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
+            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
             from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
@@ -125,7 +122,7 @@ def parallelize(
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
+        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
@@ -159,6 +156,10 @@ class ShardedForward:
     """By what calls have in common whose sizes differ."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
     """Programs with pending gradients, and shapes that they are known to serve."""
+    sampled: tuple[WeightedSizes, ...] = ()
+    """At which sizes the user wants plans to be good."""
+    warned: set[Runner] = field(default_factory=set)
+    """Programs of which a call exceeded the memory limit."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -216,6 +217,8 @@ class ShardedForward:
         for made in self.alike.get(alike_key(key), ()):
             if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
                 self.runners.setdefault(key, []).append(made)
+                if leads(self.device_mesh):
+                    warn_beyond_limit(made, leaves, self.settings.optimizer, self.warned)
                 return made
         return None
 
@@ -313,6 +316,7 @@ class ShardedForward:
             return ()
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
+        self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
         dims, uneven = dims_of_call(named, asked, seen, made, self.mesh.size, everything=self.settings.dynamic is True)
         if uneven:
@@ -321,12 +325,8 @@ class ShardedForward:
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
-        silent = self.settings.dynamic is not None
-
-        def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
-            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
-
-        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
+        trace = lambda dims: trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)  # noqa: E731
+        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=self.settings.dynamic is not None)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
@@ -348,6 +348,7 @@ class ShardedForward:
             constraints=self._constraints(graph, first),
             optimizer=s.optimizer,
             cache=s.cache,
+            sampled=sampled_sizes(self.sampled, graph, first=first),
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):
@@ -476,7 +477,7 @@ class ShardedForward:
 
     def _settle(self, origin: ShardedForward, replaced: Any) -> None:
         """Programs of its own for those of ``origin``, which run the same compiled code."""
-        self.runners, self.alike, self.deferred = {}, {}, set()
+        self.runners, self.alike, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
         self.__post_init__()
         self.replaced, self.sharded = replaced, True
         hooks = self.state.hooks()

@@ -9,6 +9,7 @@ from typing import Any
 
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.dims import DynamicDim
+from fxshard.shapes.guards import Guard, broken
 
 WHERE = "example_sizes"
 REMEDY = "give sizes in the order of the dynamic dims, or by name, [(8, 2048), {'batch': 64, 'seq': 1}], or pairs of these and weights"
@@ -87,15 +88,39 @@ def _sizes(given: Any, dims: Sequence[DynamicDim]) -> Iterator[tuple[str, int]]:
         yield dim.name, size
 
 
-def largest_sizes(dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int) -> dict[str, int]:
+def largest_sizes(
+    dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int, guards: Sequence[Guard] = ()
+) -> dict[str, int]:
     """The largest sizes that are given, by name: each dim's ``most``, of one that has none the largest of its example and ``sampled``.
 
-    A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths.
+    A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths. Where ``guards``
+    do not hold of a size it is the largest below of which they do: beyond it runs what is traced and planned for that.
     """
-    found = {}
+    found = {dim.name: dim.example for dim in dims}
     for dim in dims:
         largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
         if dim.most is not None and dim.most > largest:
             largest = dim.most if dim.uneven else -(-dim.most // ranks) * ranks
-        found[dim.name] = largest
+        found[dim.name] = _served(found, dim, largest, 1 if dim.uneven else ranks, guards)
     return found
+
+
+NEAR = 4
+"""So many sizes below the largest are looked at one by one: it may have to be a multiple of something itself."""
+
+
+def _served(sizes: Mapping[str, int], dim: DynamicDim, largest: int, unit: int, guards: Sequence[Guard]) -> int:
+    """The largest multiple of ``unit`` up to ``largest``, or that itself, of which the guards hold, the others being ``sizes``; at least
+    the example's size, of which they do."""
+
+    def holds(size: int) -> bool:
+        return broken(guards, {**sizes, dim.name: size}) is None
+
+    low, high = dim.example // unit, largest // unit
+    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= dim.example or holds(size)), None)
+    if near is not None:
+        return max(near, dim.example)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(unit * middle) else (low, middle)
+    return max(unit * low, dim.example)

@@ -32,6 +32,9 @@ LINKS = 3
 FEW_LINKS = 2
 """The same where sweeps over the whole are cheap."""
 
+FIRST_PAIRS = 8
+"""Pairs of sweeps over the whole for its bound alone, before other plans are read off them too."""
+
 MOST_CLASSES = 0.5
 """Nodes of a tied model, in parts of those of the whole; where there would be more, it is not worth it."""
 
@@ -91,6 +94,7 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
         spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
         budget.charge(ascent.sweeper.entries)
     ascent.suggest(tied.expand(smaller.choices))
+    ascent.prove(FIRST_PAIRS)
     return True
 
 

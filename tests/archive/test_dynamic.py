@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard import archive
-from fxshard.errors import FileError, RunError, SizesError
+from fxshard import archive, runtime
+from fxshard.errors import FileError, OptionError, PlanError, RunError, SizesError
 from fxshard.program import ShardedProgram
 from fxshard.testing import assert_equal_to_one_device, one_device
 from tests.archive.hostile import edited, entries
@@ -35,11 +35,12 @@ def perceptron() -> nn.Module:
     return Perceptron(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
 
 
-def exported(path: Path, **options: Any) -> tuple[nn.Module, fxshard.runtime.exported.ExportedProgram]:
+def exported(path: Path | None, **options: Any) -> tuple[nn.Module, Any]:
     model = perceptron()
     args = (torch.randn(6, 8).double(),)
     program = fxshard.export(model, args, fxshard.Mesh({"tp": 2}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
-    program.save(path)
+    if path is not None:
+        program.save(path)
     return model, program
 
 
@@ -80,6 +81,34 @@ def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:
         served(tmp_path / "m.pt2", model, 7)
     with pytest.raises(RunError, match=r"args\[0\] is \(8, 9\)"):
         fxshard.simulate(fxshard.load(tmp_path / "m.pt2"), (torch.randn(8, 9).double(),))
+
+
+def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
+    model, args = perceptron(), (torch.randn(6, 8).double(),)
+    mesh = fxshard.Mesh({"tp": 2})
+    plan = fxshard.plan(model, args, mesh, train=False, input_layouts="S(0)", output_layouts="R", dynamic_shapes=BATCH)
+    program = fxshard.export(model, args, mesh, plan=plan, dynamic_shapes=BATCH)
+    program.save(tmp_path / "m.pt2")
+    assert [one.unit for one in fxshard.load(tmp_path / "m.pt2").sizes] == [2]
+    served(tmp_path / "m.pt2", model, 10)
+    with pytest.raises(PlanError, match="another graph"):
+        fxshard.export(model, args, mesh, plan=plan)
+    with pytest.raises(OptionError, match="even=True is said of dynamic sizes"):
+        fxshard.export(model, args, mesh, even=True)
+
+
+def test_where_shards_cannot_be_unequal_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real = runtime.exported.make_plan
+
+    def make_plan(state: Any, dump: Any) -> Any:
+        if any(dim.uneven for dim in state.request.dynamic):
+            raise SizesError("a dim is cut unevenly")
+        return real(state, dump)
+
+    monkeypatch.setattr(runtime.exported, "make_plan", make_plan)
+    _, program = exported(None)
+    assert not program.sizes[0].uneven and program.sizes[0].unit == 2
+    assert "sizes that the mesh does not cut evenly are not served: a dim is cut unevenly" in caplog.text
 
 
 def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path) -> None:
