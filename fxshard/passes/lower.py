@@ -43,7 +43,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import GraphFamily, depends, guards_of, never_empty, units_of
+from fxshard.shapes import GraphFamily, depends, guards_of, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -93,9 +93,8 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         if by_rank:
             classes = {c: (c, *found) for c, found in classes.items()}
         program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
-        full = never_empty(_cut_dims(symbolic, plan), counted, units) if by_rank else ()
     sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
-    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *full))))
+    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units)))))
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:

@@ -8,7 +8,7 @@ Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
 from fxshard.shapes.guards import Guard, broken, guards_of
-from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
+from fxshard.shapes.units import depends, evaluate_all, units_of
 
 __all__ = [
     "DynamicDim",
@@ -20,6 +20,5 @@ __all__ = [
     "evaluate_all",
     "guards_of",
     "instantiated",
-    "never_empty",
     "units_of",
 ]
