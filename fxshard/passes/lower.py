@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious
+from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious, surely
 from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
@@ -290,6 +290,7 @@ class _Lowering:
         if at_run_time(node):
             results: Any = self.local.copied(node, context.args, context.kwargs)
         else:
+            self._fill(context)
             results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
         if outputs_of(node):
             self._keep(node, spec, results)
@@ -314,6 +315,18 @@ class _Lowering:
         """What is only returned is brought into its layout at once, so that what it was need not be kept."""
         for index in self.returned.get(value.name, ()):
             self._move(value, index)
+
+    def _fill(self, context: Context) -> None:
+        """A greatest or least element is not asked of nothing: where a symbol does not tell, the neutral one is behind the end."""
+        pending = next((p.reduce_op for layout in context.outputs for p in layout if isinstance(p, Partial)), "sum")
+        if pending not in ("max", "min"):
+            return
+        (x, *others), layout = context.args, context.inputs[0]
+        for dim, size in enumerate(self.local.shape(x)):
+            if layout.axes_on(dim) and not surely(size > 0):
+                missing = [0, 0] * (len(self.local.shape(x)) - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
+                x = self.local.emit(aten.constant_pad_nd.default, x, missing, identity(pending, x.meta["val"].dtype))
+        context.args = (x, *others)
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(
@@ -370,6 +383,9 @@ class Context:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.local.emit(target, *args, **kwargs)
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        return self.local.item(node, index)
 
     @property
     def is_empty(self) -> bool:
