@@ -135,12 +135,12 @@ def oblivious() -> Iterator[None]:
     from torch.fx.experimental import _config
 
     before = SymNode.has_hint
-    SymNode.has_hint = _has_hint_for_python  # type: ignore[method-assign]
+    SymNode.has_hint = _has_hint_for_python
     try:
         with _config.patch(backed_size_oblivious=True):
             yield
     finally:
-        SymNode.has_hint = before  # type: ignore[method-assign]
+        SymNode.has_hint = before
 
 
 _HAS_HINT = SymNode.has_hint

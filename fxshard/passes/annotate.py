@@ -160,7 +160,7 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
     """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly.
 
-    Few elements are for the lowering to care for: of sizes at which shards would have none or one, larger ones are asked that are cut alike.
+    Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
     """
     assert graph.family is not None
     there = _annotated(replace(graph, module=graph.family.at(_roomy(sizes, graph.family, plan.mesh)), family=None), plan.mesh).specs

@@ -7,7 +7,7 @@ Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guards_of
+from fxshard.shapes.guards import Guard, broken, guard_on, guards_of
 from fxshard.shapes.units import depends, evaluate_all, units_of
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "depends",
     "dynamic_dims",
     "evaluate_all",
+    "guard_on",
     "guards_of",
     "instantiated",
     "units_of",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+import fxshard
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.at_sizes import program_at
@@ -76,9 +77,33 @@ def test_every_size(name: str, data: st.DataObject) -> None:
     model, program = lowered(name, data.draw(st.sampled_from(range(len(MESHES)))), data.draw(st.integers(0, 2)))
     for size in (1, data.draw(st.integers(2, 3)), data.draw(st.integers(4, 13))):
         args = (rows(size, *CASES[name][1]).requires_grad_(),)
-        assert program.refuses(sizes := sizes_of_call(program, args, {})) is None, program.guards
-        result = simulate_program(at := program_at(program, sizes), program_values(at, model, args))
+        sizes = sizes_of_call(program, args, {})
+        assert program.refuses(sizes) is None, program.guards
+        at = program_at(program, sizes)
+        result = simulate_program(at, program_values(at, model, args))
         assert_equal_to_one_device(result, one_device(copy.deepcopy(model), args))
         out = model(*args)
         (gradient,) = torch.autograd.grad(out, args, torch.ones_like(out))
         torch.testing.assert_close(result.grads["args[0]"], gradient, rtol=1e-9, atol=1e-12)
+
+
+@torch.library.custom_op("tests::greatest", mutates_args=())
+def greatest(x: torch.Tensor) -> torch.Tensor:
+    return x.amax(0)
+
+
+greatest.register_fake(lambda x: x.new_empty(x.shape[1:]))
+
+
+@pytest.mark.usefixtures("own_rules")
+def test_what_is_taken_for_granted_of_a_shard_is_a_guard_with_its_reason() -> None:
+    """Of an operator of the user's nobody knows what it gives of nothing."""
+    fxshard.register_rule("tests::greatest", "n c -> c", reduce={"n": "max"})
+    model, args = Apply(lambda x: torch.ops.tests.greatest(x)), (rows(7, 2),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, args, {}, ({0: "n"},)))
+    graph = trace(model, args, dynamic=dims, train=False)
+    annotated = annotate(graph, Mesh({"a": 2}))
+    programs = [lower_plan(graph, random_graph_plan(annotated, seed)) for seed in range(6)]
+    refused = {program.refuses({"n": 1}) for program in programs} - {None}
+    assert refused and all("tests.greatest.default takes no shard without elements" in str(reason) for reason in refused), refused
+    assert all(program.refuses({"n": 2}) is None for program in programs)
