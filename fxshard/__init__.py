@@ -9,6 +9,8 @@ Names are imported when they are first asked for, so that ``fxshard --help`` doe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fxshard.collecting import few_collections
+
 if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
     from fxshard.constraints import Communication, Equal, Forbid, Pin
@@ -94,11 +96,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        with few_collections():
+            value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
     if name in _MODULES:
-        return import_module(f"fxshard.{name}")
+        with few_collections():
+            return import_module(f"fxshard.{name}")
     raise AttributeError(f"module 'fxshard' has no attribute {name!r}")
 
 

@@ -21,19 +21,19 @@ from fxshard.origin import Origin
 from fxshard.passes.at_sizes import program_at
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without
-from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, run, trace_model
+from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan, trace_model
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
-from fxshard.runtime.exported import ExportedProgram
+from fxshard.runtime.exported import ExportedProgram, lower_for_sizes
 from fxshard.runtime.inputs import local_batch
 from fxshard.runtime.module import parallelize
-from fxshard.runtime.options import check_pins, check_plan, check_unused
+from fxshard.runtime.options import check_flag, check_pins, check_plan, check_unused
 from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.values import program_values, settled, sizes_of_call
-from fxshard.shapes import dynamic_dims
+from fxshard.shapes import dynamic_dims, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
 
 
@@ -55,6 +55,7 @@ def plan(
     cache: bool = True,
     mixed_precision: MixedPrecision | None = None,
     dynamic_shapes: Any = None,
+    example_sizes: Any = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -69,7 +70,8 @@ def plan(
             those with several results a tuple, None where free); or a (partial) ShardingPlan.
         memory_limit: bytes per device (``"80GB"``, ``"64GiB"`` or a number) at any time for parameters, their optimiser's state,
             gradients, what the backward needs, values in further layouts, and what operators and redistributions take while they
-            run; ``plan.memory`` has it by kind at its peak.
+            run; ``plan.memory`` has it by kind at its peak. It holds at the largest sizes that dynamic dims may have
+            (``Dim("batch", max=64)``); of a dim without ``max`` ``plan.holds_up_to()`` says how far.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
         time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``). Tracing, and compiling the solver's loops
             once after installing, do not count; where nothing fits, five more may go by to say why.
@@ -84,15 +86,19 @@ def plan(
             ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``; beside those that ``mark_dynamic`` marked. The plan is chosen at the example's
             sizes, of placements that are legal at others too; ``plan.at(batch=4)`` says what it costs elsewhere
             (docs/dynamic-shapes.md).
+        example_sizes: sizes of the dynamic dims at which the plan is to be good: its objective is then the mean of those there.
+            Tuples in the order of the dims, or mappings by name, ``[(8, 2048), (64, 1)]``; or pairs with weights, ``[((8, 2048), 3),
+            ((64, 1), 1)]``.
 
     The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
 
     Raises:
         TraceError: the model is not one graph. ConstraintError: a name matches nothing, or constraints contradict.
-        LayoutError: a layout that cannot be.
+        LayoutError: a layout that cannot be. SizesError: sizes for which the plan could not be.
     """
     check_call(model, example_args)
     check_pins(pins)
+    dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     request = Request(
         model,
         tuple(example_args),
@@ -108,7 +114,8 @@ def plan(
         optimizer,
         cache,
         mixed_precision=check_mixed_precision(mixed_precision),
-        dynamic=dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes),
+        dynamic=dims,
+        sampled=weighted_sizes(example_sizes, dims),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None
@@ -172,20 +179,26 @@ def export(
     rng: str = "fxshard",
     without: Sequence[str] = (),
     dynamic_shapes: Any = None,
+    even: bool = False,
+    example_sizes: Any = None,
 ) -> ExportedProgram:
     """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
 
-    Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise;
-    shapes are those of the example. ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
-    ``rng`` and ``without`` as in ``lower``. Other arguments and errors as ``plan``; a ``plan`` must be for inference
-    (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
+    Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise.
+    ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
+
+    ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; others have those of the example. The program serves all their sizes,
+    odd ones too, for which each of up to 16 ranks has a graph of its own; ``even``: sizes alone that the mesh cuts evenly, by one graph
+    for all ranks. So is a program of a ``plan`` that is given, or of more ranks; ``program.refuses`` says which sizes it does not serve.
+    ``rng`` and ``without`` as in ``lower``. Other arguments, ``example_sizes`` too, and errors as ``plan``; a ``plan`` must be for
+    inference (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
-    if dynamic_shapes is not None:
-        raise OptionError("an exported program has the sizes of its example", remedy="leave dynamic_shapes out, or use parallelize")
+    check_flag("even", even)
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
-    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None)
+    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None, example_sizes=example_sizes)
+    dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     whole = "R" * as_mesh(mesh).ndim
     request = Request(
         model,
@@ -201,16 +214,18 @@ def export(
         cache=cache,
         rng=rng,
         without=check_without(without),
+        dynamic=dims,
+        sampled=weighted_sizes(example_sizes, dims),
     )
+    if even and not request.dynamic:
+        raise OptionError("even=True is said of dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
-        lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without)
+        lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
-        state = run(LOWERING, make_plan(Compilation(as_mesh(mesh), request), dump), dump)
-        assert state.program is not None
-        lowered = state.program
+        lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even)
     return ExportedProgram.of(lowered, {**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 

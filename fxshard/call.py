@@ -12,6 +12,7 @@ from torch import fx
 
 from fxshard._torch_compat.symbols import hint_of, is_symbolic
 from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
+from fxshard.targets import name_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def call_of(node: fx.Node) -> Call:
     Sizes that are symbols are symbols in it too.
     """
     try:
-        look = node.target, _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
+        look = name_of(node.target), _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
         known = _KNOWN.get(look)
     except TypeError:  # symbolic sizes, or a node that is no tensor
         return _call_of(node)
@@ -119,6 +120,9 @@ def _at_example(value: Any) -> Any:
 
 def _look(value: Any) -> Hashable:
     """What of an argument or a value is in a call; constants keep their type, for 1, 1.0 and True are different arguments."""
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return kind, value
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -131,7 +135,11 @@ def _look(value: Any) -> Hashable:
         raise TypeError("comparing symbols would ask what only running tells")
     if isinstance(value, dict):
         return tuple((name, _look(item)) for name, item in value.items())
-    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+    return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+
+
+_CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
+"""Types that are looked at most often, and taken as they are."""
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
@@ -145,7 +153,7 @@ def _call_of(node: fx.Node) -> Call:
     places = iter(range(len(read)))
     args = tuple(_frozen(a, places) for a in node.args)
     kwargs = tuple(sorted((k, _frozen(v, places)) for k, v in node.kwargs.items()))
-    return Call(str(node.target), args, kwargs, tuple(map(_meta, read)), tuple(None if v is None else _meta_of(v) for v in given))
+    return Call(name_of(node.target), args, kwargs, tuple(map(_meta, read)), tuple(None if v is None else _meta_of(v) for v in given))
 
 
 def _frozen(value: Any, places: Iterator[int]) -> Any:

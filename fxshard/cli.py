@@ -73,8 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
     memory_help = "show what a device holds at the peak and over time, for training too"
     plan.add_argument("--memory", action="store_true", help=memory_help)
-    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; may be repeated"
-    plan.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
     at_help = "say what the plan costs at other sizes of its dynamic dims (batch=4,seq=8192), and the best one there; may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     plan.set_defaults(command=_plan)
@@ -87,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
     _add_model(export)
     export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
+    even_help = "with --dynamic: serve only sizes that the mesh cuts evenly, by one graph for all ranks"
+    export.add_argument("--even", action="store_true", help=even_help)
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
 
@@ -157,6 +157,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
+    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; may be repeated"
+    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
+    parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
     cache_help = "plan anew, and do not keep the plan (default: plans are kept in FXSHARD_CACHE_DIR, or ~/.cache/fxshard)"
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
@@ -165,13 +169,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
-    from fxshard.dynamic_text import parse_dynamic, parse_sizes
+    from fxshard.dynamic_text import parse_sizes
 
-    dynamic, elsewhere = parse_dynamic(options.dynamic), [parse_sizes(text) for text in options.at]
+    sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    limits = {"dynamic_shapes": dynamic, "train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer}
+    limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
     plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
     if options.output:
         plan.save(options.output)
@@ -182,10 +186,17 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    for sizes in elsewhere:
-        print(f"\n{plan.at(**sizes)}")
+    for there in elsewhere:
+        print(f"\n{plan.at(**there)}")
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """Which dims are dynamic, and at which sizes the plan is to be good."""
+    from fxshard.dynamic_text import parse_dynamic, parse_example_sizes
+
+    return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
 
 def _question(text: str) -> tuple[str, str | None]:
@@ -209,10 +220,11 @@ def _export(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
     plan = _read_plan(options) if options.plan else None
+    sizes = {**_sizes(options), "even": options.even}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **wishes)
+    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **wishes)
     program.save(options.output)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
@@ -385,6 +397,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
         "--output-layout": options.output_layout,
         "--memory-limit": options.memory_limit,
         "--objective": options.objective != "time",
+        "--example-sizes": options.example_sizes,
     }
     useless = " and ".join(name for name, value in given.items() if value)
     if useless:

@@ -1,4 +1,4 @@
-"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch,1=seq`` and ``batch=4,seq=8192``."""
+"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch,1=seq``, ``batch=4,seq=8192``, ``batch=4*3; batch=64*1``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fxshard.errors import OptionError
 
+EXAMPLE_SIZES = "--example-sizes"
 _DIM = re.compile(r"(\d+)=([A-Za-z_]\w*)")
 _SIZE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
@@ -26,9 +27,30 @@ def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
     return found or None
 
 
-def parse_sizes(text: str) -> dict[str, int]:
+def parse_example_sizes(text: str | None) -> list[tuple[dict[str, int], float] | dict[str, int]] | None:
+    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``, without weights the sizes alone.
+
+    Raises OptionError.
+    """
+    if text is None:
+        return None
+    found: list[tuple[dict[str, int], float] | dict[str, int]] = []
+    for part in text.split(";"):
+        sizes, star, weight = part.partition("*")
+        named = parse_sizes(sizes, EXAMPLE_SIZES)
+        if not star:
+            found.append(named)
+            continue
+        try:
+            found.append((named, float(weight)))
+        except ValueError as error:
+            raise OptionError(f"cannot read the weight in {part.strip()!r}", where=EXAMPLE_SIZES, remedy="write it batch=8*0.7") from error
+    return found
+
+
+def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
     """``"batch=4,seq=8192"`` -> ``{"batch": 4, "seq": 8192}``; raises OptionError."""
     pairs = [_SIZE.fullmatch(part.strip()) for part in text.split(",")]
     if not all(pairs):
-        raise OptionError(f"cannot read {text!r}", where="--at", remedy="write names of dynamic dims and their sizes: batch=4,seq=8192")
+        raise OptionError(f"cannot read {text!r}", where=where, remedy="write names of dynamic dims and their sizes: batch=4,seq=8192")
     return {pair[1]: int(pair[2]) for pair in pairs if pair}

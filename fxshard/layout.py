@@ -197,7 +197,17 @@ def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], c
 
 def local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
     """Shape of the shard on the rank at ``coordinate``."""
+    try:
+        return _known_shape(tuple(shape), layout, tuple(mesh_shape), tuple(coordinate))
+    except TypeError:  # symbolic sizes do not hash
+        return _local_shape(shape, layout, mesh_shape, coordinate)
+
+
+def _local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[1] for d, s in enumerate(shape))
+
+
+_known_shape = lru_cache(maxsize=65536)(_local_shape)
 
 
 def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:

@@ -336,13 +336,15 @@ def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
 class After:
     """What a call leaves: what it returns (``root``), and its objects. The first of ``nodes`` are those that it was given, None where
     nothing changed in one; ``before`` has those as they were. Tensors are the program's outputs, in the order of ``paths``, or leaves of
-    the arguments; ``inside``: which outputs stand in an object, not beside others in tuples and the like."""
+    the arguments; ``inside``: which outputs stand in an object, not beside others in tuples and the like; ``counts``: paths of the
+    numbers in objects that the call changes."""
 
     root: Part
     nodes: tuple[Node | None, ...]
     before: tuple[Node, ...]
     paths: tuple[str, ...]
     inside: frozenset[int]
+    counts: tuple[str, ...] = ()
 
     @property
     def spec(self) -> pytree.TreeSpec:

@@ -26,7 +26,7 @@ from fxshard.plan_at import PlanAt
 from fxshard.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.sizes import size_text
-from fxshard.sizes_of_plan import plan_at
+from fxshard.sizes_of_plan import holds_up_to, plan_at
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4
@@ -95,7 +95,7 @@ class Origin:
 
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
-        times = expanded(self.annotated, plan.recomputed).times
+        times = expanded(self.annotated.counted, plan.recomputed).times
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
@@ -104,6 +104,10 @@ class Origin:
         if key not in self._at:
             self._at[key] = plan_at(plan, *self._asked, self._time_limit, sizes)
         return self._at[key]
+
+    def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
+        """As ``ShardingPlan.holds_up_to``."""
+        return holds_up_to(plan, self.annotated, self.constraints)
 
     def module_of(self, node: str) -> str | None:
         """As ``sharding_plan.Origin.module_of``."""

@@ -23,6 +23,7 @@ from fxshard.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.layout import Folded, Layout, check, placement_str
 from fxshard.memory_profile import KINDS
 from fxshard.mesh import Mesh
+from fxshard.plan_sizes import read_example_sizes, read_sizes, write_sizes
 from fxshard.planning_graph import RELABELS, UNKNOWN
 from fxshard.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.sharding_plan import FORMAT_VERSION, Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
@@ -68,6 +69,7 @@ def dumps(plan: ShardingPlan, sources: bool = True) -> str:
         "certificate": _write_certificate(plan.certificate),
         "memory": {kind: int(plan.memory[kind]) for kind in sorted(plan.memory)},
         "memory_limit": None if plan.memory_limit is None else int(plan.memory_limit),
+        **write_sizes(plan),
         "inputs": [_write_end(end) for end in plan.inputs],
         "outputs": [_write_end(end) for end in plan.outputs],
         "nodes": [_write_node(node) for node in plan.nodes],
@@ -174,6 +176,8 @@ def loads(text: str | bytes, where: str = "<plan>", sealed: bool = False) -> Sha
         memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
         fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
         partial=partial,
+        memory_sizes=root.get("memory_sizes", read_sizes, {}),
+        example_sizes=root.get("example_sizes", read_example_sizes, ()),
         recomputed=root.get("recomputed", _read_recomputed, {}),
         lines=root.get("lines", _read_lines, {}),
         picked=root.get("picked", _read_picked, {}),
@@ -196,7 +200,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_limit": None,
     "fallbacks": (),
 }
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "recomputed", "picked", "lines", "digest")
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 does not say where in the user's code nodes are from; 1 and 2 name kinds of memory otherwise (``FORMER_KINDS``), and know
 nothing of what is hidden, computed again or made ahead. Whoever adds a field that changes what a plan means raises the version."""
@@ -466,10 +470,11 @@ def _check_digest(plan: ShardingPlan, root: Field, sealed: bool) -> None:
 
 
 def _check_figures(plan: ShardingPlan, fields: Mapping[str, Field]) -> None:
-    """The objective is what the entries cost together; where that is bytes, a redistribution costs those that its steps send."""
+    """The objective is what the entries cost together; where that is bytes, a redistribution costs those that its steps send, of several
+    sizes in the mean."""
     if plan.partial:
         return
-    for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" else ()):
+    for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):
         path = walk(entry.source, entry.steps)
         sent = sum(sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh) for layout, step, _ in path)
         if entry.cost != sent:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fxshard.errors import count_text
 from fxshard.layout import Layout
+from fxshard.plan_sizes import mean_text, sizes_text
 from fxshard.sharding_plan import AGAIN, PlannedCollective, PlannedNode, ShardingPlan, by_cause
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed
@@ -30,8 +31,9 @@ def plan_text(plan: ShardingPlan) -> str:
 
 
 def told(plan: ShardingPlan) -> list[tuple[str, str]]:
-    """(label, text): cost and proof, memory against its limit, what is hidden, done twice, computed again."""
+    """(label, text): cost and proof, at which sizes, memory against its limit, what is hidden, done twice, computed again."""
     rows = [("objective", proof(plan))]
+    rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
         rows.append(("memory", memory(plan)))
     rows += [("beside compute", assumption(plan))] if plan.hidden else []
@@ -75,7 +77,8 @@ def memory(plan: ShardingPlan) -> str:
     """The peak against the limit, then by kind, the largest first."""
     limit = "" if plan.memory_limit is None else f" of {size_text(plan.memory_limit)}"
     kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(plan.memory.items(), key=lambda one: -one[1]) if size)
-    return f"{size_text(sum(plan.memory.values()))}{limit} a device at its peak{f': {kinds}' if kinds else ''}"
+    at = f"{limit} a device at its peak{sizes_text(plan.memory_sizes)}"
+    return f"{size_text(sum(plan.memory.values()))}{at}{f': {kinds}' if kinds else ''}"
 
 
 def assumption(plan: ShardingPlan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 import os
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import hint_of, is_symbolic
 from fxshard.shapes import GraphFamily
+from fxshard.targets import name_of
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
@@ -246,15 +248,24 @@ def at_run_time(node: fx.Node) -> bool:
 def run_time_cause(node: fx.Node) -> str:
     """What about ``node`` only running tells, in words; empty where nothing is."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
+    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
+    if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
+        return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
         return "it reads or gives a sparse tensor"
     if any(map(_has_unknown_size, taken)):
         return "it reads a tensor whose size only running tells"
-    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
     if by_values or any(map(_has_unknown_size, given)):
         return "it gives a tensor whose size only running tells"
     return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
+
+
+def _is_known(value: Any) -> bool:
+    """Whether it is a tensor whose sizes are numbers, or several: as nearly all are, which is asked first."""
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and all(type(size) is int for size in value.shape)
+    return isinstance(value, (tuple, list)) and all(map(_is_known, value))
 
 
 def _has_unknown_size(value: Any) -> bool:
@@ -268,7 +279,7 @@ def _is_unknown_number(value: Any) -> bool:
 def _describe(node: fx.Node) -> list[Any]:
     args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    return [node.name, node.op, str(node.target), repr(args), metas]
+    return [node.name, node.op, name_of(node.target), repr(args), metas]
 
 
 def _plain(value: Any) -> str:
@@ -277,9 +288,7 @@ def _plain(value: Any) -> str:
 
 def is_getitem(node: fx.Node) -> bool:
     """Whether ``node`` only picks one output of its producer."""
-    import operator
-
-    return node.op == "call_function" and node.target is operator.getitem
+    return node.target is operator.getitem and node.op == "call_function"
 
 
 def operands(node: fx.Node) -> tuple[fx.Node, ...]:

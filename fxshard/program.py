@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
@@ -30,6 +30,7 @@ KINDS = {
     c10d.all_to_all_single.default: "all_to_all",
 }
 """The operators of a local graph that are collectives, and what their kinds are called."""
+_COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
 """Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
@@ -63,6 +64,25 @@ class ProgramSize:
     least: int = 1
     most: int | None = None
     uneven: bool = False
+
+    def allows(self, size: int) -> bool:
+        """Whether ``size`` lies in the range."""
+        return self.least <= size and (self.most is None or size <= self.most)
+
+    @property
+    def span(self) -> str:
+        """The range in words."""
+        return f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+
+    @property
+    def example(self) -> int:
+        """The size at which the plan was made, rounded up to the unit: of it costs, bytes and collectives tell."""
+        return int(hint_of(self.value)) * self.unit
+
+    @property
+    def served(self) -> str:
+        """Range and unit in words."""
+        return self.span if self.unit == 1 else f"{self.span}, multiples of {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,8 @@ class ShardedProgram:
     def refuses(self, sizes: Mapping[str, int]) -> str | None:
         """Why it cannot run at these sizes, by name; None where it can."""
         for one in self.sizes:
+            if not one.allows(sizes[one.name]):
+                return f"{one.name} is {sizes[one.name]}, it may be {one.span}"
             if sizes[one.name] % one.unit:
                 return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
         guard = broken(self.guards, sizes)
@@ -112,6 +134,25 @@ class ShardedProgram:
         """What its symbols are at these sizes."""
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
+    @property
+    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
+        return {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+
+    def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
+        """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
+        names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
+
+        def said(size: Any) -> int | str:
+            if not is_symbolic(size):
+                return int(size)
+            expr = expression(size)
+            plain = all(unit == 1 for symbol, (_, unit) in names.items() if symbol in expr.free_symbols) or expr.is_polynomial()
+            return str(expr.xreplace({s: name / unit if plain else sympy.Symbol(f"{name}/{unit}") for s, (name, unit) in names.items()}))
+
+        return tuple(map(said, shape))
+
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``."""
         return self.modules[self.classes[coordinate]]
@@ -119,11 +160,6 @@ class ShardedProgram:
     def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
         """The same program with other local graphs, and what they issue."""
         return replace(self, modules=modules, collectives=tuple(collectives))
-
-    @property
-    def by_rank(self) -> bool:
-        """Whether ranks have graphs of their own, with dynamic sizes in them: what their compilers take for granted may differ."""
-        return bool(self.sizes) and len(self.modules) > 1
 
     @property
     def train(self) -> bool:
@@ -138,7 +174,7 @@ class ShardedProgram:
 
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` of a local graph starts a collective (waits do not)."""
-    return node.target in KINDS
+    return id(node.target) in _COLLECTIVES
 
 
 def is_wait(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -24,7 +25,9 @@ from fxshard.mesh import Mesh
 from fxshard.steps import (
     COLLECTIVES,
     LOCAL_STEPS,
+    Extent,
     Price,
+    Shapes,
     Step,
     bytes_price,
     exchange_shape,
@@ -40,7 +43,9 @@ from fxshard.steps import (
 __all__ = [
     "COLLECTIVES",
     "LOCAL_STEPS",
+    "Extent",
     "Price",
+    "Shapes",
     "Step",
     "Table",
     "bytes_price",
@@ -73,33 +78,43 @@ def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tup
                 yield step, layout.with_axis(axis, target)
 
 
-def steps(
-    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price
-) -> tuple[Step, ...]:
-    """The cheapest steps that turn ``source`` into ``target`` for a tensor of global ``shape`` (``itemsize`` bytes an element)."""
-    return table(tuple(shape), itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
+def steps(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
+    """The cheapest steps that turn ``source`` into ``target`` for a tensor of global ``shape`` (``itemsize`` bytes an element); of several
+    shapes those that are in the mean."""
+    known = shape if isinstance(shape, Shapes) else tuple(shape)
+    return table(known, itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
 
 
-def path_price(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
+def path_price(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
     """Price of the cheapest path from ``source`` to ``target``."""
-    path = steps(source, target, shape, itemsize, mesh, price)
+    return price_along(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price)
+
+
+def price_along(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> float:
+    """Price of a way from ``source``."""
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path))
 
 
-def path_bytes(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
+def path_bytes(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
     """Bytes that each rank sends on one axis along the steps of the cheapest path from ``source`` to ``target``."""
-    paths = table(tuple(shape), itemsize, mesh, _partial_ops(source, target), price)
+    paths = table(shape, itemsize, mesh, _partial_ops(source, target), price)
     return float(paths.sent(axis)[paths.index[source], paths.index[target]])
 
 
-def path_communication(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
-    """The part of ``path_price`` that is for collectives, local steps left out."""
-    path = walk(source, steps(source, target, shape, itemsize, mesh, price))
-    return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in path if step.is_collective)
+def path_communication(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Any:
+    """The part of ``path_price`` that is for collectives, as ``communication_along``."""
+    return communication_along(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price)
+
+
+def communication_along(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Any:
+    """What the collectives on a way from ``source`` cost, local steps left out; of several shapes an array of each one's."""
+    if isinstance(shape, Shapes):
+        return np.array([communication_along(source, path, one, itemsize, mesh, price) for one in shape.shapes])
+    return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path) if step.is_collective)
 
 
 def joined_path(
-    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
+    source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price
 ) -> tuple[tuple[Step, ...], float]:
     """(steps, price) of the cheapest path where collectives join others: ``joining`` of one is saved. Nothing of paths with several: where
     one waits for another, it may not meet those that it could join."""
@@ -107,18 +122,17 @@ def joined_path(
 
 
 def _joined(
-    source: Layout, target: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
+    source: Layout, target: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price
 ) -> tuple[tuple[Step, ...], float]:
     """``path``, the cheapest without joining, or the one step that leads there if that costs less."""
     near = _neighbours(source, len(shape), _partial_ops(source, target))
     candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
-    costs = [_joined_price(source, one, shape, itemsize, mesh, price, joining) for one in candidates]
+    costs = [joined_price(source, one, shape, itemsize, mesh, price, joining) for one in candidates]
     return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
 
 
-def _joined_price(
-    source: Layout, path: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price, joining: Price
-) -> float:
+def joined_price(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price) -> float:
+    """Price of a way from ``source``, less ``joining`` of its collective where it has but one."""
     walked = list(walk(source, path))
     whole = sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walked)
     sent = [(step, layout) for layout, step, _ in walked if step.is_collective]
@@ -159,10 +173,22 @@ def _graph(ndim: int, axes: int, ops: tuple[str, ...]) -> _Graph:
     )
 
 
-class Table:
-    """Cheapest paths between all layouts of one shape (Floyd-Warshall); ``prices[i, j]`` from layout i to layout j."""
+def _edge_prices(graph: _Graph, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> list[float]:
+    """Price of each single step; of several shapes the mean."""
+    if isinstance(shape, Shapes):
+        each = [_edge_prices(graph, one, itemsize, mesh, price) for one in shape.shapes]
+        return [shape.mean(prices) for prices in zip(*each, strict=True)]
+    local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
+    size = [math.prod(one) * itemsize for one in local]
+    return [price(step, sent_between(step, local[i], local[j], itemsize, mesh.shape[step.axis]), size[j]) for i, step, j in graph.edges]
 
-    def __init__(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
+
+class Table:
+    """Cheapest paths between all layouts of one tensor (Floyd-Warshall); ``prices[i, j]`` from layout i to layout j.
+
+    Of a tensor of several shapes prices are means, and a path is one for all of them."""
+
+    def __init__(self, shape: Extent, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
         self._graph = graph = _graph(len(shape), mesh.ndim, ops)
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
@@ -170,11 +196,7 @@ class Table:
         self._joined: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
-        local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
-        size = [math.prod(one) * itemsize for one in local]
-        prices = [
-            price(step, sent_between(step, local[i], local[j], itemsize, mesh.shape[step.axis]), size[j]) for i, step, j in graph.edges
-        ]
+        prices = _edge_prices(graph, shape, itemsize, mesh, price)
         weights, hops = np.full((graph.count,) * 2, np.inf), np.zeros((graph.count,) * 2)
         np.fill_diagonal(weights, 0.0)
         self._direct: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -215,17 +237,27 @@ class Table:
                 found[i, j] = self._fill(found, axis, i, middle) + self._fill(found, axis, middle, j)
             else:
                 one = self.direct(i, j) if i != j and np.isfinite(self.prices[i, j]) else ()
-                found[i, j] = sum(sent_bytes(step, at, *self.tensor) for at, step, _ in walk(self.layouts[i], one) if step.axis == axis)
+                found[i, j] = sum(self._bytes(step, at) for at, step, _ in walk(self.layouts[i], one) if step.axis == axis)
         return float(found[i, j])
+
+    def _bytes(self, step: Step, layout: Layout) -> float:
+        shape, itemsize, mesh = self.tensor
+        if isinstance(shape, Shapes):
+            return shape.mean([sent_bytes(step, layout, one, itemsize, mesh) for one in shape.shapes])
+        return sent_bytes(step, layout, shape, itemsize, mesh)
 
     @cached_property
     def communication(self) -> np.ndarray:
-        """(layouts, layouts) what the collectives along each path cost, its local steps left out; 0 where there is none."""
-        found = np.zeros(self.prices.shape)
+        """(layouts, layouts) what the collectives along each path cost, its local steps left out; 0 where there is none. Of several shapes
+        one such array each, behind each other."""
+        shape = self.tensor[0]
+        return np.stack([self._communication(one) for one in shape.shapes]) if isinstance(shape, Shapes) else self._communication(shape)
+
+    def _communication(self, shape: tuple[int, ...]) -> np.ndarray:
+        found, (_, itemsize, mesh) = np.zeros(self.prices.shape), self.tensor
         for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
             if i != j and np.isfinite(self.prices[i, j]):
-                path = walk(source, self.steps(source, target))
-                found[i, j] = sum(step_price(step, layout, *self.tensor, self._price) for layout, step, _ in path if step.is_collective)
+                found[i, j] = communication_along(source, self.steps(source, target), shape, itemsize, mesh, self._price)
         return found
 
     def joined(self, joining: Price) -> np.ndarray:
@@ -251,11 +283,11 @@ many steps those on plain layouts are."""
 
 
 @lru_cache(maxsize=4096)
-def table(shape: tuple[int, ...], itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> Table:
+def table(shape: Extent, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> Table:
     return Table(shape, itemsize, mesh, ops, price)
 
 
-def table_of(layouts: Iterable[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Table:
+def table_of(layouts: Iterable[Layout], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Table:
     """The table in which all of these are."""
     return table(shape, itemsize, mesh, _partial_ops(*layouts), price)
 

@@ -17,6 +17,7 @@ from fxshard.errors import PlanError, closest
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.redistribution import Step, exchange_shape, sent_bytes, walk
+from fxshard.shapes import WeightedSizes
 
 if TYPE_CHECKING:
     from fxshard.explanation import Explanation
@@ -159,6 +160,9 @@ class Origin(Protocol):
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
         """As ``ShardingPlan.at``."""
 
+    def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
+        """As ``ShardingPlan.holds_up_to``."""
+
     def module_of(self, node: str) -> str | None:
         """The name of the module that returns just this value, if any; of several the outermost."""
 
@@ -170,8 +174,9 @@ _ORIGIN = "_origin"
 class ShardingPlan:
     """A plan for one graph on one mesh.
 
-    ``memory``: bytes per device when most is in use, by kind; ``fallbacks``: (node, reason) of nodes that are
-    replicated whatever is chosen, or run in place of another operator;
+    ``memory``: bytes per device when most is in use, by kind, at ``memory_sizes`` of its dynamic dims; ``example_sizes``: those of which
+    the objective is the mean, none where it is that of the example, whose shapes all entries have; ``fallbacks``: (node, reason) of nodes
+    that are replicated whatever is chosen, or run in place of another operator;
     ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
     ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
     under the names that ``again`` gives.
@@ -190,6 +195,8 @@ class ShardingPlan:
     outputs: tuple[PlanEnd, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     memory_limit: int | None = None
+    memory_sizes: Mapping[str, int] = field(default_factory=dict)
+    example_sizes: tuple[WeightedSizes, ...] = ()
     fallbacks: Fallbacks = ()
     partial: bool = False
     recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -313,6 +320,14 @@ class ShardingPlan:
         plan that was read from a file or copied.
         """
         return self._maker().at(self, sizes)
+
+    def holds_up_to(self) -> Mapping[str, int | None]:
+        """Up to which size the plan keeps to its memory limit, by name of each dynamic dim without a ``max``, the others as in
+        ``memory_sizes``; None where it does at any size. Dims with a ``max`` are not named: the limit holds there.
+
+        Raises OptionError for a plan without a limit or without dynamic dims, PlanError as ``at``.
+        """
+        return self._maker().holds_up_to(self)
 
     def _maker(self) -> Origin:
         if self.origin is None:

@@ -1,18 +1,21 @@
-"""Asks a plan for dynamic dims what it costs at other sizes, and what the best plan costs there."""
+"""Asks a plan for dynamic dims what it costs and holds at other sizes, and what the best plan costs there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
-from fxshard.errors import ConstraintError, OptionError, SizesError, closest
-from fxshard.passes.annotate import Annotated, annotate
+from fxshard.errors import OptionError, PlanError, SizesError, closest
+from fxshard.passes.annotate import Annotated, at_sizes
 from fxshard.passes.choose import allowance, decide, solved
 from fxshard.passes.constrain import Constraints
-from fxshard.passes.formulate import formulate
+from fxshard.passes.formulate import formulate, result_layouts
+from fxshard.passes.recompute import expanded
+from fxshard.passes.repriced import memory_at, objective_at
+from fxshard.passes.verify import verify_specs
 from fxshard.plan_at import PlanAt
-from fxshard.shapes import DynamicDim, broken
+from fxshard.planning_graph import operands
+from fxshard.shapes import DynamicDim, GraphFamily, broken, sizes_named
 from fxshard.sharding_plan import ShardingPlan
 
 
@@ -28,31 +31,43 @@ def plan_at(
 
     Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
     """
-    family = annotated.graph.family
-    if family is None:
-        raise OptionError("the plan has no dynamic dims", remedy="plan with dynamic_shapes={'args[0]': {0: 'batch'}}")
-    there = {**family.example, **_checked(sizes, {dim.name: dim for dim in family.dims})}
+    family = _family(annotated)
+    free = {dim.name: dim for dim in family.dims if dim.name not in family.derived}
+    there = family.with_derived({**family.example, **_checked(sizes, free)})
     guard = broken(family.guards, there)
     if guard is not None:
         raise SizesError(f"the plan does not serve {dict(there)}: the model takes for granted that {guard}", remedy="plan for these sizes")
-    graph = replace(annotated.graph, module=family.at(there), family=None)
-    other = annotate(graph, annotated.mesh)
-    free = replace(constraints, memory_limit=None)
-    known = {node.name for node in graph.nodes}
-    pinned = replace(free, specs={n: s for n, s in plan.specs.items() if n in known}, recomputed=frozenset(plan.recomputed))
-    solve = partial(_plan, other, objective=objective, time_limit=time_limit)
+    other = at_sizes(annotated.graph, annotated.mesh, there)
+    _check_legal(plan, other)
+    cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
+    best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
+    memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
+    bound, certificate = min(best.lower_bound, cost), best.certificate
+    return PlanAt(there, cost, bound, min(best.objective, cost), plan.certificate.unit, memory, constraints.memory_limit, certificate.cut)
+
+
+def _family(annotated: Annotated) -> GraphFamily:
+    family = annotated.graph.family
+    if family is None:
+        raise OptionError("the plan has no dynamic dims", remedy="plan with dynamic_shapes={'args[0]': {0: 'batch'}}")
+    return family
+
+
+def _check_legal(plan: ShardingPlan, other: Annotated) -> None:
+    """Raises SizesError where a node cannot run as planned at the sizes of ``other``, or a result cannot lie so."""
+    where = sizes_named(other.sizes)
     try:
-        own = solve(pinned)
-    except ConstraintError as error:
-        where = ", ".join(f"{name}={size}" for name, size in there.items())
+        verify_specs(expanded(other, plan.recomputed), plan)
+    except PlanError as error:
         raise SizesError(f"the plan is not legal at {where}: {error.what}", where=error.where, remedy="plan for these sizes") from error
-    best = solve(free)
-    bound = min(best.lower_bound, own.objective)
-    cut, unit, memory = best.certificate.cut, plan.certificate.unit, sum(own.memory.values())
-    return PlanAt(there, own.objective, bound, min(best.objective, own.objective), unit, memory, constraints.memory_limit, cut)
+    returned = operands(other.graph.module.graph.output_node())
+    for end, node, layout in zip(plan.outputs, returned, plan.specs["output"].inputs, strict=True):
+        if end.kind == "output" and layout not in result_layouts(node, other.mesh):
+            what = f"the plan is not legal at {where}: {end.name} cannot be returned in {layout}"
+            raise SizesError(what, remedy="plan for these sizes")
 
 
-def _plan(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
+def _best(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
     formulation = formulate(annotated, constraints, objective)
     session = solved(annotated, constraints, formulation, allowance(time_limit))
     return decide(annotated, constraints, formulation, session.solution)
@@ -67,3 +82,43 @@ def _checked(sizes: Mapping[str, int], dims: Mapping[str, DynamicDim]) -> dict[s
             raise OptionError(f"{name} cannot be {size!r}", remedy="give a number of elements, at least 1")
         dims[name].check(size)
     return dict(sizes)
+
+
+MOST = 2**31
+"""Sizes beyond this are not asked about."""
+
+
+def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constraints) -> dict[str, int | None]:
+    """The largest size of each dim without a ``max`` at which ``plan`` keeps to its memory limit; None where it does at any.
+
+    One dim at a time, the others as in ``plan.memory_sizes``. Of a dim that is cut evenly, in multiples of the mesh's size. Raises
+    OptionError for a plan without a memory limit or without dynamic dims.
+    """
+    family, limit = _family(annotated), constraints.memory_limit
+    if limit is None:
+        raise OptionError("the plan has no memory limit that could hold", remedy="plan with memory_limit='80GB'")
+    found: dict[str, int | None] = {}
+    for dim in family.dims:
+        if dim.most is None and dim.name not in family.derived:
+            unit = 1 if dim.uneven else annotated.mesh.size
+            start = plan.memory_sizes[dim.name]
+
+            def holds(size: int, name: str = dim.name) -> bool:
+                return memory_at(plan, annotated.graph, {**plan.memory_sizes, name: size}, constraints.optimizer) <= limit
+
+            last = _last(lambda k, start=start, unit=unit: holds(max(start, k * unit)), start // unit)  # type: ignore[misc]
+            found[dim.name] = None if last is None else max(start, last * unit)
+    return found
+
+
+def _last(holds: Callable[[int], bool], start: int) -> int | None:
+    """The last number that ``holds``, as it does from ``start`` up to there; None where it does everywhere."""
+    low, high = start, 2 * max(start, 1)
+    while holds(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

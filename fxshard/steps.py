@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,23 +47,47 @@ class Step:
 
     def after(self, layout: Layout) -> Layout:
         """The layout that the step leaves: other axes on the dims that it leaves or enters lie folded, or plain again."""
-        found = list(layout)
-        found[self.axis] = self.target
-        for dim in self.dims:
-            held = tuple(a for a, p in enumerate(found) if dim_cut_by(p) == dim)
-            entered = dim_cut_by(self.target) == dim
-            nest = (nest_of(self.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
-            plain = not nest_of(self.target) if entered else held == nest[: len(held)]
-            for axis in held:
-                found[axis] = Shard(dim) if plain else Folded(dim, nest)
-        return Layout(found)
+        return _after(self, layout)
 
     def describe(self, mesh: Mesh) -> str:
         return f"{self.kind}({mesh.axis_names[self.axis]}: {placement_str(self.source)}->{placement_str(self.target)})"
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """The global shape of one tensor at several sizes, with weights that add up to 1: what moving it costs is the mean."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    weights: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.shapes[0])
+
+    def mean(self, figures: Sequence[float]) -> float:
+        """The mean of one figure a shape."""
+        return sum(weight * figure for weight, figure in zip(self.weights, figures, strict=True))
+
+
+Extent = tuple[int, ...] | Shapes
+"""A tensor's global shape, or those that it has at several sizes."""
+
+
 Price = Callable[[Step, int, int], float]
 """(step, bytes sent by a rank, bytes that a rank writes locally) -> price."""
+
+
+@lru_cache(maxsize=65536)
+def _after(step: Step, layout: Layout) -> Layout:
+    found = list(layout)
+    found[step.axis] = step.target
+    for dim in step.dims:
+        held = tuple(a for a, p in enumerate(found) if dim_cut_by(p) == dim)
+        entered = dim_cut_by(step.target) == dim
+        nest = (nest_of(step.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
+        plain = not nest_of(step.target) if entered else held == nest[: len(held)]
+        for axis in held:
+            found[axis] = Shard(dim) if plain else Folded(dim, nest)
+    return Layout(found)
 
 
 def bytes_price(step: Step, sent: int, written: int) -> float:
@@ -165,8 +189,10 @@ def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mes
     return block_between(step, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, step.after(layout), mesh.shape))
 
 
-def step_price(step: Step, layout: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> float:
-    """Price of ``step`` from ``layout``; what a rank writes is its shard after the step."""
+def step_price(step: Step, layout: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> float:
+    """Price of ``step`` from ``layout``, of several shapes the mean; what a rank writes is its shard after the step."""
+    if isinstance(shape, Shapes):
+        return shape.mean([step_price(step, layout, one, itemsize, mesh, price) for one in shape.shapes])
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, step.after(layout)))
     sent = sent_between(step, before, after, itemsize, mesh.shape[step.axis])
     return price(step, sent, math.prod(after) * itemsize)

@@ -53,7 +53,7 @@ def test_small_batches_are_cut_otherwise_than_large_ones() -> None:
 
 
 def test_memory_is_that_of_the_size() -> None:
-    made = plan(8, dynamic_shapes=DIMS, memory_limit=40_000)
+    made = plan(8, dynamic_shapes={"x": {0: "batch"}}, memory_limit=40_000)
     assert made.at().within_limit
     assert not made.at(batch=512).within_limit and "more than memory_limit" in str(made.at(batch=512))
 

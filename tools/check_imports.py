@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 def _rooms() -> dict[str, frozenset[str]]:
     """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table", "objects"}
+    base = {"errors", COMPAT, "sizes", "text_table", "objects", "targets", "collecting"}
     plan = base | {
         "layout",
         "shapes",
@@ -38,7 +38,7 @@ def _rooms() -> dict[str, frozenset[str]]:
         "memory_profile",
         "timeline",
     }
-    program = plan | {"program", "archive"}
+    program = plan | {"program", "size_inputs", "archive"}
     strategies = program | {"ops"}
     passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
     runtime = passes | {"passes"}
@@ -49,7 +49,9 @@ def _rooms() -> dict[str, frozenset[str]]:
     rooms: dict[str, set[str]] = {
         "errors": set(),
         "sizes": {"errors"},
+        "targets": set(),
         "text_table": set(),
+        "collecting": set(),
         "timeline": set(),
         COMPAT: {"errors"},
         "dynamic_text": {"errors"},
@@ -70,7 +72,8 @@ def _rooms() -> dict[str, frozenset[str]]:
         "memory_profile": {"errors"},
         "sharding_plan": plan - {"sharding_plan"} | {"plan_at"},
         "program": plan,
-        "archive": plan | {"program", "ops"},
+        "size_inputs": plan | {"program"},
+        "archive": plan | {"program", "ops", "size_inputs"},
         "ops": base,
         "strategies": strategies,
         "cost": strategies,
@@ -92,7 +95,7 @@ def _rooms() -> dict[str, frozenset[str]]:
 
 ROOMS = _rooms()
 
-SHARED = dict.fromkeys(("plan_json", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
+SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
     "steps": "redistribution",
     "detours": "redistribution",

@@ -4,6 +4,7 @@
 (cold), then again with what that run left there (warm). Counted is what the start adds to a process that has imported torch and built the
 model: wrapping it, planning, compiling, one forward and backward. Importing stands beside it. The slowest rank counts. ``processor s``:
 seconds of processor time of all ranks and of the compilers that they start, imports included, which other work on the machine changes less.
+fxshard has its bytecode, as torch has and as any installed package.
 
 ``--size 256/128`` is width and length, ``--layers`` how many, ``--rounds`` how often all of it is repeated (the least time counts),
 ``--stages`` lists what each rank took for each pass, ``--profile FOLDER`` writes a cProfile of each rank there.
@@ -12,6 +13,7 @@ seconds of processor time of all ranks and of the compilers that they start, imp
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import cProfile
 import json
@@ -42,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stages", action="store_true")
     parser.add_argument("--profile", default="")
     chosen = parser.parse_args(arguments)
+    for part in ("fxshard", "examples", "bench"):
+        compileall.compile_dir(Path(__file__).parents[2] / part, quiet=1)
     found: dict[tuple[str, str], list[list[Took]]] = {run: [] for run in RUNS}
     for _ in range(chosen.rounds):
         with tempfile.TemporaryDirectory() as caches:
@@ -94,7 +98,8 @@ def _measured(way: str, state: str, caches: str, chosen: Any) -> list[Took]:
 
 
 class _Passes(logging.Handler):
-    """Seconds of each pass, from what fxshard logs about them."""
+    """Seconds of each pass and step within ``wrap``, from what fxshard logs about them; "plan, shared" has others in it on the rank that
+    plans."""
 
     def __init__(self, took: Took) -> None:
         super().__init__(logging.DEBUG)
@@ -103,7 +108,7 @@ class _Passes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == "%s: %s (%.1f ms)" and isinstance(record.args, tuple):
             name, _, milliseconds = record.args
-            self.took[f"pass {name}"] = self.took.get(f"pass {name}", 0.0) + float(str(milliseconds)) / 1e3
+            self.took[f"- {name}"] = self.took.get(f"- {name}", 0.0) + float(str(milliseconds)) / 1e3
 
 
 def rank_main(rank: int, job: Mapping[str, Any]) -> None:
@@ -135,6 +140,9 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
         dist.barrier()
     with profile or contextlib.nullcontext(), _timed(took, "start"):
         with _timed(took, "wrap"):
+            if job["way"] == "fxshard":
+                with _timed(took, "- import the rest"):
+                    _ = fxshard.parallelize  # its module is imported when it is first asked for
             model = fxshard.parallelize(model, batch, mesh) if job["way"] == "fxshard" else torch.compile(model)
         with _timed(took, "first forward"):
             loss = model(*batch)

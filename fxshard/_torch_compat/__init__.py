@@ -87,6 +87,11 @@ def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
         return _make_graph_module(torch.nn.Module(), graph)
 
 
+def name_of_call(target: Any) -> str:
+    """What the name of a call of ``target`` begins with where it is given none."""
+    return re.sub("[^0-9a-zA-Z_]+", "_", torch.fx.Graph()._target_to_str(target))
+
+
 def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
     """``local`` as a DTensor with the mesh, placements and global shape of ``like``; no check, no autograd."""
     from torch.distributed.tensor import DTensor

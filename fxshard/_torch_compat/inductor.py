@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxshard._torch_compat import pack
+from fxshard._torch_compat.joined_kernels import joined_kernels
 
 if TYPE_CHECKING:
     from torch import fx
 
 log = logging.getLogger("fxshard")
+INVOKE_SUBGRAPH = torch.ops.higher_order.invoke_subgraph
+"""Calls a subgraph, an attribute of the module of its graph: (subgraph, name, *tensors) -> tuple of tensors. Inductor compiles it once."""
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -28,14 +32,18 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch.fx import GraphModule
 
     pack.register()
-    pack.pack_in_place(module.graph)
-    module.recompile()
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            pack.pack_in_place(part.graph)
+            part.recompile()
     given = list(inputs)
     env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
     any_size = contextlib.nullcontext() if env is None else _any_size(env)
-    with tracing(TracingContext(detect_fake_mode(given))), any_size, _turn(module, given, options, wait) as ours:
+    mode = tracing(TracingContext(detect_fake_mode(given)))
+    with mode, any_size, joined_kernels(), _turn(module, given, options, wait) as ours:
         return compile_fx_inner(module, given, **options) if ours else None
 
 
@@ -81,9 +89,18 @@ def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapp
 
 @contextlib.contextmanager
 def _any_size(env: Any) -> Iterator[None]:
-    """While Inductor compiles for symbols: whether a sum goes through a helper that adds up more precisely is asked of the example, and
-    not noted as a guard, for either is right."""
+    """While Inductor compiles for symbols.
+
+    Whether a sum goes through a helper that adds up more precisely is asked of the example, and not noted as a guard, for either is
+    right. What is found in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and
+    ``max``, which would ask of symbols which is the smaller one: they become symbols' own, so that a hit takes no more for granted.
+    """
     from torch._inductor.codegen.cpp import CppKernel
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    def evaluated(code: str, args: Sequence[Any]) -> bool:
+        functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
+        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does, of text of its own
 
     asked = CppKernel.need_use_acc_helper
 
@@ -92,10 +109,20 @@ def _any_size(env: Any) -> Iterator[None]:
             return bool(asked(*args, **kwargs))
 
     CppKernel.need_use_acc_helper = unnoted
+    env.evaluate_guards_expression = evaluated
     try:
         yield
     finally:
         CppKernel.need_use_acc_helper = asked
+        del env.evaluate_guards_expression
+
+
+def _least(*values: Any) -> Any:
+    return functools.reduce(torch.sym_min, values)
+
+
+def _greatest(*values: Any) -> Any:
+    return functools.reduce(torch.sym_max, values)
 
 
 def inductor_modes() -> dict[str, dict[str, Any]]:

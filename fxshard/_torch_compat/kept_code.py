@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from fxshard._torch_compat.joined_kernels import joined_kernels
+from fxshard._torch_compat.light_imports import light_imports
 
 if TYPE_CHECKING:
     from fxshard._torch_compat.inductor import Compiled
@@ -85,27 +89,40 @@ def key_of(compiled: Any) -> str | None:
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
-def load_compiled(key: str) -> Compiled | None:
-    """What Inductor keeps under ``key``, for a graph without symbols; None where there is nothing."""
+def condition_of(compiled: Any) -> str:
+    """A digest of what Inductor takes for granted of the sizes of what it compiled; "" for nothing."""
+    return _digest(getattr(compiled, "guards_expr", None))
+
+
+def _digest(guards: str | None) -> str:
+    return hashlib.sha256(guards.encode()).hexdigest() if guards else ""
+
+
+def load_compiled(key: str, condition: str = "") -> Compiled | None:
+    """What Inductor keeps under ``key`` with the guards of which ``condition`` is the digest; None where there is nothing."""
     from torch._inductor.codecache import FxGraphCache
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
 
+    def is_it(guards: str, _: Any) -> bool:
+        return _digest(guards) == condition
+
     constants = CompiledFxGraphConstants()
-    graph, _, _ = FxGraphCache.find_guarded_entry(key, True, None, lambda *_: False, [])
+    graph, _, _ = FxGraphCache.find_guarded_entry(key, True, None, is_it, [])
     if graph is None:
         return None
-    if graph.device_types <= {"cpu"}:
-        _load_for_cpu(graph, constants)
-    else:
-        graph = _load(key, constants)
+    with joined_kernels():
+        if graph.device_types <= {"cpu"}:
+            _load_for_cpu(graph, constants)
+        else:
+            graph = _load(key, constants, is_it)
     if graph is not None:
         graph._fx_graph_cache_key = key
         graph.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
     return graph
 
 
-def _load(key: str, constants: Any) -> Any:
+def _load(key: str, constants: Any, is_it: Callable[[str, Any], bool]) -> Any:
     """As Inductor does it, which looks after Triton's kernels."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.codecache import FxGraphCache
@@ -113,12 +130,13 @@ def _load(key: str, constants: Any) -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        return FxGraphCache.load_with_key(key, [], [], True, None, False, constants)[0]
+        return FxGraphCache.load_with_key(key, [], [], True, None, False, constants, is_it)[0]
 
 
 def _load_for_cpu(graph: Any, constants: Any) -> None:
     """The part of that which C++ needs, without what compiles: importing it takes half a second."""
     from torch._dynamo.utils import counters
 
-    graph.after_deserialization(constants)
+    with light_imports():
+        graph.after_deserialization(constants)
     counters["inductor"]["fxgraph_cache_hit"] += 1

@@ -21,7 +21,9 @@ from torch.fx.experimental.symbolic_shapes import (
     uninteresting_files,
 )
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.value_ranges import ValueRanges
 
 if TYPE_CHECKING:
     from torch import fx
@@ -113,6 +115,11 @@ def symbol_of(value: torch.SymInt) -> sympy.Symbol:
     return value.node._expr
 
 
+def ranges_of(limits: Sequence[tuple[torch.SymInt, int, int | None]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    """(size, its least value, its greatest one or None) as ``torch.export`` keeps them."""
+    return {symbol_of(size): ValueRanges(least, int_oo if most is None else most) for size, least, most in limits}
+
+
 def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:
     """(what was taken for granted of the symbols of ``env``, where that was)."""
     return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards if guard.expr.free_symbols]
@@ -169,6 +176,13 @@ def refusing_guards(env: ShapeEnv) -> Iterator[None]:
     """While it lasts, what would take something for granted of a symbol raises GuardRefused."""
     with quiet_symbols(), env.error_on_new_guards():
         yield
+
+
+def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and the largest value that a size may have by what its environment knows; None where there is no largest one."""
+    known = size.node.shape_env.bound_sympy(size.node.expr)
+    least = int(known.lower) if known.lower.is_Integer else 0
+    return least, int(known.upper) if known.upper.is_Integer and known.upper < LARGEST else None
 
 
 def is_symbolic(value: Any) -> bool:

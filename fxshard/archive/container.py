@@ -17,7 +17,7 @@ import torch
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
-FORMAT, VERSION = "fxshard-program", 2
+FORMAT, VERSION, READ = "fxshard-program", 3, (2, 3)
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 WEIGHTS = "fxshard/weights.safetensors"
@@ -209,8 +209,8 @@ def _read_manifest(root: Field) -> dict[str, str]:
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
     version = root.get("version", Field.whole)
-    if version != VERSION:
-        remedy = f"export it again; this fxshard reads version {VERSION}"
+    if version not in READ:
+        remedy = f"export it again; this fxshard reads version {READ[0]} (static sizes only) and {READ[1]}"
         raise root.fail(f"the program has format version {version}, which is unknown", remedy)
     written = root.get("torch", Field.text)
     if written != torch_version():

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from fxshard.archive.sizes import FileSizes, write_guards, write_size, write_sizes
 from fxshard.archive.structure import read_structure, write_structure
 from fxshard.errors import PlanError
 from fxshard.files import Field, parse_json, write_json
@@ -18,10 +19,11 @@ from fxshard.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.redistribution import COLLECTIVES
+from fxshard.shapes import Guard, guards_of
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.verify_program import verify_program
 
-_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants")
+_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants", "sizes", "guards")
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
@@ -48,12 +50,13 @@ def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -
             "ranks": [order.index(p.classes[coordinate]) for coordinate in p.mesh.coordinates()],
             "aliases": dict(sorted(p.aliases.items())),
             "constants": [{"name": name, "value": _write_constant(value)} for name, value in p.constants.items()],
+            **({"sizes": write_sizes(p.sizes), "guards": write_guards(p.guards)} if p.sizes else {}),
         }
     )
 
 
 def _write_end(end: GraphInput | GraphOutput, layout: Layout, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
-    return {"kind": end.kind, "name": end.name, "layout": str(layout), "shape": list(shape), "dtype": dtype}
+    return {"kind": end.kind, "name": end.name, "layout": str(layout), "shape": [write_size(size) for size in shape], "dtype": dtype}
 
 
 def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
@@ -91,6 +94,7 @@ class Description:
     fields: Mapping[str, Any]
     classes: Mapping[tuple[int, ...], SizeClass]
     graphs: Mapping[str, tuple[SizeClass, Mapping[str, Mapping[str, Any]]]]
+    sizes: FileSizes
     root: Field
 
     def program(self, plan: ShardingPlan, modules: Mapping[str, fx.GraphModule]) -> ShardedProgram:
@@ -98,7 +102,11 @@ class Description:
         if plan.mesh != self.mesh:
             raise self.root.fail(f"the program is for mesh {self.mesh}, its plan for {plan.mesh}")
         by_class = {self.graphs[name][0]: module for name, module in modules.items()}
-        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **self.fields)
+        noted = guards_of(self.sizes.env.known, {one.name: one.unit for one in self.sizes.sizes})
+        known = {guard.expression for guard in self.fields["guards"]}
+        guards = (*self.fields["guards"], *(guard for guard in noted if guard.expression not in known))
+        fields = {**self.fields, "guards": guards}
+        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **fields)
         for name, module in modules.items():
             _restore_meta(module, self.graphs[name][1], self.root)
         try:
@@ -113,7 +121,8 @@ def read_description(text: bytes, where: str) -> Description:
     root = parse_json(text, where)
     root.known(_FIELDS)
     mesh = root.get("mesh", read_mesh)
-    ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh))) for name in ("inputs", "outputs"))
+    sizes = FileSizes(root.get("sizes", lambda f: f.items(), list[Field]()))
+    ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh, sizes))) for name in ("inputs", "outputs"))
     graphs = root.get("classes", _read_classes)
     order = [size_class for size_class, _ in graphs.values()]
     ranks = root.get("ranks", lambda f: f.items(mesh.size))
@@ -132,9 +141,12 @@ def read_description(text: bytes, where: str) -> Description:
             "collectives": root.get("collectives", lambda f: f.tuple_of(lambda one: _read_collective(one, mesh))),
             "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
             "constants": root.get("constants", lambda f: dict(map(_read_constant, f.items()))),
+            "sizes": sizes.sizes,
+            "guards": root.get("guards", lambda f: f.tuple_of(sizes.guard), tuple[Guard, ...]()),
         },
         classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},
         graphs=graphs,
+        sizes=sizes,
         root=root,
     )
 
@@ -149,12 +161,12 @@ class _End:
     dtype: str
 
 
-def _read_end(field: Field, mesh: Mesh) -> _End:
+def _read_end(field: Field, mesh: Mesh, sizes: FileSizes) -> _End:
     is_input = "node" in field.known(("node", *_END))
     kind = field.get("kind", Field.text)
     if kind not in (INPUT_KINDS if is_input else OUTPUT_KINDS):
         raise field.fail(f"unknown kind {kind!r}")
-    shape = field.get("shape", lambda f: f.tuple_of(Field.whole))
+    shape = field.get("shape", lambda f: f.tuple_of(sizes.read))
     return _End(
         kind=kind,
         name=field.get("name", Field.text),

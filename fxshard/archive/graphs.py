@@ -2,7 +2,8 @@
 
 torch's reader looks names up in all of torch and evaluates expressions, so it is not for files from outside. Ours knows
 tensors, numbers and a few words, and calls nothing but functional operators of three namespaces; the shapes of all
-nodes are computed anew and compared with those in the file.
+nodes are computed anew and compared with those in the file. Dynamic sizes are inputs before the others, and what calls name of
+them is computed by nodes of their own, as torch has it; in the graph that is read they are symbols in the arguments again.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ import keyword
 import operator
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, SymIntArgument, TensorArgument
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensorMode, OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree, schema_of
+from fxshard._torch_compat import OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree, schema_of
+from fxshard._torch_compat.expressions import SIZE_CALLS
+from fxshard._torch_compat.symbols import SYMBOLIC, expression, oblivious, ranges_of, surely, symbolic_kernels
+from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
 from fxshard.layout import REDUCE_OPS
+from fxshard.program import ProgramSize
+from fxshard.size_inputs import add_size_inputs
 
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
@@ -33,8 +40,11 @@ WORDS = frozenset(("none", "tanh", "floor", "trunc", "left", "right", "sum", "me
 """Texts that aten's functional operators take; a path is none of them."""
 
 
-def write_graph(module: fx.GraphModule) -> bytes:
-    """``models/model.json`` of ``torch.export.save``; raises FileError for a graph that ``read_graph`` would refuse."""
+def write_graph(module: fx.GraphModule, sizes: Sequence[ProgramSize] = ()) -> bytes:
+    """``models/model.json`` of ``torch.export.save``; raises FileError for a graph that ``read_graph`` would refuse.
+
+    ``sizes``: the program's dynamic ones, of which the graph's arguments and values hold expressions.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
@@ -42,13 +52,41 @@ def write_graph(module: fx.GraphModule) -> bytes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].name = node.name
         copies[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
-    buffer = io.BytesIO()
+    buffer, stored = io.BytesIO(), fx.GraphModule(nn.Module(), graph)
     try:
-        torch.export.save(_exported(fx.GraphModule(nn.Module(), graph)), buffer)
+        with oblivious() if sizes else nullcontext():
+            _compute_sizes(stored, sizes)
+            torch.export.save(_exported(stored, sizes), buffer)
+    except FileError:
+        raise
     except Exception as error:
         raise FileError(f"a local graph cannot be stored: {error}", remedy="please report it") from error
     with zipfile.ZipFile(buffer) as archive:
         return archive.read("archive/models/model.json")
+
+
+def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None:
+    """Makes ``sizes`` inputs of the graph, in place, and what is computed of them nodes, each with its value.
+
+    They are the first ones: torch's reader asks the sizes of the others of them.
+    """
+    before, top = set(module.graph.nodes), next(iter(module.graph.nodes))
+    names = {n.name for n in before}
+    add_size_inputs(module, sizes)
+    added = [n for n in module.graph.nodes if n not in before]
+    for number, node in enumerate(added):
+        node.name = next(name for i in range(len(names) + 1) if (name := f"size_{number + i * len(added)}") not in names)
+        if node.op == "placeholder":
+            top.prepend(node)
+        if "val" in node.meta:
+            continue
+        if _name(node.target) not in SIZE_CALLS:
+            raise FileError(f"a size is computed by {_name(node.target)}, which cannot be stored", remedy="export with static sizes")
+        node.meta["val"] = node.target(*[a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args])
+
+
+def _name(target: Any) -> str:
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
 
 
 def _check_node(node: fx.Node) -> None:
@@ -62,17 +100,19 @@ def _storable(target: Any) -> bool:
     return target is operator.getitem or (_TARGET.fullmatch(f"torch.ops.{target}") is not None and is_functional(target))
 
 
-def _exported(module: fx.GraphModule) -> ExportedProgram:
-    """The graph as an ExportedProgram whose inputs and outputs are all the user's: tensors in, a tuple out."""
+def _exported(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> ExportedProgram:
+    """The graph as an ExportedProgram whose inputs and outputs are all the user's: tensors and sizes in, a tuple of tensors out."""
     ends = [n for n in module.graph.nodes if n.op == "placeholder"]
     results = module.graph.output_node().args[0]
-    inputs, outputs = ([TensorArgument(n.name) for n in nodes] for nodes in (ends, results))
+    inputs: list[Any] = [TensorArgument(n.name) if isinstance(n.meta["val"], torch.Tensor) else SymIntArgument(n.name) for n in ends]
+    outputs: list[Any] = [TensorArgument(n.name) for n in results]
     signature = ExportGraphSignature(
         [InputSpec(InputKind.USER_INPUT, one, None) for one in inputs], [OutputSpec(OutputKind.USER_OUTPUT, one, None) for one in outputs]
     )
     specs = pytree.tree_structure((tuple(inputs), {})), pytree.tree_structure(tuple(outputs))
     call = ModuleCallEntry("", ModuleCallSignature(inputs, outputs, *specs))
-    return ExportedProgram(module, module.graph, signature, {}, {}, [call])
+    ranges = ranges_of([(one.value, -(-one.least // one.unit), one.most and one.most // one.unit) for one in sizes])
+    return ExportedProgram(module, module.graph, signature, {}, ranges, [call])
 
 
 def is_functional(target: Any) -> bool:
@@ -84,24 +124,27 @@ def is_functional(target: Any) -> bool:
     return not schema.is_mutable and bool(returns) and all(kind in ("Tensor", "Optional[Tensor]", "List[Tensor]") for kind in returns)
 
 
-def read_graph(text: bytes, where: str, axes: Iterable[str]) -> fx.GraphModule:
+def read_graph(text: bytes, where: str, axes: Iterable[str], sizes: FileSizes | None = None) -> fx.GraphModule:
     """The graph that ``write_graph`` wrote, with fake tensors in ``meta["val"]``; raises FileError on anything else.
 
-    ``axes``: names of the mesh's axes, the only groups that a collective may have.
+    ``axes``: names of the mesh's axes, the only groups that a collective may have. ``sizes``: the dynamic ones of the program.
     """
     root = parse_json(text, where)
     graph = root.get("graph_module", lambda f: f.get("graph", lambda g: g))
-    return lazy_graph_module(_Reader(graph, frozenset(axes)).read())
+    sizes = sizes or FileSizes()
+    with oblivious() if sizes.sizes else nullcontext():
+        return lazy_graph_module(_Reader(graph, frozenset(axes), sizes).read())
 
 
 class _Reader:
     """Builds one graph, node by node, from a Field that holds torch's description of it."""
 
-    def __init__(self, field: Field, axes: frozenset[str]) -> None:
-        self.field, self.groups = field, axes | frozenset(REDUCE_OPS)
+    def __init__(self, field: Field, axes: frozenset[str], sizes: FileSizes) -> None:
+        self.field, self.groups, self.sizes = field, axes | frozenset(REDUCE_OPS), sizes
         self.graph = fx.Graph()
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.values: dict[str, fx.Node] = {}
+        self.numbers: dict[str, Any] = {}
+        self.given = iter(sizes.values)
         self.declared = field.get("tensor_values", Field.entries)
         self.readers: dict[str, Callable[[Field], Any]] = {
             "as_none": lambda f: None,
@@ -119,11 +162,17 @@ class _Reader:
             "as_memory_format": lambda f: _enum(f, export_memory_formats),
             "as_layout": _layout,
             "as_device": _device,
+            "as_sym_int": self.number,
+            "as_sym_ints": lambda f: list(f.tuple_of(self.number)),
+            "as_sym_float": self.number,
+            "as_sym_bool": self.number,
         }
 
     def read(self) -> fx.Graph:
         for one in self.field.get("inputs", Field.items):
             self.placeholder(one)
+        if next(self.given, None) is not None:
+            raise self.field.fail("the graph does not take all sizes of the program")
         nodes = self.field.get("nodes", Field.items)
         self.used = _names_read([*nodes, *self.field.get("outputs", Field.items)])
         for one in nodes:
@@ -132,7 +181,12 @@ class _Reader:
         return self.graph
 
     def placeholder(self, field: Field) -> None:
-        field.known(("as_tensor",))
+        if "as_sym_int" in field.known(("as_tensor", "as_sym_int")):
+            value = next(self.given, None)
+            if value is None:
+                raise field.fail("the graph takes more sizes than the program has")
+            self.keep_number(field, value)
+            return
         name = field.get("as_tensor", lambda f: f.get("name", Field.text))
         shape, dtype = self.described(name, field)
         value = self.fake(lambda: torch.empty(shape, dtype=dtype), field, "an input")
@@ -140,6 +194,9 @@ class _Reader:
 
     def call(self, field: Field) -> None:
         field.known(("target", "inputs", "outputs", "metadata", "is_hop_single_tensor_return", "name"))
+        if field.get("target", Field.text) in SIZE_CALLS:
+            self.compute(field, SIZE_CALLS[field.get("target", Field.text)])
+            return
         target = field.get("target", _target)
         args, kwargs = self.arguments(field, target)
         values = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
@@ -150,11 +207,48 @@ class _Reader:
     def fake(self, make: Callable[[], Any], field: Field, what: str) -> Any:
         """What ``make`` gives on fake tensors; whatever torch finds wrong with its arguments is a fault of the file."""
         try:
-            with self.mode, torch.no_grad():
+            with self.sizes.mode, torch.no_grad(), symbolic_kernels() if self.sizes.sizes else nullcontext():
                 return make()
         except Exception as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise field.fail(f"{what} cannot have these shapes and arguments: {reason}") from error
+
+    def compute(self, field: Field, function: Callable[..., Any]) -> None:
+        """A call that computes a number: what it gives is what the file says, and stands in arguments as the file writes it."""
+        args = [one.get("arg", self.argument) for one in field.get("inputs", Field.items)]
+        if not all(map(is_number, args)):
+            raise field.fail("a size is computed of sizes only")
+        value = self.fake(lambda: function(*args), field, "a size")
+        (output,) = field.get("outputs", lambda f: f.items(1))
+        self.keep_number(output, value)
+
+    def keep_number(self, field: Field, value: Any) -> None:
+        """Names a computed number, which is equal to what the file describes under this name."""
+        entries = field.known(("as_sym_int", "as_sym_float", "as_sym_bool"))
+        if len(entries) != 1:
+            raise field.fail("a size is one number")
+        ((kind, named),) = entries.items()
+        name = named.get("as_name", Field.text)
+        declared = self.field.get(f"{kind.removeprefix('as_')}_values", Field.entries)
+        if name not in declared or name in self.numbers:
+            raise field.fail(f"the file does not describe the size {name!r}, or it is made twice")
+        said = declared[name].get("as_expr", lambda f: f.get("expr_str", self.sizes.number))
+        if type(said) is not type(value) or not _equal(said, value):
+            raise field.fail(f"the size {name!r} is {value}, the file says {said}")
+        self.numbers[name] = said
+
+    def number(self, field: Field) -> Any:
+        """A number in the arguments of a call: as it is, or by the name of what computes it."""
+        entries = field.known(("as_name", "as_int", "as_float", "as_bool"))
+        if len(entries) != 1:
+            raise field.fail("a number in an argument has a name, or is one")
+        if "as_name" not in entries:
+            ((_, plain),) = entries.items()
+            return plain.value if isinstance(plain.value, bool) else _int(plain) if "as_int" in entries else _float(plain)
+        name = entries["as_name"].text()
+        if name not in self.numbers:
+            raise field.fail(f"there is no size {name!r} before it is read")
+        return self.numbers[name]
 
     def arguments(self, field: Field, target: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = [], {}
@@ -209,7 +303,9 @@ class _Reader:
     def keep(self, node: fx.Node, name: str, value: Any, field: Field) -> None:
         if name in self.values or not isinstance(value, torch.Tensor):
             raise field.fail(f"{name!r} is made twice, or is no tensor")
-        if (tuple(value.shape), value.dtype) != self.described(name, field):
+        shape, dtype = self.described(name, field)
+        alike = len(shape) == value.dim() and all(_equal(said, size) for said, size in zip(shape, value.shape, strict=True))
+        if not alike or value.dtype != dtype:
             raise field.fail(f"{name!r} is {list(value.shape)} of {value.dtype}, the file says otherwise")
         node.meta["val"] = value
         self.rename(node, name, field)
@@ -220,13 +316,25 @@ class _Reader:
             raise field.fail(f"{name[:60]!r} cannot be the name of a node")
         node.name = name
 
-    def described(self, name: str, field: Field) -> tuple[tuple[int, ...], torch.dtype]:
+    def size(self, field: Field) -> Any:
+        if "as_expr" in field.known(("as_int", "as_expr")):
+            return field.get("as_expr", lambda f: f.get("expr_str", self.sizes.number))
+        return field.get("as_int", Field.whole)
+
+    def described(self, name: str, field: Field) -> tuple[tuple[Any, ...], torch.dtype]:
         """(shape, dtype) that the file gives for a tensor."""
         if name not in self.declared:
             raise field.fail(f"the file does not describe the tensor {name!r}")
         described = self.declared[name]
-        shape = described.get("sizes", lambda f: f.tuple_of(lambda size: size.get("as_int", Field.whole)))
+        shape = described.get("sizes", lambda f: f.tuple_of(self.size))
         return shape, described.get("dtype", lambda f: _enum(f, export_dtypes))
+
+
+def _equal(said: Any, found: Any) -> bool:
+    """Whether two numbers are the same whatever the sizes; nothing is taken for granted of them."""
+    if isinstance(said, SYMBOLIC) and isinstance(found, SYMBOLIC) and expression(said) == expression(found):
+        return True
+    return surely(said == found)
 
 
 def _names_read(fields: list[Field]) -> set[str]:

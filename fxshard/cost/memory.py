@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree, storage_key
+from fxshard._torch_compat.symbols import evaluated, expression, hint_of
 from fxshard.cost.lives import End, Lives
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.planning_graph import plain_shape, source_line
@@ -34,9 +36,11 @@ class Stage:
     results: Mapping[fx.Node, End]
 
 
-def profile_stages(stages: Sequence[Stage], static: Mapping[str, int] | None = None) -> MemoryProfile:
-    """What is alive over the steps of ``stages``, run one after another."""
-    walk = _Walk()
+def profile_stages(
+    stages: Sequence[Stage], static: Mapping[str, int] | None = None, values: Mapping[sympy.Symbol, Any] | None = None
+) -> MemoryProfile:
+    """What is alive over the steps of ``stages``, run one after another; ``values``: what symbols in sizes are then."""
+    walk = _Walk(values or {})
     for stage in stages:
         walk.run(stage)
     return walk.lives.profile(static or {})
@@ -46,6 +50,7 @@ def profile_stages(stages: Sequence[Stage], static: Mapping[str, int] | None = N
 class _Walk:
     """Goes through the steps; pieces are known by their storages, views by those of what they are views of."""
 
+    values: Mapping[sympy.Symbol, Any]
     lives: Lives = field(default_factory=Lives)
 
     def run(self, stage: Stage) -> None:
@@ -64,7 +69,7 @@ class _Walk:
         value = getattr(stage.graph.owning_module, str(node.target), None) if constant else node.meta.get("val")
         end = stage.inputs.get(node, End("buffer" if constant else "activation", node.name))
         for tensor in _tensors(value):
-            self.lives.give(storage_key(tensor), replace(_held(tensor, node, end.kind), name=end.name, layout=end.layout))
+            self.lives.give(storage_key(tensor), replace(self._held(tensor, node, end.kind), name=end.name, layout=end.layout))
 
     def _step(self, node: fx.Node) -> None:
         self.lives.step(StepRun(node.name, str(node.target), source_line(node) or ""))
@@ -78,12 +83,14 @@ class _Walk:
             elif is_wait(node):  # it gives what the collective gave, though its fake is another
                 self.lives.share(key, storage_key(read[0]))
             else:
-                self.lives.make(key, _held(tensor, node, "gathered" if is_collective(node) else "temporary"))
+                self.lives.make(key, self._held(tensor, node, "gathered" if is_collective(node) else "temporary"))
 
-
-def _held(tensor: torch.Tensor, node: fx.Node, kind: str) -> HeldTensor:
-    shape, size = plain_shape(tensor.shape), storage_bytes(tensor)
-    return HeldTensor(node.name, kind, size, shape, str(tensor.dtype), 0, 0, "", source_line(node) or "")
+    def _held(self, tensor: torch.Tensor, node: fx.Node, kind: str) -> HeldTensor:
+        shape, size = plain_shape(tensor.shape), storage_bytes(tensor)
+        if self.values and isinstance(size, torch.SymInt):
+            found = evaluated(expression(size), self.values)
+            size = found if isinstance(found, int) else hint_of(size)
+        return HeldTensor(node.name, kind, size, shape, str(tensor.dtype), 0, 0, "", source_line(node) or "")
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

@@ -26,6 +26,7 @@ from fxshard.mesh import Mesh
 from fxshard.planning_graph import FREE, example_shape, is_getitem
 from fxshard.program import KINDS, is_collective, is_wait
 from fxshard.sharding_plan import OpSpec
+from fxshard.targets import name_of
 from fxshard.timeline import DEVICE, Event, Timeline
 
 
@@ -53,7 +54,7 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Nod
             clock = max(clock, event.end) + (1 - mesh.hardware.overlap) * hidden
             events[index] = replace(event, waited=clock - arrived)
         elif took := operator_time(node, mesh):
-            events.append(Event(node.name, str(node.target), DEVICE, clock, clock + took))
+            events.append(Event(node.name, name_of(node.target), DEVICE, clock, clock + took))
             busy.add(clock, took)
             clock += took
     return Timeline(tuple(events), max([clock, *free.values()]))
@@ -110,7 +111,7 @@ def operator_time(node: fx.Node, mesh: Mesh) -> float:
 
 
 def _operator_time(node: fx.Node, mesh: Mesh) -> float:
-    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or str(node.target) in FREE:
+    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in FREE:
         return 0.0
     call = example_call(node)
     return _whole_time(call, mesh) if is_hashable(call) else _whole_time.__wrapped__(call, mesh)

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from fxshard.program import ProgramCollective, ShardedProgram
+from fxshard.plan_sizes import write_sizes
+from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram
 from fxshard.sharding_plan import PlannedCollective, ShardingPlan
 
 Subject = ShardingPlan | ShardedProgram
@@ -58,6 +59,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "recomputed": list(plan.recomputed),
         "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
+        **write_sizes(plan),
         "traffic": [vars(t) for t in traffic(subject)],
         "parameters": {name: str(layout) for name, layout in plan.parameter_layouts().items()},
         "collectives": [_collective(c) for c in subject.collectives],
@@ -91,9 +93,17 @@ def _collective(c: PlannedCollective | ProgramCollective) -> dict[str, Any]:
 def _program(program: ShardedProgram) -> dict[str, Any]:
     return {
         "size_classes": len(program.modules),
-        "inputs": _ends(program.inputs, program.input_layouts, program.input_shapes, program.input_dtypes),
-        "outputs": _ends(program.outputs, program.output_layouts, program.output_shapes, program.output_dtypes),
+        "inputs": _ends(program.inputs, program.input_layouts, map(program.named, program.input_shapes), program.input_dtypes),
+        "outputs": _ends(program.outputs, program.output_layouts, map(program.named, program.output_shapes), program.output_dtypes),
+        "sizes": list(map(_size, program.sizes)),
+        "guards": [{"condition": guard.condition, "where": guard.where} for guard in program.guards],
     }
+
+
+def _size(one: ProgramSize) -> dict[str, Any]:
+    places = [list(place) for place in one.places]
+    limits = {"least": one.least, "most": one.most, "multiple_of": one.unit, "uneven": one.uneven}
+    return {"name": one.name, "places": places, **limits, "example": one.example}
 
 
 def _ends(ends: Any, layouts: Any, shapes: Any, dtypes: Any) -> list[dict[str, Any]]:

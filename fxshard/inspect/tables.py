@@ -18,11 +18,12 @@ from fxshard.text_table import fitted, labelled
 
 
 def summary(subject: Subject) -> str:
-    """Mesh, objective and its proof, memory, bytes per kind of collective and axis, parameters' layouts, fallbacks."""
+    """Mesh, objective and its proof, memory, bytes per kind of collective and axis, parameters' layouts, fallbacks; of a program its ends,
+    its dynamic sizes and what it takes for granted of them."""
     plan = plan_of(subject)
     parts = [_head(subject), _traffic(subject), _parameters(plan)]
     if isinstance(subject, ShardedProgram):
-        parts.append(_ends(subject))
+        parts += [_ends(subject), _sizes(subject), _guards(subject)]
     parts.append(_fallbacks(plan))
     return "\n\n".join(part for part in parts if part)
 
@@ -112,16 +113,27 @@ def _ends(program: ShardedProgram) -> str:
     ends = [(e.kind, e.name) for e in program.inputs] + [(e.kind, e.name) for e in program.outputs]
     layouts, shapes = program.input_layouts + program.output_layouts, program.input_shapes + program.output_shapes
     triples = zip(ends, layouts, shapes, strict=True)
-    rows = [(kind, name, str(layout), _shape(shape)) for (kind, name), layout, shape in triples if kind != "parameter"]
+    rows = [(kind, name, str(layout), _shape(program.named(shape))) for (kind, name), layout, shape in triples if kind != "parameter"]
     return _table(rows, ("end", "name", "layout", "shape"))
+
+
+def _sizes(program: ShardedProgram) -> str:
+    """The dynamic sizes: where they are, which it serves, and the example's, of which costs and bytes are."""
+    rows = [(one.name, _join(f"dim {d} of {path}" for path, d in one.places), one.served, one.example) for one in program.sizes]
+    return _table(rows, ("size", "of", "served", "in the tables")) if rows else ""
+
+
+def _guards(program: ShardedProgram) -> str:
+    rows = [(guard.condition, guard.where) for guard in program.guards]
+    return _table(rows, ("taken for granted", "by")) if rows else ""
 
 
 def _fallbacks(plan: ShardingPlan) -> str:
     return "\n\n".join(_table(found, (heading, "reason")) for heading, found in by_cause(plan.fallbacks).items())
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
+def _shape(shape: Sequence[int | str]) -> str:
+    return ("x" if all(isinstance(size, int) for size in shape) else " x ").join(map(str, shape)) or "scalar"
 
 
 def _join(values: Any) -> str:

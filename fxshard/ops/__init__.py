@@ -9,22 +9,25 @@ return and what buffers are assigned while a model is traced;
 ``fxshard_users::triton_kernel`` is a call of a Triton kernel of the user's.
 """
 
-from fxshard.ops import (
-    assigned,
-    attention,
-    contraction,
-    creation,
-    cross_entropy,
-    fakes,
-    local_region,
-    mesh_ops,
-    normalization,
-    random,
-    returned,
-    row_norm,
-    softmax,
-    user_kernel,
-)
+from fxshard._torch_compat.sources import quick_sources
+
+with quick_sources():
+    from fxshard.ops import (
+        assigned,
+        attention,
+        contraction,
+        creation,
+        cross_entropy,
+        fakes,
+        local_region,
+        mesh_ops,
+        normalization,
+        random,
+        returned,
+        row_norm,
+        softmax,
+        user_kernel,
+    )
 
 __all__ = [
     "assigned",

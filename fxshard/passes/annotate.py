@@ -20,9 +20,10 @@ from fxshard.mesh import Mesh
 from fxshard.passes.alike import Alike
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
+from fxshard.passes.prices import Prices
 from fxshard.passes.regions import region_specs
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, run_time_cause
-from fxshard.shapes import DynamicDim, GraphFamily, broken, depends
+from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, broken, depends, sizes_named
 from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec, ShardingPlan
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine import created_reductions, passed_reductions
@@ -30,13 +31,30 @@ from fxshard.strategies.engine import created_reductions, passed_reductions
 
 @dataclass(frozen=True)
 class Annotated:
-    """A planning graph, the legal specs and the calls of its nodes by name, and those that are always replicated, with reasons."""
+    """A planning graph, the legal specs and the calls of its nodes by name, and those that are always replicated, with reasons.
+
+    ``sizes``: of its dynamic dims, by name. ``samples``: (weight, the same graph at other sizes) where it is priced, none where that is at
+    its own; ``largest``: the same at the sizes at which memory counts, None where these are its own. All have the same specs.
+    """
 
     graph: PlanningGraph
     mesh: Mesh
     specs: Mapping[str, tuple[OpSpec, ...]]
     calls: Mapping[str, Call]
     fallbacks: Fallbacks
+    sizes: tuple[tuple[str, int], ...] = ()
+    samples: tuple[tuple[float, Annotated], ...] = ()
+    largest: Annotated | None = None
+
+    @property
+    def counted(self) -> Annotated:
+        """The graph at the sizes at which memory counts; priced as this one."""
+        return self.largest or self
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What it costs."""
+        return Prices(self.samples or ((1.0, self),))
 
     @cached_property
     def windows(self) -> Windows:
@@ -54,22 +72,56 @@ class Annotated:
         return Alike()
 
 
-def annotate(graph: PlanningGraph, mesh: Mesh) -> Annotated:
+def annotate(
+    graph: PlanningGraph, mesh: Mesh, sampled: Sequence[WeightedSizes] = (), largest: Mapping[str, int] | None = None
+) -> Annotated:
     """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say.
 
     Of a graph with dynamic dims those that are legal at other sizes too: what fits the example by chance is not offered.
+    ``sampled``: where it is priced, by default at its own sizes; ``largest``: where memory counts. Specs are legal there as well.
+    Raises SizesError for sizes for which the trace does not hold.
     """
     found = _annotated(graph, mesh)
     if graph.family is None:
         return found
+    family, example = graph.family, tuple(graph.family.example.items())
     specs = dict(found.specs)
-    for sizes in probes(graph.family, mesh):
-        other = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh).specs
-        for name in specs.keys() & other.keys():
-            legal = set(other[name])
-            specs[name] = tuple(spec for spec in specs[name] if spec in legal)
-    loose = {graph.family.symbols[dim.name] for dim in graph.family.dims if dim.uneven}
-    return replace(found, specs=_at_all_sizes(specs, graph.family, mesh, loose) if loose else specs)
+    for sizes in probes(family, mesh):
+        _keep_legal(specs, at_sizes(graph, mesh, sizes).specs)
+    samples = [(one.weight, found if one.sizes == example else _served_at(graph, mesh, dict(one.sizes))) for one in sampled]
+    most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
+    for other in (*(one for _, one in samples), *((most,) if most else ())):
+        _keep_legal(specs, other.specs)
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    kept = _at_all_sizes(specs, family, mesh, loose) if loose else specs
+    own = replace(found, specs=kept, sizes=example)
+    priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
+    counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
+    return replace(own, samples=priced, largest=counted)
+
+
+def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
+    """The graph at other sizes of its dynamic dims, by name, with what is legal there."""
+    assert graph.family is not None
+    sizes = graph.family.with_derived(sizes)
+    found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh)
+    return replace(found, sizes=tuple((dim.name, sizes[dim.name]) for dim in graph.family.dims))
+
+
+def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
+    assert graph.family is not None
+    guard = broken(graph.family.guards, graph.family.with_derived(sizes))
+    if guard is not None:
+        what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
+        raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
+    return at_sizes(graph, mesh, sizes)
+
+
+def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple[OpSpec, ...]]) -> None:
+    """Of ``specs`` only what is among ``others``."""
+    for name in specs.keys() & others.keys():
+        legal = set(others[name])
+        specs[name] = tuple(spec for spec in specs[name] if spec in legal)
 
 
 def _at_all_sizes(
@@ -123,16 +175,19 @@ DRAWN = 2000
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
-    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty.
+    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty. Dims that follow from others are
+    as these say.
 
     Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
     """
     found: list[dict[str, int]] = []
-    choices = [_sizes_of(dim, mesh) for dim in family.dims]
+    choices = {dim.name: _sizes_of(dim, mesh) for dim in family.dims if dim.name not in family.derived}
     draw = random.Random(0)
-    for _ in range(DRAWN if all(choices) else 0):
-        sizes = {dim.name: draw.choice(some) for dim, some in zip(family.dims, choices, strict=True)}
-        if sizes not in found and len(set(sizes.values())) == len(sizes) and broken(family.guards, sizes) is None:
+    for _ in range(DRAWN if all(choices.values()) else 0):
+        free = {name: draw.choice(some) for name, some in choices.items()}
+        sizes = family.with_derived(free)
+        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and broken(family.guards, sizes) is None
+        if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
             if len(found) == PROBED:
                 break
@@ -142,6 +197,10 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
         f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
         remedy="give the dims a wider range (torch.export.Dim, and what the model asserts of them), or leave them static",
     )
+
+
+def _within(dim: DynamicDim, size: int) -> bool:
+    return size >= dim.least and (dim.most is None or size <= dim.most)
 
 
 def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
@@ -163,7 +222,7 @@ def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int])
     Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
     """
     assert graph.family is not None
-    there = _annotated(replace(graph, module=graph.family.at(_roomy(sizes, graph.family, plan.mesh)), family=None), plan.mesh).specs
+    there = at_sizes(graph, plan.mesh, _roomy(sizes, graph.family, plan.mesh)).specs
     known = ((name, legal) for name, legal in there.items() if name in plan.specs and name != "output")
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
 
@@ -172,7 +231,7 @@ def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[st
     """Sizes with the same remainders that leave each rank two elements, where what was taken for granted holds of them."""
     count = math.prod(mesh.shape)
     larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}
-    return dict(sizes) if broken(family.guards, larger) else larger
+    return dict(sizes) if broken(family.guards, family.with_derived(larger)) else larger
 
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
@@ -216,6 +275,7 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
     arriving: dict[str, frozenset[str]] = {}
     leaving: dict[str, frozenset[str]] = {}
     known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
+    left: dict[tuple[int, frozenset[str]], tuple[frozenset[str], frozenset[str]]] = {}
     for node in planned_nodes(graph):
         call = calls.get(node.name)
         if call is None:
@@ -223,9 +283,11 @@ def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[
         if call not in known:
             known[call] = created_reductions(call), passed_reductions(call)
         created, passed = known[call]
-        sources = {producer(o)[0].name for o in operands(node)}
-        arriving[node.name] = frozenset({"sum"}.union(*(leaving.get(s, ()) for s in sources)))
-        leaving[node.name] = created | {after for before, after in passed if before in arriving[node.name]}
+        arrive = frozenset({"sum"}.union(*(leaving.get(producer(o)[0].name, ()) for o in operands(node))))
+        key = id(call), arrive
+        if key not in left:  # layers repeat
+            left[key] = arrive, created | {after for before, after in passed if before in arrive}
+        arriving[node.name], leaving[node.name] = left[key]
     return arriving
 
 

@@ -19,7 +19,7 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
         return program
     reason = program.refuses(sizes)
     if reason is not None:
-        raise SizesError(reason, remedy="lower the graph for these sizes by themselves")
+        raise SizesError(reason, remedy="lower, or export, the model for these sizes by themselves")
     values = program.values(sizes)
     modules = {key: instantiated(m, values, lambda expr, _: evaluated(expr, values), FAKES) for key, m in program.modules.items()}
     first = modules[program.classes[(0,) * program.mesh.ndim]].graph

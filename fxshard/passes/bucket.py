@@ -46,7 +46,6 @@ def bucket(program: ShardedProgram) -> ShardedProgram:
     for size_class, module in program.modules.items():
         copy = copied(module)
         _fill(copy.graph, found)
-        copy.graph.lint()
         modules[size_class] = copy
     joined = {k: b for b in found for k in b.members}
     issued = []

@@ -14,7 +14,7 @@ from fxshard.constraints import Communication
 from fxshard.errors import PlanError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
-from fxshard.redistribution import Price, path_bytes
+from fxshard.redistribution import Extent, Price, path_bytes
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.solver import Row
 from fxshard.solver.rows import TOLERANCE
@@ -22,11 +22,11 @@ from fxshard.solver.rows import TOLERANCE
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor (global ``shape``, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
+    """A tensor (global ``shape``, or several, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
     ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second.
     None stands for what is not there, or not read."""
 
-    shape: tuple[int, ...]
+    shape: Extent
     itemsize: int
     layouts: tuple[Layout | None, ...]
     transfer: int = -1

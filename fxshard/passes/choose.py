@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from torch import fx
 
-from fxshard.cost import compute_time
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
-from fxshard.mesh import Mesh
 from fxshard.passes import budgets
 from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
@@ -26,13 +24,15 @@ from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
 from fxshard.passes.held import Held, held, over_time
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.moves import Specs, hiding, redistributions
-from fxshard.passes.planned_memory import Shortage, planned_profile
+from fxshard.passes.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.recompute import Recomputed, expanded
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
 from fxshard.redistribution import Price
-from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan, again
+from fxshard.shapes import WeightedSizes
+from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, ShardingPlan, again
 from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
+from fxshard.targets import name_of
 
 WORK_LIMIT = 6e9
 """Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
@@ -131,7 +131,7 @@ def memory_over_time(annotated: Annotated, constraints: Constraints, formulation
 def _held(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> tuple[list[Held], Lifetimes]:
     """What the plan of these choices holds, and its times."""
     decision = _chosen(annotated.graph, formulation, choices)
-    annotated, specs = _expanded(annotated, decision)
+    annotated, specs = _expanded(annotated.counted, decision)
     moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
     return held(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
 
@@ -203,8 +203,10 @@ def write_plan(
         certificate=Certificate(unit, total, 0.0),
         inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
         outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
-        memory=memory_at_peak(annotated.times, specs, moves, mesh, optimizer),
+        memory=memory_at_peak(annotated.counted.times, specs, moves, mesh, optimizer),
         memory_limit=memory_limit,
+        memory_sizes=dict(annotated.counted.sizes),
+        example_sizes=tuple(WeightedSizes(one.sizes, weight) for weight, one in annotated.samples),
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
@@ -225,28 +227,22 @@ def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
 def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:
     def made() -> PlannedNode:
         values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
-        call = annotated.calls.get(node.name)
         return PlannedNode(
             name=node.name,
-            op=str(node.target) if node.op == "call_function" else node.op,
+            op=name_of(node.target) if node.op == "call_function" else node.op,
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-            compute=compute_time(call, spec, annotated.mesh) if call is not None and timed else 0.0,
+            compute=_computing(node.name, annotated, spec) if timed else 0.0,
         )
 
     return annotated.written(("node", node.name, timed), (spec,), made)
 
 
-def memory_at_peak(times: Lifetimes, specs: Specs, moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> dict[str, int]:
-    """Bytes per device by kind when the most is in use."""
-    found = held(times, specs, moves, mesh, optimizer)
-    time, _ = over_time(found).peak()
-    kinds: dict[str, int] = {}
-    for one in found:
-        if one.span[0] <= time < one.span[1] and one.bytes:
-            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
-    return kinds
+def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
+    """Microseconds of a node in a spec, worked out once for nodes that are alike."""
+    prices = annotated.prices
+    return annotated.written("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
 
 
 def infeasible(
@@ -293,10 +289,10 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
     profile, mesh = None, annotated.mesh
     if error.least_choices:
         decision = _chosen(annotated.graph, formulation, error.least_choices)
-        annotated, specs = _expanded(annotated, decision)
+        annotated, specs = _expanded(annotated.counted, decision)
         moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
         profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
-    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile)
+    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.counted.sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,6 @@ def cut_program(program: ShardedProgram, found: dict[int, Choice]) -> ShardedPro
         copy = copied(module)
         halves = Halves.of(program, copy.graph)
         begun = [cut_up(copy.graph, n, found.get(k), halves) for k, n in enumerate([*filter(is_collective, copy.graph.nodes)])]
-        copy.graph.lint()
         modules[size_class] = copy
         if size_class == program.classes[(0,) * program.mesh.ndim]:
             issued = [p for c, nodes in zip(program.collectives, begun, strict=True) for p in _issued(c, nodes)]

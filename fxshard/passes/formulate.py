@@ -3,7 +3,7 @@
 Variables: one per node (which OpSpec) and one per returned output (which layout).
 - node cost: compute time of the spec (``cost.compute_time``)
 - transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
-  for each layout that they read, less what compute hides of it (``overlap``).
+  for each layout that they read, less what compute hides of it (``overlap``). Both are means where several sizes are priced (``prices``).
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
 - what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
@@ -17,13 +17,12 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 from torch import fx
 
-from fxshard.call import Call
-from fxshard.cost import compute_time, joining_price, time_price
+from fxshard.cost import joining_price, time_price
 from fxshard.errors import ConstraintError
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh
@@ -39,9 +38,9 @@ from fxshard.passes.memory_use import Brought, Kept, Reader, Usage
 from fxshard.passes.mixed_precision import settles
 from fxshard.passes.modes import KEPT, REDONE, Crossing, Modes, Wants, in_modes
 from fxshard.passes.names import Place
-from fxshard.passes.overlap import Beside
+from fxshard.passes.overlap import Hiding
 from fxshard.passes.recompute import Block
-from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, shape_and_itemsize
+from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.redistribution import Price, Table, bytes_price, path_price, table_of
 from fxshard.sharding_plan import OpSpec
 from fxshard.sharding_plan import again as second_run
@@ -76,8 +75,8 @@ class Formulation:
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
     """Builds the problem; raises ConstraintError when a pin leaves a node no spec."""
-    builder = _Builder(annotated, constraints, time_price(annotated.mesh) if objective == "time" else bytes_price, objective)
-    return builder.build()
+    price = time_price(annotated.mesh) if objective == "time" else bytes_price
+    return _Builder(annotated.counted, constraints, price, objective).build()
 
 
 @dataclass
@@ -158,7 +157,8 @@ class _Builder:
         return {n.name: t for n, t in times.time.items()} | {second_run(n.name): t for n, t in times.again.items()}
 
     def _usage(self, modes: Modes) -> Usage:
-        return Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, self.price)
+        priced = self.price, self.annotated.prices
+        return Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, *priced)
 
     def _floor(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
         """The problem in which only what every plan holds for certain is in memory."""
@@ -182,14 +182,14 @@ class _Builder:
     def _moved(self) -> Iterator[Moved]:
         for one in self.brought:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(one.ends)))
-            yield Moved(*shape_and_itemsize(one.value), layouts, transfer=one.transfer)
+            yield Moved(*self.annotated.prices.extent(one.value), layouts, transfer=one.transfer)
         for var, group in self.joined:
             options, runs = [self.node_vars[n.name][1] for n in group.nodes], self._runs(var)
             for state, chosen in enumerate(zip(*options, strict=True)):
                 for member, output, want in handed_over(group, chosen):
-                    value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
-                    assert value is not None and have is not None
-                    moved = Moved(plain_shape(value.shape), value.dtype.itemsize, (have, want), var=var, state=state)
+                    have = chosen[member].outputs[output]
+                    assert have is not None
+                    moved = Moved(*self.annotated.prices.extent(group.nodes[member], output), (have, want), var=var, state=state)
                     yield from [moved] * runs[state]
 
     def _runs(self, var: int) -> list[int]:
@@ -213,7 +213,7 @@ class _Builder:
     def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
         """One variable for nodes whose states are ``options``: each of them in each mode that the nodes may take, KEPT first."""
         modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
-        var = self._variable(name, np.concatenate([costs * (2 if mode == REDONE else 1) for mode in modes]))
+        var = self._variable(name, costs if modes == (KEPT,) else np.concatenate([costs * (2 if m == REDONE else 1) for m in modes]))
         for node, specs in zip(nodes, options, strict=True):
             self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), partial(operator.mul, specs, len(modes)))
         if len(modes) > 1:
@@ -233,10 +233,10 @@ class _Builder:
         return self.hubs[block.name]
 
     def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
-        call = self.annotated.calls.get(node.name)
-        if call is None or self.objective == "communication":
-            return np.zeros(len(specs))
-        return self.alike(("compute", call), (specs,), lambda: np.array(_compute_times(call, specs, self.mesh)))
+        if node.name not in self.annotated.calls or self.objective == "communication":
+            return self.alike("free", (specs,), lambda: np.zeros(len(specs)))  # layers repeat, so arrays do
+        prices = self.annotated.prices
+        return self.alike(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
 
     def _free(self, node: fx.Node) -> bool:
         """Whether nobody said anything about a node."""
@@ -250,7 +250,7 @@ class _Builder:
     def _joint(self, group: Group) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
         """What the nodes of a group may do together: as ``joint_specs``, what each costs, and the specs of each node."""
         specs = [self.annotated.specs[n.name] for n in group.nodes]
-        key = "group", group.sources, tuple(self.annotated.calls[n.name] for n in group.nodes)
+        key = "group", group.sources, tuple(self.annotated.prices.calls(n.name) for n in group.nodes)
         return self.alike(key, specs, lambda: self._joint_costs(group, joint_specs(group, self.annotated.specs)))
 
     def _joint_costs(
@@ -264,9 +264,9 @@ class _Builder:
         for state, row in enumerate(states):
             chosen = [specs[node.name][k] for node, k in zip(group.nodes, row, strict=True)]
             for member, output, want in handed_over(group, chosen):
-                value, have = outputs_of(group.nodes[member])[output], chosen[member].outputs[output]
-                assert value is not None and have is not None
-                costs[state] += path_price(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
+                have = chosen[member].outputs[output]
+                assert have is not None
+                costs[state] += path_price(have, want, *self.annotated.prices.extent(group.nodes[member], output), self.mesh, self.price)
         return joint, costs, tuple(tuple(specs[n.name][k] for k in column) for column, n in zip(states.T, group.nodes, strict=True))
 
     def _results(self) -> None:
@@ -276,7 +276,7 @@ class _Builder:
         for index, (end, node) in enumerate(zip(self.graph.outputs, returned, strict=True)):
             if end.kind != "output":
                 continue
-            layouts = result_layouts(node, self.mesh)
+            layouts = self._returnable(node)
             wishes = [(pin.said, pin.admits) for pin in self.constraints.results.get(index, ())]
             if whole is not None:
                 said = planned_spec(f"output {end.name}", whole.inputs[index])
@@ -287,6 +287,11 @@ class _Builder:
                     raise ConstraintError(f"{said} cannot hold for {end.name}", where=place(node, self.graph), remedy=remedy)
             kept = all_hold(layouts, wishes, place(node, self.graph))
             self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
+
+    def _returnable(self, node: fx.Node) -> list[Layout]:
+        """Layouts in which an output may be returned, at all sizes at which it is priced."""
+        others = [result_layouts(one.graph.by_name[node.name], self.mesh) for _, one in self.annotated.samples]
+        return [layout for layout in result_layouts(node, self.mesh) if all(layout in other for other in others)]
 
     def _readers(self) -> dict[str, tuple[Reader, ...]]:
         found: dict[str, list[Reader]] = {}
@@ -373,7 +378,7 @@ class _Builder:
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
             prices, (given, wanted) = self.alike(
-                ("prices", *shape_and_itemsize(crossing.value), None, self._unreduced(crossing.value)),
+                ("prices", *self.annotated.prices.extent(crossing.value), None, self._unreduced(crossing.value)),
                 ends,
                 lambda: self._priced(crossing.value, ends, None),
             )
@@ -388,15 +393,15 @@ class _Builder:
         if not others:
             return
         ends = [have, *(want for _, want in others)]
-        beside = self.annotated.windows.of(node, places) if self.objective == "time" else None
+        beside = self.annotated.prices.beside(node.name, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
-        key = ("prices", *shape_and_itemsize(node), beside, self._unreduced(node))
+        key = ("prices", *self.annotated.prices.extent(node), beside, self._unreduced(node))
         prices, (source_numbers, *numbers) = self.alike(key, ends, priced)
         alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
 
-    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Beside | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Hiding | None) -> tuple[np.ndarray, list[np.ndarray]]:
         """Prices between all layouts at the ends of a value, less what is hidden, and for each end the numbers of its layouts there.
 
         From and to None, what is not there or not read, costs nothing.
@@ -419,7 +424,7 @@ class _Builder:
         return node.name in self.graph.unreduced
 
     def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
-        return table_of(layouts, *shape_and_itemsize(node), self.mesh, self.price)
+        return table_of(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -474,11 +479,6 @@ def _agree_in_mode(have: Wants, read: Wants, modes: Sequence[int], redone: int) 
 
 def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
     return [(r.node, r.operand) for r in readers]
-
-
-@lru_cache(maxsize=8192)
-def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
-    return tuple(compute_time(call, s, mesh) for s in specs)
 
 
 def _between(paths: Table, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:

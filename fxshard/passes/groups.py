@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate
 from fxshard.layout import Layout
 from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.sharding_plan import OpSpec
+from fxshard.targets import name_of
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group
     for node in nodes:
         for operand in operands(node):
             readers.setdefault(producer(operand)[0], []).append(node)
+    ops = {n: _op(n) for n in nodes}
     for family in FAMILIES:
-        inside = {n for n in nodes if _op(n) in family.members}
-        inside |= {n for n in nodes if _op(n) in family.feeders and n in readers and all(r in inside for r in readers[n])}
+        inside = {n for n in nodes if ops[n] in family.members}
+        inside |= {n for n in nodes if ops[n] in family.feeders and n in readers and all(r in inside for r in readers[n])}
         first: dict[tuple[fx.Node, ...], fx.Node] = {}
         for node in nodes:
             if node in inside:
@@ -166,4 +168,4 @@ def _group(nodes: list[fx.Node], readers: Mapping[fx.Node, list[fx.Node]]) -> Gr
 
 
 def _op(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else node.op
+    return name_of(node.target) if node.op == "call_function" else node.op

@@ -41,6 +41,8 @@ def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
 
 def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     """The nodes of a local graph that the forward runs for certain: where a shard is empty, what the other ranks' collectives need too."""
+    if graph is program.local((0,) * program.mesh.ndim).graph and not by_order(program):  # whose own collectives decide
+        return ancestors(_results(program, graph))
     collectives = [n for n in graph.nodes if is_collective(n)]
     needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}
     waits = [wait for n in needed for wait in n.users]

@@ -62,7 +62,7 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
 
 
 def _taken(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
-    return round(float(workspace.of_node(node, [spec], times.dying(node), mesh)[0]))
+    return round(float(workspace.of_node(node, [spec], times.dying(node), mesh)[0])) if workspace.takes(node) else 0
 
 
 Entries = Mapping[str, Sequence[Redistribution]]

@@ -18,6 +18,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout import Layout, ceil_shape
 from fxshard.passes.alike import Alike
 from fxshard.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
+from fxshard.targets import name_of
 
 Span = tuple[int, int]
 """Times lo <= t < hi; a time is the place of a planned node in their order, second runs included."""
@@ -94,7 +95,7 @@ class Lifetimes:
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether what a node gives lies in the memory of what it reads."""
-        return node.op == "call_function" and str(node.target) in FREE
+        return node.op == "call_function" and name_of(node.target) in FREE
 
     def born(self, value: fx.Node) -> int:
         source = producer(value)[0]

@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, pytree
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
 from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import UNKNOWN, plain_shape
+from fxshard.targets import kept, number_of
 
 aten = torch.ops.aten
 
@@ -55,7 +56,7 @@ class Values:
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
         """The value of a call on nodes whose values are meta tensors or fakes."""
-        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
         known = self._results
         if key not in known:
             values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
@@ -104,7 +105,7 @@ class SymbolicValues(Values):
             return torch.empty(tuple(shape), dtype=dtype)
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
-        key = (target, *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
             with self.mode, torch.no_grad(), symbolic_kernels():
@@ -114,8 +115,9 @@ class SymbolicValues(Values):
 
 def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call on nodes of a graph that is finished, whose values are fakes."""
-    read = pytree.tree_leaves((args, kwargs))
-    mode = next((v.fake_mode for n in read if isinstance(n, fx.Node) and isinstance(v := n.meta.get("val"), FakeTensor)), FAKES)
+    read: list[Any] = []
+    fx.map_arg((args, kwargs), lambda node: read.append(node.meta.get("val")))
+    mode = next((value.fake_mode for value in read if isinstance(value, FakeTensor)), FAKES)
     known = NUMBERS if mode is FAKES else SymbolicValues(mode)
     return known.fake(known.on_meta(target, args, kwargs, reads_tensors=True))
 
@@ -140,6 +142,8 @@ def _key(value: Any) -> Any:
     """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
     if isinstance(value, fx.Node):
         value = value.meta["val"]
+    if type(value) is torch.Tensor:  # a meta tensor, whose sizes are numbers
+        return value.shape, value.stride(), value.dtype
     if isinstance(value, torch.Tensor):
         return tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype
     if isinstance(value, (list, tuple)):
@@ -153,12 +157,19 @@ def _size(value: Any) -> Any:
 
 
 def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
-    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time."""
-    node = graph.create_node(op, target, name=name)
-    node.args = args
+    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time.
+
+    They are set by the properties themselves: an assignment looks the node up in its graph, in case it got another target.
+    """
+    node = graph.create_node(op, target, name=_begun(target) if name is None and op == "call_function" else name)
+    _set_args(node, args)
     if kwargs:
-        node.kwargs = kwargs
+        _set_kwargs(node, kwargs)
     return node
+
+
+_begun = kept(name_of_call)
+_set_args, _set_kwargs = fx.Node.args.fset, fx.Node.kwargs.fset
 
 
 class LocalGraph:
@@ -171,10 +182,20 @@ class LocalGraph:
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
         self.mesh, self.coordinate, self.known = mesh, coordinate, known
         self.graph = fx.Graph()
-        self.origin: fx.Node | None = None
         self.turn = 0
+        self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
+
+    @property
+    def origin(self) -> fx.Node | None:
+        """The node of the planning graph that is being lowered: what is emitted tells of it (``KEPT``)."""
+        return self._origin
+
+    @origin.setter
+    def origin(self, node: fx.Node | None) -> None:
+        self._origin = node
+        self._kept = {} if node is None else {key: node.meta[key] for key in KEPT if key in node.meta}
 
     def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
         """An input of local ``shape``; one of unknown size is whole, as it was ``traced``."""
@@ -192,12 +213,8 @@ class LocalGraph:
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
         node = added(self.graph, "call_function", target, args, kwargs)
-        node.meta["val"] = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
-        node.meta["turn"] = self.turn
-        if self.origin is not None:
-            for key in KEPT:
-                if key in self.origin.meta:
-                    node.meta[key] = self.origin.meta[key]
+        value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
+        node.meta.update(val=value, turn=self.turn, **self._kept)
         return node
 
     def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:

@@ -17,7 +17,7 @@ from torch import fx
 from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious, surely
 from fxshard.call import Call
 from fxshard.errors import PlanError
@@ -290,9 +290,8 @@ class _Lowering:
         context = Context(node, call_of(node), spec, self.local)
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
         count = iter(reads)
-        context.args, context.kwargs = pytree.tree_map(
-            lambda a: a if not isinstance(a, fx.Node) else next(count) if is_tensor(a) else self.numbers[a.name],
-            (node.args, dict(node.kwargs)),
+        context.args, context.kwargs = fx.map_arg(
+            (node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name]
         )
         if at_run_time(node):
             results: Any = self.local.copied(node, context.args, context.kwargs)

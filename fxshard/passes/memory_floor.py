@@ -206,9 +206,7 @@ class Floor:
     def _moving(self, value: fx.Node, half: Half, reading: Reading, time: int) -> Iterator[Live]:
         if reading.var == half.var:
             return
-        tensor, ends = value.meta["val"], (half.have, reading.layouts)
-        key = "moving", tuple(tensor.shape), tensor.stride(), tensor.dtype
-        amounts = self.alike(key, ends, partial(self.usage.moving_bytes, tensor, ends))
+        amounts = self.usage.moving_bytes(value, (half.have, reading.layouts))
         if amounts.any():
             yield Live(time, time + 1, amounts, transfer=self._transfer(half.var, half.have, reading.var, reading.layouts))
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
@@ -24,6 +23,7 @@ from fxshard.passes.alike import Alike
 from fxshard.passes.groups import Group, handed_over
 from fxshard.passes.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.modes import REDONE, Crossing, Modes
+from fxshard.passes.prices import Prices
 from fxshard.planning_graph import outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.redistribution import Price, steps, table_of
 from fxshard.sharding_plan import OpSpec
@@ -70,7 +70,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Usage:
-    """``node_vars`` and ``states`` as in ``Formulation``; ``price``: of what paths are the cheapest."""
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices``: of what, and at which sizes, paths are the cheapest."""
 
     modes: Modes
     mesh: Mesh
@@ -79,6 +79,7 @@ class Usage:
     node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
     states: Mapping[int, tuple[int, ...]]
     price: Price
+    prices: Prices
 
     def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
         """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
@@ -121,9 +122,7 @@ class Usage:
                     if node in times.again:
                         yield Live(times.again[node], times.again[node] + 1, self._when_redone(var, amounts), var)
         for one in transfers:
-            value = one.value.meta["val"]
-            key = "moving", tuple(value.shape), value.stride(), value.dtype
-            amounts = self.alike(key, one.ends, partial(self.moving_bytes, value, one.ends))
+            amounts = self.moving_bytes(one.value, one.ends)
             if amounts.any():
                 only = times.only_returned(one.value) and producer(one.value)[0].op != "placeholder"
                 for time in [one.span[0]] if only else [t for t in self.modes.reads(one.value) if one.span[0] <= t < one.span[1]]:
@@ -154,7 +153,7 @@ class Usage:
                     assert value is not None
                     amounts, have = found.setdefault((member, output), np.zeros(len(options[0]))), chosen[member].outputs[output]
                     amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
-                    amounts[state] += self._moving(value, have, want)
+                    amounts[state] += self._moving(group.nodes[member], output, have, want)
             for (member, _), amounts in found.items():
                 made = group.nodes[member]
                 yield Live(times.time[made], times.time[group.nodes[-1]] + 1, amounts, var)
@@ -180,17 +179,22 @@ class Usage:
         key = "running", workspace.run_of(node, dying)
         return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
 
-    def moving_bytes(self, value: torch.Tensor, ends: Ends) -> np.ndarray:
+    def moving_bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
-        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-        paths = table_of([at for at in layouts if at is not None], plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
-        return workspace.of_moves(value, paths, layouts)
+        tensor, priced = value.meta["val"], self.prices.extent(value)
 
-    def _moving(self, value: torch.Tensor, have: Layout | None, want: Layout | None) -> int:
-        if have is None or want is None or have == want:
+        def make() -> np.ndarray:
+            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+            return workspace.of_moves(tensor, table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price), layouts)
+
+        return self.alike(("moving", tuple(tensor.shape), tensor.stride(), tensor.dtype, priced), ends, make)
+
+    def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
+        """The same of one of the outputs of a node, and of two layouts."""
+        tensor = outputs_of(node)[output]
+        if tensor is None or have is None or want is None or have == want:
             return 0
-        path = steps(have, want, plain_shape(value.shape), value.dtype.itemsize, self.mesh, self.price)
-        return workspace.of_move(value, have, path, self.mesh)
+        return workspace.of_move(tensor, have, steps(have, want, *self.prices.extent(node, output), self.mesh, self.price), self.mesh)
 
     def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""

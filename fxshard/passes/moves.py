@@ -11,10 +11,9 @@ from torch import fx
 
 from fxshard.cost import joining_price
 from fxshard.layout import Layout
-from fxshard.mesh import Mesh
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.lifetimes import Lifetimes
-from fxshard.passes.overlap import Beside
+from fxshard.passes.overlap import Hiding
 from fxshard.passes.recompute import Recomputed
 from fxshard.planning_graph import producer, shape_and_itemsize
 from fxshard.redistribution import Price, joined_path, path_communication, path_price, steps
@@ -22,7 +21,7 @@ from fxshard.sharding_plan import OpSpec, Redistribution, again
 
 Specs = Mapping[str, OpSpec]
 Reader = tuple[str, int]
-Hides = Callable[[str, Sequence[Reader]], Beside | None]
+Hides = Callable[[str, Sequence[Reader]], Hiding | None]
 """(value, all who read it in one half of the step) -> what hides of bringing it to them."""
 
 
@@ -66,7 +65,7 @@ def redistributions(
         name, keep = value.node.name, kept.get(value.node.name)
         for move, readers in value.moves.items():
             key = "redistribution", name, move, tuple(readers), tuple(value.halves.get(move[2], ())), value.ahead(move, keep), hides is None
-            moves.append(annotated.written(key, (price,), partial(_entry, value, move, keep, price, annotated.mesh, hides)))
+            moves.append(annotated.written(key, (price,), partial(_entry, value, move, keep, price, annotated, hides)))
     return moves
 
 
@@ -82,11 +81,11 @@ def _values(times: Lifetimes, specs: Specs, kept: Mapping[str, Layout]) -> list[
 
 
 def _entry(
-    value: _Value, move: tuple[Layout, Layout, bool], kept: Layout | None, price: Price, mesh: Mesh, hides: Hides | None
+    value: _Value, move: tuple[Layout, Layout, bool], kept: Layout | None, price: Price, annotated: Annotated, hides: Hides | None
 ) -> Redistribution:
     """``kept``: the layout in which the value is kept for the backward, if it is."""
-    source, target, anew = move
-    moved = source, target, *shape_and_itemsize(value.node), mesh, price
+    (source, target, anew), mesh = move, annotated.mesh
+    moved = source, target, *annotated.prices.extent(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
     joins = beside is not None and beside.joins
     path, cost = joined_path(*moved, joining_price(mesh)) if joins else (steps(*moved), path_price(*moved))
@@ -109,7 +108,7 @@ def hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
     known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
     first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}
 
-    def beside(value: str, readers: Sequence[Reader]) -> Beside | None:
-        return traced.windows.of(known[first.get(value, value)], [reader for reader in readers if reader[0] in known])
+    def beside(value: str, readers: Sequence[Reader]) -> Hiding | None:
+        return traced.prices.beside(first.get(value, value), [reader for reader in readers if reader[0] in known])
 
     return beside

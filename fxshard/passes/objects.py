@@ -51,7 +51,19 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
     plain = all(node is None or node.kind in LISTS or node.kind in MAPPINGS for node in nodes)
     if plain and not any(map(_takes_inputs, known)):
         return None
-    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes)), tuple(walk.reached)
+    counts = tuple(_counts(before, nodes))
+    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes), counts), tuple(walk.reached)
+
+
+def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[str]:
+    """The whole numbers in objects that are others after the call: counters of calls, of tokens."""
+    for old, new, path in zip(before.nodes, nodes, before.places, strict=False):
+        if old is None or new is None or old.keys != new.keys:
+            continue
+        for key, was, now in zip(old.keys, old.parts, new.parts, strict=True):
+            if was[:2] == now[:2] == ("value", int) and was != now:
+                plain = old.kind in LISTS or old.kind in MAPPINGS
+                yield f"{path}[{key!r}]" if plain else f"{path}.{key}"
 
 
 def _walked(call: Any, given: dict[int, Part]) -> Walk:

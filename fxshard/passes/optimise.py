@@ -75,8 +75,9 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
 
 
 def _peak(program: ShardedProgram) -> int:
-    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with."""
+    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
+    sizes at which the plan's memory counts."""
     graph = with_storages(program.local((0,) * program.mesh.ndim)).graph
     given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
     ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
-    return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)
+    return profile_stages([Stage(graph, given, ends)], values=program.counted).peak + program.plan.memory.get("optimizer", 0)

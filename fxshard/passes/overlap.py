@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import fx
@@ -38,6 +38,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.redistribution import table
 from fxshard.sharding_plan import OpSpec
+from fxshard.targets import name_of
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)
 AHEAD = 8
@@ -78,6 +79,24 @@ class Beside:
         found: FloatOrArray = self.share * np.minimum(self.part * communication, self.window)
         return found
 
+
+@dataclass(frozen=True)
+class BesideEach:
+    """The same of a value at several sizes: (weight, what hides there)."""
+
+    each: tuple[tuple[float, Beside | None], ...]
+
+    @property
+    def joins(self) -> bool:
+        return any(beside is not None and beside.joins for _, beside in self.each)
+
+    def hidden(self, communication: np.ndarray) -> Any:
+        """In the mean, of what collectives run at each of the sizes: a number, or an array, of each."""
+        terms = zip(self.each, communication, strict=True)
+        return sum(weight * beside.hidden(time) for (weight, beside), time in terms if beside is not None)
+
+
+Hiding = Beside | BesideEach
 
 JOINED = Beside(0.0, 0.0, 0.0, joins=True)
 """Of a gradient, or of a parameter, where nothing hides: reductions wait for the end of the step together, what parameters are brought by
@@ -124,7 +143,7 @@ class Windows:
         found = {self.graph.by_name[end.node] for end in self.graph.inputs_of("parameter")}
         for node in planned_nodes(self.graph):
             read = operands(node)
-            if str(node.target) in RELABELS and read and all(producer(value)[0] in found for value in read):
+            if name_of(node.target) in RELABELS and read and all(producer(value)[0] in found for value in read):
                 found.add(node)
         return found
 
@@ -140,7 +159,7 @@ class Windows:
 
     def _only_returned(self, value: fx.Node, user: fx.Node, trained: set[str], found: set[fx.Node]) -> bool:
         if user.op != "output":
-            return user in found and operands(user) == (value,) and str(user.target) in RELABELS
+            return user in found and operands(user) == (value,) and name_of(user.target) in RELABELS
         ends = [end for end, operand in zip(self.graph.outputs, operands(user), strict=True) if operand is value]
         return all(end.kind == "gradient" and end.name in trained for end in ends)
 
@@ -165,7 +184,7 @@ class Windows:
         for node in planned_nodes(self.graph):
             if node.op != "call_function":
                 continue
-            if str(node.target) not in RELABELS:
+            if name_of(node.target) not in RELABELS:
                 anchor, before = len(segments) - 1, len(claims)
                 reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._given]
                 claims += [Claim(anchor, False, (node.name, k), _bytes(value)) for k, value in reads]

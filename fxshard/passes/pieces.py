@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree
 from fxshard.call import call_of
 from fxshard.passes.follow import ALONG, RESHAPES, SLICE, Cut, padding, read
 from fxshard.passes.rewrite import Emitter
@@ -69,9 +68,7 @@ class Pieces:
         if node.target in RESHAPES:
             return emit(aten.reshape.default, operand(0), shape)
         count = iter(range(len(own)))
-        args, kwargs = pytree.tree_map(
-            lambda a: operand(next(count)) if isinstance(a, fx.Node) and is_tensor(a) else a, (node.args, dict(node.kwargs))
-        )
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda a: operand(next(count)) if is_tensor(a) else a)
         entry = lookup(str(node.target))
         if entry is not None and entry.sizes is not None:
             args = replaced(args, {entry.sizes: shape})

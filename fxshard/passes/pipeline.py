@@ -29,7 +29,7 @@ from fxshard.passes.recompute import expanded
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
-from fxshard.shapes import DynamicDim
+from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 from fxshard.sharding_plan import ShardingPlan, by_cause
 from fxshard.solver import Solved
 from fxshard.verify_program import verify_program
@@ -40,7 +40,7 @@ log = logging.getLogger("fxshard")
 @dataclass(frozen=True)
 class Request:
     """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out;
-    ``observe`` as in ``trace``."""
+    ``observe`` as in ``trace``; ``sampled``: the plan's ``example_sizes``."""
 
     model: nn.Module | None = None
     args: tuple[Any, ...] = ()
@@ -60,6 +60,7 @@ class Request:
     mixed_precision: MixedPrecision | None = None
     observe: bool = False
     dynamic: tuple[DynamicDim, ...] = ()
+    sampled: tuple[WeightedSizes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,13 @@ def _trace(c: Compilation) -> tuple[Compilation, str]:
 
 def _annotate(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None
-    made = annotate.annotate(c.graph, c.mesh)
+    r, family = c.request, c.graph.family
+    largest = None
+    if family is not None and r.memory_limit is not None:
+        own = [dim for dim in family.dims if dim.name not in family.derived]
+        guards = [one for one in family.guards if not any(name in family.derived for name, *_ in one.symbols)]
+        largest = family.with_derived(largest_sizes(own, r.sampled, math.prod(c.mesh.shape), guards))
+    made = annotate.annotate(c.graph, c.mesh, r.sampled, largest)
     for heading, found in by_cause(made.fallbacks).items():
         some = ", ".join(node for node, _ in found[:5])
         nodes = "1 node is" if len(found) == 1 else f"{len(found)} nodes are"
@@ -111,6 +118,9 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
         constraints=r.constraints,
         optimizer=r.optimizer,
     )
+    if found.communication and r.sampled:
+        what = f"{found.communication[0]} counts bytes at one size, and example_sizes names {len(r.sampled)}"
+        raise OptionError(what, where="example_sizes", remedy="leave one of the two out")
     said = f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
     said += f", {len(found.equal)} equalities, {len(found.communication)} limits on communication"
     return replace(c, constraints=found), said

@@ -15,9 +15,10 @@ from fxshard.errors import ConstraintError
 from fxshard.layout import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh import Mesh
-from fxshard.passes.held import Held, held
+from fxshard.passes.held import Held, held, over_time
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
+from fxshard.shapes import sizes_named
 from fxshard.sharding_plan import AGAIN, OpSpec, Redistribution
 from fxshard.sizes import exact_size, size_text
 from fxshard.text_table import fitted, in_short
@@ -41,6 +42,19 @@ def planned_profile(
     steps = tuple(StepRun(node.name, _op(node), source_line(node) or "", taken[k]) for k, node in enumerate(planned_nodes(graph)))
     unknown = [name for name, node in values.items() if UNKNOWN in plain_shape(getattr(node.meta.get("val"), "shape", ()))]
     return MemoryProfile(tuple(t for t in tensors if t.birth <= t.death), steps, unknown=tuple(unknown))
+
+
+def memory_at_peak(
+    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+) -> dict[str, int]:
+    """Bytes per device by kind when the most is in use."""
+    found = held(times, specs, moves, mesh, optimizer)
+    time, _ = over_time(found).peak()
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.span[0] <= time < one.span[1] and one.bytes:
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+    return kinds
 
 
 def _tensor(one: Held, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
@@ -73,29 +87,39 @@ def _op(node: fx.Node) -> str:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Bytes of the limit, of the least plan that was found, and that no plan can be below; what that least plan holds."""
+    """Bytes of the limit, of the least plan that was found, and that no plan can be below; what that least plan holds.
+
+    ``sizes``: of dynamic dims, by name, at which that is.
+    """
 
     limit: int
     least: float
     bound: float
     mesh: Mesh
     profile: MemoryProfile | None
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def _where(self) -> str:
+        return f" at {sizes_named(self.sizes)}" if self.sizes else ""
 
     def impossible(self) -> ConstraintError:
         """It is proven that nothing fits."""
-        return self._error(f"nothing fits in memory_limit={exact_size(self.limit)} per device", "")
+        return self._error(f"nothing fits in memory_limit={exact_size(self.limit)} per device{self._where}", "")
 
     def not_found(self, time_limit: float | None) -> ConstraintError:
         """Nothing that fits was found."""
         ended = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit:g} s"
-        what = f"no plan that fits in memory_limit={exact_size(self.limit)} was found, nor a proof that there is none, within {ended}"
+        limit = f"memory_limit={exact_size(self.limit)}{self._where}"
+        what = f"no plan that fits in {limit} was found, nor a proof that there is none, within {ended}"
         more = "give time_limit=SECONDS" if time_limit is None else "give more time"
         return self._error(what, f"{more}, or ")
 
     def _error(self, what: str, before: str) -> ConstraintError:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
-        others = "Else use a larger mesh, a smaller batch, an optimizer that keeps less, or free pins and input_layouts"
+        smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
+        others = f"Else use a larger mesh, {smaller}, an optimizer that keeps less, or free pins and input_layouts"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
 
     def _heaviest(self) -> str:

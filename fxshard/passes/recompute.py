@@ -170,4 +170,6 @@ def expanded(annotated: Annotated, recomputed: Recomputed) -> Annotated:
         graph=expand(annotated.graph, recomputed),
         specs={**annotated.specs, **{new: annotated.specs[old] for new, old in names.items()}},
         calls={**annotated.calls, **{new: annotated.calls[old] for new, old in names.items() if old in annotated.calls}},
+        samples=tuple((weight, expanded(one, recomputed)) for weight, one in annotated.samples),
+        largest=None if annotated.largest is None else expanded(annotated.largest, recomputed),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from fxshard.collecting import few_collections
 from fxshard.files import atomic_file, make_folder
 
 log = logging.getLogger("fxshard")
@@ -78,19 +78,12 @@ def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int =
     return state
 
 
-COLLECT_EVERY = 50_000
-"""Objects made between two searches for cycles while a pass runs; Python's own default is 700."""
-
-
 @contextlib.contextmanager
-def few_collections() -> Iterator[None]:
-    """Passes make hundreds of thousands of objects that stay: looking through them for cycles took a tenth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], COLLECT_EVERY) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+def timed(name: str) -> Iterator[None]:
+    """A step that is no pass: how long it took, in the log beside the passes."""
+    start = time.perf_counter()
+    yield
+    log.debug("%s: %s (%.1f ms)", name, "done", (time.perf_counter() - start) * 1e3)
 
 
 def dump_folder(dump: Dump) -> Path | None:

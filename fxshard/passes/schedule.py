@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from fxshard.passes.halves import by_order, forward_nodes
 from fxshard.passes.rewrite import rebuilt
 from fxshard.planning_graph import FREE
 from fxshard.program import ShardedProgram, is_collective, is_wait
+from fxshard.targets import kept, name_of
 from fxshard.timeline import Timeline
 
 aten = torch.ops.aten
@@ -241,6 +241,6 @@ def is_light(node: fx.Node) -> bool:
     return _is_light(node.target)
 
 
-@lru_cache(maxsize=1024)
+@kept
 def _is_light(target: Any) -> bool:
-    return target in LIGHT or str(target) in FREE
+    return target in LIGHT or name_of(target) in FREE

@@ -27,7 +27,7 @@ from fxshard._torch_compat.symbols import (
 )
 from fxshard.errors import StaticDimError, TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of, settled_by
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
@@ -99,7 +99,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         guards = (*self.captured, *guards_of(self.env.known))
         for dim in self.dims:
             self._refuse_static(dim, guards)
-        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards)
+        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
         return replace(graph, module=family.at(family.example), family=family)
 
     def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:

@@ -13,6 +13,7 @@ from fxshard.passes.annotate import Annotated
 from fxshard.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.redistribution import is_legal, walk
 from fxshard.sharding_plan import NO_RULE, OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.targets import name_of
 
 
 def verify_graph(graph: PlanningGraph) -> None:
@@ -135,7 +136,7 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
     """Raises PlanError unless ``planned`` is about this node; what a partial plan leaves out may be anything."""
     values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
     facts = {
-        "operator": (planned.op, str(node.target) if node.op == "call_function" else node.op),
+        "operator": (planned.op, name_of(node.target) if node.op == "call_function" else node.op),
         "shapes": (planned.shapes, tuple(plain_shape(v.shape) for v in values)),
         "dtypes": (planned.dtypes, tuple(str(v.dtype).removeprefix("torch.") for v in values)),
     }

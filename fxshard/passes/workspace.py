@@ -31,6 +31,7 @@ from fxshard.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operan
 from fxshard.redistribution import Step, Table, walk
 from fxshard.sharding_plan import OpSpec
 from fxshard.strategies import local_form, lookup
+from fxshard.targets import name_of
 
 _FOUND: dict[Any, int] = {}
 """Bytes by all that they follow from: layers are alike, and so are most layouts of one operator."""
@@ -52,13 +53,19 @@ def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh:
 
 def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
     """Equal for nodes that take the same in the same spec; None where that is nothing: one operator of torch's, all results read."""
-    if node.op != "call_function" or str(node.target) in FREE or at_run_time(node):
-        return None
-    entry, counted, given = lookup(str(node.target)), _counted(node), [v for v in outputs_of(node) if v is not None]
-    if node.target not in KERNELS and (entry is None or entry.local is None) and len(counted) == len(given):
+    if not takes(node):
         return None
     read = operands(node)
-    return call_of(node), tuple(o.meta["val"].stride() for o in read), tuple(map(read.index, read)), counted, tuple(dying)
+    return call_of(node), tuple(o.meta["val"].stride() for o in read), tuple(map(read.index, read)), _counted(node), tuple(dying)
+
+
+def takes(node: fx.Node) -> bool:
+    """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
+    if node.op != "call_function" or name_of(node.target) in FREE or at_run_time(node):
+        return False
+    entry = lookup(name_of(node.target))
+    local = node.target in KERNELS or (entry is not None and entry.local is not None)
+    return local or len(_counted(node)) != sum(v is not None for v in outputs_of(node))
 
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
@@ -80,16 +87,17 @@ def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layo
 
 def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> np.ndarray:
     """(from, to) bytes beyond ``value`` in two layouts while it is brought from one into the other; 0 where one is None."""
-    return _moves(paths, value.dtype, value.is_contiguous()).between(layouts)
+    return _moves(paths, plain_shape(value.shape), value.dtype, value.is_contiguous()).between(layouts)
 
 
 @dataclass
 class _Moves:
     """What is alive at most along the paths of a table, by what lies between their ends: path by path would be slow.
 
-    ``dense``: whether what is given lies in memory without gaps."""
+    ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is given lies in memory without gaps."""
 
     paths: Table
+    shape: tuple[int, ...]
     dtype: torch.dtype
     dense: bool
     sizes: list[int]
@@ -97,7 +105,7 @@ class _Moves:
 
     def between(self, layouts: Sequence[Layout | None]) -> np.ndarray:
         found = np.zeros((len(layouts), len(layouts)))
-        if UNKNOWN in self.paths.tensor[0]:
+        if UNKNOWN in self.shape:
             return found
         there = [(k, self.paths.index[at]) for k, at in enumerate(layouts) if at is not None]
         for (row, i), (column, j) in itertools.permutations(there, 2):
@@ -118,19 +126,18 @@ class _Moves:
 
     def _direct(self, i: int, j: int, stays: bool) -> int:
         """The same where no plain layout lies between the two."""
-        shape, _, mesh = self.paths.tensor
-        most = 0
+        mesh, most = self.paths.tensor[2], 0
         for number, (layout, step, _) in enumerate(walk(self.paths.layouts[i], self.paths.direct(i, j))):
             given, kept = stays and not number, self.sizes[i] if stays and number else 0
-            most = max(most, _during(step, layout, shape, self.dtype, self.dense or not given, given, mesh) + kept)
+            most = max(most, _during(step, layout, self.shape, self.dtype, self.dense or not given, given, mesh) + kept)
         return most
 
 
 @lru_cache(maxsize=512)
-def _moves(paths: Table, dtype: torch.dtype, dense: bool) -> _Moves:
-    shape, itemsize, mesh = paths.tensor
+def _moves(paths: Table, shape: tuple[int, ...], dtype: torch.dtype, dense: bool) -> _Moves:
+    _, itemsize, mesh = paths.tensor
     sizes = [] if UNKNOWN in shape else [math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in paths.layouts]
-    return _Moves(paths, dtype, dense, sizes)
+    return _Moves(paths, shape, dtype, dense, sizes)
 
 
 def _during(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> int:

@@ -226,14 +226,16 @@ class Meeting:
         return f"the process group's store, as seen by {self._me()}, of {name_ranks(self._group.ranks)}"
 
     def _poll(self, ready: Callable[[], bool], until: float) -> bool:
-        """Asks until ``ready`` or ``until`` (monotonic seconds), at least once; less often when many ranks ask one store."""
-        pause, longest = 0.001, 0.05 + 1e-4 * len(self._group.ranks)
+        """Asks until ``ready`` or ``until`` (monotonic seconds), at least once; less often when many ranks ask one store.
+
+        A pause is a twentieth of what was waited so far: so much longer than need be the wait is at most.
+        """
+        began, longest = time.monotonic(), 0.05 + 1e-4 * len(self._group.ranks)
         while not ready():
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= until:
                 return False
-            time.sleep(min(pause, left))
-            pause = min(1.5 * pause, longest)
+            time.sleep(min(max(0.001, (now - began) / 20), longest, until - now))
         return True
 
     @contextlib.contextmanager

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.errors import OptionError
-from fxshard.runtime.runner import Runner
+from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
+from fxshard.objects import outputs_in_objects
+from fxshard.passes.annotate import legal_at
+from fxshard.planning_graph import PlanningGraph, operands
+from fxshard.program import ShardedProgram
+from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.launch import agreed, announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, broken
+
+UNEVEN = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 """Of the leaves of a call's arguments; None for those that are no tensors."""
+
+
+class Sized(Protocol):
+    """What runs a compiled program on the leaves of a call. ``leaf_of``: the place of each among them, by its name; ``sizes``: (leaf, dim,
+    unit) where the program's dynamic sizes are read."""
+
+    @property
+    def compiled(self) -> CompiledProgram: ...
+    @property
+    def program(self) -> ShardedProgram: ...
+    @property
+    def leaf_of(self) -> Mapping[str, int]: ...
+    @property
+    def sizes(self) -> Sequence[tuple[int, int, int]]: ...
+    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]: ...
+
+
+class Found(Protocol):
+    """A program that was made for a call of ``shapes``, and its graph. ``ranks_alike``: whether all ranks' take the same for granted."""
+
+    @property
+    def runner(self) -> Sized: ...
+    @property
+    def graph(self) -> PlanningGraph: ...
+    @property
+    def shapes(self) -> Shapes: ...
+    @property
+    def ranks_alike(self) -> bool: ...
 
 
 def shapes_of(leaves: Sequence[Any]) -> Shapes:
@@ -27,7 +65,7 @@ def alike_key(key: Any) -> Any:
     return *others, tuple((len(leaf[0]), *leaf[1:]) if isinstance(leaf[0], torch.Size) else leaf for leaf in leaves)
 
 
-def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
     """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None where it can.
 
     The leaves are those of a call like the one that it was made for, but for sizes.
@@ -43,9 +81,6 @@ def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None
                 return f"dim {dim} of {name} is {size}, the program was made for {made}"
             if one is not None and sizes.setdefault(one.name, size) != size:
                 return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
-    for one in program.sizes:
-        if sizes[one.name] < one.least or (one.most is not None and sizes[one.name] > one.most):
-            return f"{one.name} is {sizes[one.name]}, out of its range"
     reason = program.refuses(sizes)
     if reason is not None:
         return reason
@@ -53,10 +88,45 @@ def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
-def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
+def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
+    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this."""
+    program = found.runner.program
+    mine = refusal(found.runner, found.shapes, leaves)
+    if mine is None and any(one.uneven for one in program.sizes):
+        node = legal_at(found.graph, program.plan, found.runner.sizes_of(leaves))
+        mine = None if node is None else f"the plan of {node} is not legal there"
+    return mine if found.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+
+
+def take_the_same_for_granted(compiled: CompiledProgram, device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> bool:
+    """Whether all ranks' programs do, so that each rank knows by itself what the others serve. Every rank calls this."""
+    if not compiled.program.sizes:
+        return True
+    mine = "; ".join(sorted({guard.condition for guard in compiled.guards}))
+    return agreed(mine, "compare what their programs take for granted", ranks=mesh_ranks(device_mesh), timeout=timeout)
+
+
+def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:
     """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
     return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
+
+
+def traced_where_it_can_be(
+    trace: Callable[[tuple[DynamicDim, ...]], PlanningGraph], dims: tuple[DynamicDim, ...], device_mesh: DeviceMesh, *, silent: bool = False
+) -> PlanningGraph:
+    """The graph that ``trace`` gives; dims that are dynamic by themselves stay static where the model does not let them change, which is
+    said unless ``silent``. Raises what ``trace`` does for dims that the user asked for, and where none is dynamic."""
+    while True:
+        try:
+            return trace(dims)
+        except (TraceError, RuleError) as error:
+            named = error.dim if isinstance(error, StaticDimError) else None
+            if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
+                raise
+            if not silent:
+                announce(device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+            dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
 
 RANKS = 16
@@ -67,7 +137,7 @@ def dims_of_call(
     named: Mapping[str, Any],
     asked: Sequence[DynamicDim],
     seen: Sequence[Shapes],
-    made: Sequence[tuple[Runner, Shapes]],
+    made: Sequence[tuple[Sized, Shapes]],
     ranks: int,
     *,
     everything: bool = False,
@@ -112,12 +182,34 @@ def changed_dims(
             moved = any(one != size for one in before) or (everything and size > 1)
             if moved and (path, dim) not in taken:
                 groups.setdefault((size, *before), []).append((path, dim))
-    found = list(asked)
-    for sizes, places in groups.items():
-        path, dim = places[0]
-        name = f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}"
-        found.append(DynamicDim(name, tuple(places), sizes[0], asked=False))
+    found = [*asked, *(_by_itself(places, sizes[0]) for sizes, places in groups.items())]
     names = [dim.name for dim in found]
     if len(set(names)) < len(names):
         raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
     return tuple(found)
+
+
+def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
+    """A dim that nobody asked for, called after its first place."""
+    path, dim = places[0]
+    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
+
+
+def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves: in
+    the next call of its kind they have another size. With them go other arguments' dims that are as long as what becomes of one, as a
+    mask over a cache and the new token is."""
+    taken = {place for dim in known for place in dim.places}
+    after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
+    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items()}
+    leaves = {path: leaf.shape for path, leaf in named.items() if isinstance(leaf, torch.Tensor) and leaf.numel()}
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for path, shape in leaves.items():
+        for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):
+            if size != new and len(shape) == len(left[path]) and (path, dim) not in taken:
+                groups.setdefault((size, new), []).append((path, dim))
+    for size in {new for _, new in groups}:
+        along = [(path, d) for path, shape in leaves.items() if path not in left for d, n in enumerate(shape) if n == size]
+        if along := [place for place in along if place not in taken]:
+            groups[(size,)] = along
+    return tuple(_by_itself(places, sizes[0]) for sizes, places in groups.items())

@@ -7,9 +7,10 @@ rank, with whole gradients (the computation is sharded, memory is not saved); DT
 that are DTensors. Plain inputs are global values, the same on each rank, and plain outputs are whole. Where Dynamo
 predicts a DTensor as output, it is one, in a layout that the planner chooses.
 
-A graph is planned when it is first called. Shapes are static in a plan: a graph that Dynamo captured for any size
-(``dynamic=None`` does so at the second size) is planned once for each set of sizes and numbers that it is called with,
-with a log line. ``dynamic=False`` leaves that to Dynamo, with its own limit on recompiles.
+A graph is planned when it is first called. One that Dynamo captured for any size (``dynamic=True``, ``mark_dynamic``, and by itself at
+the second size) has one program for all sizes that what it cuts divides evenly, and one for any sizes once an odd one comes, as
+``fxshard.parallelize`` (docs/dynamic-shapes.md). Numbers among the arguments that are no sizes are planned each for itself, as is each
+size under the option ``plan``, with a log line.
 
 What stays Dynamo's affair, before this backend sees a graph:
 
@@ -30,35 +31,51 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import mesh_of_one
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, SizesError
 from fxshard.files import make_folder
+from fxshard.passes.annotate import probes
 from fxshard.passes.pipeline import lower_plan, plan_graph
 from fxshard.passes.runner import Dump
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
+from fxshard.runtime.any_size import (
+    UNEVEN,
+    Shapes,
+    dims_of_call,
+    less_even,
+    refusal_of_ranks,
+    shapes_of,
+    take_the_same_for_granted,
+    traced_where_it_can_be,
+)
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.foreign_plan import traced_for
-from fxshard.runtime.graph_outputs import Output
+from fxshard.runtime.graph_outputs import Output, kind_of
 from fxshard.runtime.graph_runner import GraphRunner
+from fxshard.runtime.graph_sizes import dims_of
 from fxshard.runtime.inputs import check_whole
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.wishes import Held, check_held, request_of
+from fxshard.shapes import DynamicDim
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.size_inputs import add_size_inputs
 
 MANY = 8
 """Programs of one graph from which on the user is warned."""
@@ -111,23 +128,34 @@ class MeshPrograms:
         return programs(*args)
 
 
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A program of a graph, made for a call of ``shapes``. ``ranks_alike``: whether all ranks' take the same for granted of dynamic
+    sizes; ``views``: whether some of what the graph returns is not computed."""
+
+    runner: GraphRunner
+    graph: PlanningGraph
+    shapes: Shapes
+    ranks_alike: bool
+    views: bool
+
+
 class GraphPrograms:
-    """The programs of one Dynamo graph: one, or one for each set of sizes and numbers that it is called with."""
+    """The programs of one Dynamo graph: one, or one for each set of numbers that it is called with and for sizes that no other serves."""
 
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, given, dict(others)
         self.programs: dict[Any, GraphRunner] = {}
+        """By sizes and numbers; one program stands at all sizes that it has served."""
+        self.made: dict[tuple[Any, ...], list[Planned]] = {}
+        """By numbers."""
         self.places, self.symbolic = graph.tensor_places, graph.symbolic
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = self._key(args) if self.symbolic else ()
         runner = self.programs.get(key)
         if runner is None:
-            runner = self.programs[key] = self._make(args)
-            if len(self.programs) == MANY:
-                self._say(
-                    logging.WARNING, "one graph was planned for %d sets of sizes and numbers, each for itself: %s", MANY, self._changing()
-                )
+            runner = self.programs[key] = self._of_any_size(args) or self._make(args)
         return runner([args[i] for i in self.places] if self.symbolic else args)
 
     @cached_property
@@ -143,30 +171,116 @@ class GraphPrograms:
         return mesh if isinstance(mesh, DeviceMesh) else mesh_of_one(mesh.axis_names)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What a program is made for: shapes (Dynamo guards the rest) and numbers (a float may come as a tensor)."""
-        ends = zip(self.graph.kinds, args, strict=True)
-        return tuple(x.shape if kind != "scalar" else x.item() if isinstance(x, torch.Tensor) else x for kind, x in ends)
+        """What a runner is for: the sizes that are open (Dynamo guards the others) and the numbers."""
+        return (*(args[i].shape for i in self.graph.open_tensors), *self._numbers(args))
 
-    def _changing(self) -> str:
-        columns = zip(self.graph.names, *self.programs, strict=True)
-        return ", ".join(name for name, *values in columns if len(set(values)) > 1)
+    def _numbers(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Those of a call that are no sizes; a float may come as a tensor."""
+        return tuple(x.item() if isinstance(x := args[i], torch.Tensor) else x for i in self.graph.numbers)
 
-    def _make(self, args: Sequence[Any]) -> GraphRunner:
-        """Plans, lowers and compiles for one set of sizes; every rank comes here with the same."""
+    def _of_any_size(self, args: Sequence[Any]) -> GraphRunner | None:
+        """A program with dynamic sizes that serves those of ``args``."""
+        tensors = [args[i] for i in self.places]
+        for planned in self.made.get(self._numbers(args), ()):
+            if planned.runner.sizes and self._refusal(planned, tensors) is None:
+                if not planned.views:
+                    return planned.runner
+                outputs = specialised(self.graph, args, views=True)[2]
+                if list(map(kind_of, outputs)) == list(map(kind_of, planned.runner.outputs)):
+                    return planned.runner.at(outputs)
+        return None
+
+    def _refusal(self, planned: Planned, tensors: Sequence[torch.Tensor]) -> str | None:
+        return refusal_of_ranks(planned, tensors, self.device_mesh, self.options.timeout)
+
+    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None) -> GraphRunner:
+        """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
+        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell."""
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
             ask_compiler(self.options.cache)
+        numbers, before = self._numbers(args), [p for found in self.made.values() for p in found]
+        if dims is None:
+            dims = self._dims(args, self.made.get(numbers, ()))
         with autocast_on_cpu(device):
             module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
-            graph, names = self._trace(module, tensors)
+            graph, names = self._trace(module, tensors, dims)
+        dims = () if graph.family is None else graph.family.dims
+        self._tell(args, before, dims, graph.train)
         held = dict(zip(names, tensors, strict=True))
         with plain_arithmetic(device):
-            compiled = self._compile(graph, held, outputs)
-        return GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
+            try:
+                compiled = self._compile(graph, held, outputs)
+            except SizesError as error:
+                if not dims:
+                    raise
+                self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
+                return self._make(args, less_even(dims, self.options.planning_mesh.size))
+        runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, self.options.timeout)
+        planned = Planned(runner, graph, shapes_of(tensors), ranks_alike, not all(output.computed for output in outputs))
+        self.made.setdefault(numbers, []).append(planned)
+        if len(before) + 1 == MANY:
+            text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"
+            self._say(logging.WARNING, text, MANY, self._changing(args))
+        if runner.sizes and self._refusal(planned, tensors) is not None:  # it serves others, not the call that it was made for
+            return self._make(args)
+        return runner
+
+    def _dims(self, args: Sequence[Any], made: Sequence[Planned]) -> tuple[DynamicDim, ...]:
+        """The dims of the sizes that Dynamo left open, as far as ``made``, programs for calls of other sizes, serve their like."""
+        opened = () if self._static(args) is not None else dims_of(self.graph.sizes, self.graph.names, args)
+        said, what = "; ".join(map(str, opened)), "agree which sizes torch.compile left open"
+        if not agreed(said, what, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout):
+            text = "sizes stay static: torch.compile saw calls of other sizes on other ranks before, and left other ones open there"
+            self._say(logging.WARNING, text)
+            return ()
+        if not opened:
+            return ()
+        named = {self.graph.names[i]: args[i] for i in self.places}
+        pairs = [(planned.runner, planned.shapes) for planned in made]
+        dims, uneven = dims_of_call(named, opened, (), pairs, self.options.planning_mesh.size)
+        if uneven:
+            self._say(logging.WARNING, UNEVEN, ", ".join(uneven))
+        return dims
+
+    def _static(self, args: Sequence[Any]) -> str | None:
+        """Why all sizes of this graph are planned each for itself, though Dynamo left some open; None if they need not be."""
+        if not self.graph.sizes:
+            return None
+        if self.options.plan is not None:
+            return "the option plan is for those of one call"
+        places = [(i, dim) for size in self.graph.sizes for i, dim in size.places]
+        cut = next((i for i, dim in places if isinstance(x := args[i], DTensor) and any(p.is_shard(dim) for p in x.placements)), None)
+        if cut is None:
+            return None
+        return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own part asks for it"
+
+    def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool) -> None:
+        """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
+        other = bool(self.made.get(self._numbers(args)))
+        sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
+        if before:
+            kind, values = "training" if train else "inference", self._values(args)
+            self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, sizes)
+        if not before and (reason := self._static(args)) is not None:
+            self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
+
+    def _values(self, args: Sequence[Any]) -> str:
+        tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
+        numbers = zip(self.graph.numbers, self._numbers(args), strict=True)
+        return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value in numbers)])
+
+    def _changing(self, args: Sequence[Any]) -> str:
+        """The names of what differs among calls so far and that with ``args``."""
+        columns = zip([*self.graph.open_tensors, *self.graph.numbers], *self.programs, self._key(args), strict=True)
+        return ", ".join(self.graph.names[i] for i, *values in columns if len(set(values)) > 1)
 
     def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
         options, dump = self.options, self._dump(graph)
         self._compare(_fields(graph, held, options))
+        if graph.family is not None:
+            probes(graph.family, options.planning_mesh)  # here, for of planning the other ranks learn that it failed, not how
         distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
         plan = self._plan(graph, held, distributed, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
@@ -180,29 +294,32 @@ class GraphPrograms:
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return compiled
 
-    def _trace(self, module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> tuple[PlanningGraph, list[str]]:
+    def _trace(
+        self, module: fx.GraphModule, tensors: Sequence[torch.Tensor], dims: tuple[DynamicDim, ...]
+    ) -> tuple[PlanningGraph, list[str]]:
         """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""
         if self.options.plan is not None:
             found = traced_for(self.options.plan, self.graph, module, tensors)
             if found is not None:
                 return found
-        names = [self.graph.names[i] for i in self.places]
-        return trace_graph(module, tensors, names, [self.graph.kinds[i] for i in self.places]), names
+        names, kinds = ([of[i] for i in self.places] for of in (self.graph.names, self.graph.kinds))
+        trace = partial(trace_graph, module, tensors, names, kinds)
+        return traced_where_it_can_be(trace, dims, self.device_mesh), names
 
     def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
-        if self.programs or options.plan is not None:
-            shapes = ", ".join(f"{i.name} {tuple(held[i.name].shape)}" for i in graph.inputs_of("input"))
-            self._say(logging.INFO, "planning again for %s: %s", "training" if graph.train else "inference", shapes)
+        if options.plan is not None and not self.made:
+            kind = "training" if graph.train else "inference"
+            self._say(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
         request = request_of(graph, held, distributed, options, self.graph.part)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 
     def _is_for(self, plan: ShardingPlan, graph: PlanningGraph) -> bool:
         """Whether to take the user's plan: for its own graph, and for one that it ought to fit, which then is an error."""
-        other = self.programs or self.graph.part or plan.train != graph.train
+        other = self.made or self.graph.part or plan.train != graph.train
         return plan.graph_hash == graph.hash or not other
 
     def _bind(self, program: ShardedProgram) -> BoundProgram:
@@ -210,6 +327,7 @@ class GraphPrograms:
             return bind(program, self.device_mesh)
         origin = (0,) * program.mesh.ndim
         module, axes = bind_graph(program.local(origin), {})
+        add_size_inputs(module, program.sizes)
         return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), module, axes, ())
 
     def _dump(self, graph: PlanningGraph) -> Dump:

@@ -23,7 +23,7 @@ from fxshard.mesh import as_mesh
 from fxshard.program import KINDS, ShardedProgram, SizeClass, is_collective
 from fxshard.runtime import gloo_threads, host_memory
 from fxshard.runtime.exchange import exchange_instead, kind_on
-from fxshard.runtime.size_inputs import add_size_inputs
+from fxshard.size_inputs import add_size_inputs
 
 AXIS_INPUT = "axis_index_"
 ALIAS = "fxshard_"

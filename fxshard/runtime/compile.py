@@ -23,7 +23,7 @@ from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout import Layout
 from fxshard.passes.halves import forward_results, returned
 from fxshard.passes.pipeline import PIPELINE
-from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
+from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes, timed
 from fxshard.program import ShardedProgram
 from fxshard.runtime import artefact_cache
 from fxshard.runtime.agreement import TIMEOUT
@@ -34,6 +34,7 @@ from fxshard.runtime.expand_draws import expand_draws
 from fxshard.runtime.in_place import apart, write_in_place
 from fxshard.runtime.merge import merge_equal, merge_halves
 from fxshard.runtime.once import only_once
+from fxshard.runtime.outline import outline
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, differentiates, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
@@ -170,23 +171,25 @@ def compile_program(
 
 def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
     """Compiled, or from the cache."""
-    wait_for_compiler()
-    path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
+    with timed("wait for the compiler"):
+        wait_for_compiler()
+    with timed("look up code"):
+        path = artefact_cache.file_for(b.bound) if cache and b.compiler == "inductor" else None
     if path is not None and dump_folder(dump) is None:
-        known = artefact_cache.read(path)
+        with timed("load code"):
+            known = artefact_cache.read(path, b.program.sizes)
         if known is not None:
             kept, forward, backward = known
             log.info("what was compiled is from the cache: %s", path)
             ends = _ends(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)), kept.written)
-            return Artefact(forward, backward, *ends)
+            return replace(Artefact(forward, backward, *ends), guards=kept.guards)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
     assert made.artefact is not None
     sizes = b.program.sizes
-    if sizes:
-        return replace(made.artefact, guards=guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}))
+    guards = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}) if sizes else ()
     if path is not None and made.kept is not None:
-        artefact_cache.write(path, made.kept)
-    return made.artefact
+        artefact_cache.write(path, replace(made.kept, guards=guards))
+    return replace(made.artefact, guards=guards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,17 +260,17 @@ def _expand_draws(b: Building) -> tuple[Building, str]:
 def _compile(b: Building) -> tuple[Building, str]:
     assert b.module is not None
     results = forward_results(b.program)
-    said = f"by {b.compiler}"
+    said, one_by_one = f"by {b.compiler}", b.program.plan.memory_limit is not None  # what a repeat holds at its end is not in the plan
     if b.parts is None:
         module = _copy(b.module)
         static = b.compiler == "inductor" and not b.program.sizes
         written = write_in_place(b.program, module.graph) if static else ()
-        whole = _run(module, b.compiler, results, is_inference=True)
+        whole = _run(module, b.compiler, results, one_by_one=one_by_one, is_inference=True)
         assert whole is not None
         artefact = Artefact(without_frames(whole), None, *_ends(b, (), (), lambda: (module,), written))
         return replace(b, artefact=artefact, kept=kept_of(whole, None, (), (), written)), said
     count = sum(o.kind == "gradient" for o in b.program.outputs)
-    forward, backward = _both(b.parts, b.compiler, results, count, bool(b.program.sizes))
+    forward, backward = _both(b.parts, b.compiler, results, count, bool(b.program.sizes), one_by_one)
     inputs = [n for n in b.parts.forward.graph.nodes if n.op == "placeholder"]
     kept = tuple(i for i in b.parts.kept_inputs if not is_size(inputs[i]))
     between = kept, _numbers(b.parts.forward, results)
@@ -295,15 +298,15 @@ def _ends(
     return results, kept_inputs, _tangent_of(b.program), of, _other_layouts(b.program, of), numbers, graphs, written
 
 
-def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool) -> tuple[Run, Run]:
+def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool, one_by_one: bool) -> tuple[Run, Run]:
     """Forward and backward, each compiled by one of the processes on this machine that want the same.
 
     The backward reads kept values as the forward lays them out: as the graph has them where sizes are ``dynamic``. Who finds that another
     compiles the forward begins with the backward and expects them so; what was expected wrongly is compiled again.
     """
     visible = len(returned(parts.forward.graph)) if dynamic else results
-    make_forward = partial(_run, parts.forward, compiler, visible)
-    make_backward = partial(_run, parts.backward, compiler, gradients, is_backward=True)
+    make_forward = partial(_run, parts.forward, compiler, visible, one_by_one=one_by_one)
+    make_backward = partial(_run, parts.backward, compiler, gradients, one_by_one=one_by_one, is_backward=True)
     forward, early = make_forward(wait=False), None
     if forward is None:
         early = make_backward(wait=False)
@@ -336,13 +339,15 @@ COMPILING: tuple[Pass, ...] = (
 """What a rank does with a program, after ``fxshard.passes.PIPELINE``."""
 
 
-def _run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, **kind: bool) -> Run | None:
+def _run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, one_by_one: bool = False, **kind: bool) -> Run | None:
     """``module`` as one callable; its first ``visible`` results keep the strides they have in the graph.
 
-    ``wait``: for another process that compiles the same just now; otherwise None then."""
+    ``wait``: for another process that compiles the same just now; otherwise None then. ``one_by_one``: repeats are compiled one by one."""
     if compiler == "eager":
         return _boxed(module)
     copy = fx.GraphModule(torch.nn.Module(), _copied(module.graph))
+    if not one_by_one:
+        outline(copy)
     output = copy.graph.output_node()
     output.meta["user_visible_output_idxs"] = [i for i in range(visible) if _is_tensor(output.args[0][i])]
     inputs = [n.meta["val"] for n in copy.graph.nodes if n.op == "placeholder"]

@@ -6,21 +6,24 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
 from fxshard.errors import TraceError
 from fxshard.passes.returned import note_calls
+from fxshard.passes.symbols import Symbols
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace_errors import readable_errors
 from fxshard.planning_graph import PlanningGraph, source_line
 from fxshard.runtime.graph_outputs import Output, find_outputs
+from fxshard.runtime.graph_sizes import OpenSize, open_sizes
+from fxshard.shapes import DynamicDim
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 RESUMED = "torch_dynamo_resume_in_"
@@ -35,7 +38,7 @@ class DynamoGraph:
 
     Of its placeholders ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the place
     among the function's arguments. ``distributed``: for each output whether the user's program sees a DTensor there.
-    ``part``: whether the model broke into several graphs.
+    ``part``: whether the model broke into several graphs. ``sizes``: those that Dynamo left open.
     """
 
     module: fx.GraphModule
@@ -44,6 +47,7 @@ class DynamoGraph:
     arguments: tuple[int, ...]
     distributed: tuple[bool, ...]
     part: bool
+    sizes: tuple[OpenSize, ...] = ()
 
     @property
     def symbolic(self) -> bool:
@@ -53,6 +57,18 @@ class DynamoGraph:
     @property
     def tensor_places(self) -> list[int]:
         return [i for i, kind in enumerate(self.kinds) if kind != "scalar"]
+
+    @cached_property
+    def open_tensors(self) -> list[int]:
+        """The placeholders of tensors that have a size that is open."""
+        return sorted({i for size in self.sizes for i, _ in size.places})
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The placeholders of numbers that belong to a call, whatever its sizes; those that nobody reads do not."""
+        of_sizes = {i for size in self.sizes for i in size.numbers}
+        used = [bool(n.users) for n in self.module.graph.nodes if n.op == "placeholder"]
+        return [i for i, kind in enumerate(self.kinds) if kind == "scalar" and used[i] and i not in of_sizes]
 
 
 def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
@@ -70,7 +86,8 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     frame, variables = dynamo_frame()
     part = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUMED)
     arguments = tuple(_place(source, variables) for source, _ in sources)
-    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, part)
+    sizes = open_sizes(placeholders)
+    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, part, sizes)
 
 
 def _place(source: str, variables: Sequence[str]) -> int:
@@ -116,17 +133,21 @@ def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
 def specialised(
     graph: DynamoGraph, args: Sequence[Any], views: bool = True
 ) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
-    """``graph`` for the scalars of one call: (module of tensors only, which returns what is computed; its inputs; outputs).
+    """``graph`` for the numbers of one call: (module of tensors only, which returns what is computed; its inputs; outputs).
 
-    ``views``: whether outputs that are views are told from what is computed.
+    Sizes are read from the tensors. ``views``: whether outputs that are views are told from what is computed.
     """
     for name, value in zip(graph.names, args, strict=True):
         if isinstance(value, torch.Tensor):
             check_dense(value, name)
     module = _own_copy(graph.module)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    for node, kind, value in zip(placeholders, graph.kinds, args, strict=True):
-        if kind == "scalar":
+    for size in graph.sizes:
+        for i in size.numbers:
+            _read_from(placeholders[i], placeholders[size.places[0][0]], size.places[0][1], placeholders[-1])
+    of_sizes = {i for size in graph.sizes for i in size.numbers}
+    for i, (node, kind, value) in enumerate(zip(placeholders, graph.kinds, args, strict=True)):
+        if kind == "scalar" and i not in of_sizes:
             _make_constant(node, value)
     tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
     module.recompile()
@@ -136,6 +157,14 @@ def specialised(
     end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
     module.recompile()
     return module, tensors, outputs
+
+
+def _read_from(node: fx.Node, tensor: fx.Node, dim: int, last: fx.Node) -> None:
+    """Replaces a number by the size of ``dim`` of ``tensor``, read behind the ``last`` placeholder."""
+    if node.users:
+        with node.graph.inserting_after(last):
+            node.replace_all_uses_with(node.graph.call_method("size", (tensor, dim)))
+    node.graph.erase_node(node)
 
 
 def _make_constant(node: fx.Node, value: Any) -> None:
@@ -159,22 +188,26 @@ def _in_place(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: new if n is old else n)
 
 
-def trace_graph(module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str]) -> PlanningGraph:
+def trace_graph(
+    module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str], dims: Sequence[DynamicDim] = ()
+) -> PlanningGraph:
     """Traces ``module`` anew on plain CPU fakes of the tensors' global shapes, forward and backward where gradients are on.
 
-    Raises TraceError with the user's line where that fails.
+    ``dims``: those whose sizes are symbols, see ``fxshard.passes.trace``. Raises TraceError with the user's line where that fails.
     """
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     _refuse_local_views(module)
     _to_cpu(module)
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    flat = [fake_tensor(t, mode, train) for t in tensors]
+    symbols = Symbols(dims)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
-    with readable_errors(GRAPH, REMEDY):
+    with readable_errors(GRAPH, REMEDY), symbols:
+        flat = [symbols.fake(name, fake_tensor(t, mode, train)) for name, t in zip(names, tensors, strict=True)]
         separate_outputs(module, flat)
         joint = joint_graph(module, flat, train)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
+        graph = symbols.settled(graph)
     kind = dict(zip(names, kinds, strict=True))
     ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
     return replace(graph, inputs=ends)

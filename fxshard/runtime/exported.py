@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,28 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import OptionError, RunError, a_kind
+from fxshard.errors import OptionError, RunError, SizesError, a_kind
 from fxshard.layout import Layout
+from fxshard.mesh import Mesh
 from fxshard.objects import open_call
+from fxshard.passes.at_sizes import program_at
+from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, run
+from fxshard.passes.runner import Dump
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
+from fxshard.runtime.any_size import RANKS, take_the_same_for_granted
 from fxshard.runtime.bind import BoundProgram, bind
 from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
 from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import Leaves, leaf_names
-from fxshard.runtime.launch import compare, mesh_ranks, versions
+from fxshard.runtime.launch import announce, compare, mesh_ranks, objection, versions
 from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number
 from fxshard.runtime.parameters import planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
-from fxshard.runtime.values import argument_values, check_arguments, check_value
+from fxshard.runtime.values import argument_values, check_arguments, check_value, sizes_of_call
+from fxshard.shapes import broken, evaluate_all
+
+log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
@@ -103,35 +112,85 @@ class BoundModule(nn.Module):
         shard_parameters(self, planned_layouts(program), bound.device_mesh, bound.device)
         shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
+        self._compile, self._bound = compiled, bound
         self._compiled = compiled(bound)
         self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
-        self._runners: dict[tuple[tuple[str, bool], ...], Runner] = {}
+        self._runners: dict[Any, Runner] = {}
+        self._served: dict[tuple[int, ...], CompiledProgram] = {} if program.sizes else {(): self._compiled}
+        self._ranks_alike = take_the_same_for_granted(self._compiled, bound.device_mesh, self._timeout)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program; plain tensors are global values.
 
-        Raises RunError for arguments unlike the traced ones, PlanError for plain arguments where outputs are not whole.
+        Raises RunError for arguments unlike the traced ones, SizesError for sizes that the program does not serve, PlanError for plain
+        arguments where outputs are not whole.
         """
         args, kwargs, objects = open_call(args, kwargs)
         names, leaves = leaf_names(args, kwargs), Leaves(pytree.tree_leaves((args, kwargs)))
         leaves.objects = objects
-        key = tuple((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
         if not self._runners:
             compare(shape_fields(argument_values(args, kwargs)), ranks=self._ranks, timeout=self._timeout)
-        self._check(args, kwargs)
+        compiled = self._served_by(self._check(args, kwargs))
+        key = compiled, *((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
         if key not in self._runners:
-            self._runners[key] = Runner(self, self._compiled, names, self._timeout)
+            self._runners[key] = Runner(self, compiled, names, self._timeout)
         return self._runners[key](leaves)
 
-    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+        """The dynamic sizes of a call whose arguments are those that the program takes."""
         check_arguments(self._program, args, kwargs)
-        given = argument_values(args, kwargs)
+        given, sizes = argument_values(args, kwargs), sizes_of_call(self._program, args, kwargs)
+        values = self._program.values(sizes)
         for name, (shape, dtype) in self._takes.items():
-            check_value(name, given[name], shape, dtype)
+            check_value(name, given[name], evaluate_all(shape, values) if values else shape, dtype)
+        return sizes
+
+    def _served_by(self, sizes: Mapping[str, int]) -> CompiledProgram:
+        """What runs a call of these sizes; of sizes that the compiler of a rank does not take, what is compiled for them alone.
+
+        Raises SizesError for sizes that the program does not serve.
+        """
+        key = tuple(sizes.values())
+        if key in self._served:
+            return self._served[key]
+        reason = self._program.refuses(sizes)
+        if reason is not None:
+            raise SizesError(reason, remedy="give sizes that the file serves (fxshard inspect says which), or export the model for these")
+        guard = broken(self._compiled.guards, sizes)
+        mine = None if guard is None else str(guard)
+        found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
+        compiled = self._compiled
+        if found is not None:
+            said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            text = "compiling once more, for %s alone: the compiler takes for granted that %s"
+            announce(self._bound.device_mesh, logging.WARNING, text, said, found)
+            compiled = self._compile(bind(program_at(self._program, sizes), self._bound.device_mesh, self._bound.device))
+        self._served[key] = compiled
+        return compiled
 
     def layouts(self) -> dict[str, Layout]:
         """Layout of each parameter on the mesh."""
         return {name: Layout(p.placements) for name, p in self.named_parameters() if isinstance(p, DTensor)}
+
+
+def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> ShardedProgram:
+    """Plans and lowers what ``request`` asks for, for all sizes of its dynamic dims.
+
+    Unless ``even``, or where the mesh has more ranks than may have graphs of their own, shards may be of unequal lengths; where no such
+    program can be, one that cuts evenly is made, and the log says so.
+    """
+    if request.dynamic and not even and mesh.size <= RANKS:
+        try:
+            return _lowered(replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic)), mesh, dump)
+        except SizesError as error:
+            log.warning("sizes that the mesh does not cut evenly are not served: %s", error.what)
+    return _lowered(request, mesh, dump)
+
+
+def _lowered(request: Request, mesh: Mesh, dump: Dump) -> ShardedProgram:
+    state = run(LOWERING, make_plan(Compilation(mesh, request), dump), dump)
+    assert state.program is not None
+    return state.program
 
 
 def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> None:

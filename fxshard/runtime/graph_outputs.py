@@ -59,6 +59,11 @@ class Output:
     value: Any = None
 
 
+def kind_of(output: Output) -> tuple[Any, ...]:
+    """What outputs of one program have in common at all sizes."""
+    return output.computed, output.of_input, output.of_output, output.view.detached, output.view.strides is None
+
+
 def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distributed: Sequence[bool], views: bool) -> tuple[Output, ...]:
     """The outputs of ``module`` for such inputs; ``distributed``: for each whether it is a DTensor, which is computed unless it is an
     input. ``views``: whether views are told from what is computed. Raises TraceError for a number that only the data tells."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fxshard.runtime.fields import SeedWatch, draw_seed
 from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.inputs import global_result, reader, write_back
 from fxshard.runtime.wishes import Held
+from fxshard.shapes import evaluate_all
 
 
 class GraphRunner:
@@ -25,11 +27,13 @@ class GraphRunner:
     def __init__(
         self, compiled: CompiledProgram, held: Held, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
     ) -> None:
-        self.compiled, self.bound, program = compiled, compiled.bound, compiled.program
+        self.compiled, self.bound, self.program = compiled, compiled.bound, compiled.program
+        program = self.program
         self.watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
         self.bases = {output.of_output for output in self.outputs if output.of_output is not None}
-        self.place = {name: i for i, name in enumerate(held)}
+        self.leaf_of = self.place = {name: i for i, name in enumerate(held)}
+        self.sizes = [(self.place[one.places[0][0]], one.places[0][1], one.unit) for one in program.sizes]
         pairs = zip(program.inputs, program.input_layouts, strict=True)
         ends = [(end, layout) for end, layout in pairs if end.kind != "tangent"]
         self.reads = [(self.place.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
@@ -53,8 +57,19 @@ class GraphRunner:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         if self.written:
             self._check_apart(tensors)
-        values = self.compiled(tensors if self.as_they_come and DENSE.issuperset(map(type, tensors)) else self._read(tensors))
+        sizes = [tensors[i].shape[dim] // unit for i, dim, unit in self.sizes] if self.sizes else ()
+        values = self.compiled(tensors if self.as_they_come and DENSE.issuperset(map(type, tensors)) else self._read(tensors), sizes)
         return values if self.as_computed else self._outputs(tensors, values)
+
+    def at(self, outputs: Sequence[Output]) -> GraphRunner:
+        """The same program for other sizes, at which the graph's outputs that are not computed are these."""
+        other = copy.copy(self)
+        other.outputs = tuple(outputs)
+        return other
+
+    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
+        """The dynamic sizes of a call by name."""
+        return {one.name: leaves[i].shape[dim] for one, (i, dim, _) in zip(self.program.sizes, self.sizes, strict=True)}
 
     def _check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises RunError where a tensor that is changed in place shares memory with another one: the program reads both as they come in.
@@ -77,7 +92,9 @@ class GraphRunner:
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
         outputs = [o.value for o in self.outputs]
         computed = iter([i for i, output in enumerate(self.outputs) if output.computed])
+        sizes = self.program.values(self.sizes_of(tensors)) if self.sizes else {}
         for (end, layout, shape), value in zip(self.results, values, strict=True):
+            shape = evaluate_all(shape, sizes)
             if end.kind == "mutation":
                 write_back(tensors[self.place[end.name]], value, layout, shape, self.bound)
             else:

@@ -80,6 +80,9 @@ def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None
         log.log(level, text, *args)
 
 
+SAME = "the same"
+
+
 def share_plan(
     make_plan: Callable[[], ShardingPlan],
     *,
@@ -156,6 +159,19 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
         found = next((said for _, said in sorted(meeting.everyone().items()) if said), "")
         meeting.decide(found)
         return found or None
+
+
+def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
+    """Whether all ranks say the same here; ``what`` they agree on is for errors. Every rank calls this. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return True
+    with Meeting(group, what, mine, timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome() == SAME
+        same = len(set(meeting.everyone().values())) == 1
+        meeting.decide(SAME if same else "")
+        return same
 
 
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:

@@ -9,6 +9,7 @@ import torch
 from fxshard._torch_compat import mesh_of_one
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.memory_profile import MemoryProfile
+from fxshard.passes.at_sizes import program_at
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind_graph
 from fxshard.runtime.parts import check_limit, parts_of, profile, rank_graph
@@ -24,9 +25,10 @@ def program_memory(
     """What the rank at ``coordinate`` holds over time (default: the first, whose shards are the largest).
 
     Counted is a training step from the forward's first operator to the backward's last, with the optimiser's state there
-    already; inputs are the rank's shards. Nothing runs, no process group is needed.
+    already; inputs are the rank's shards, dynamic sizes the example's. Nothing runs, no process group is needed.
     """
     settings = Optimizer.of(optimizer)
+    program = program_at(program, {one.name: one.example for one in program.sizes})
     bound = unbound(program, coordinate, device)
     module = rank_graph(bound, compiler)
     parts = parts_of(bound, module)

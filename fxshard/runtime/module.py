@@ -23,29 +23,43 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
+from fxshard.collecting import few_collections
 from fxshard.constraints import Constraint, check_constraints, names_in
-from fxshard.errors import PlanError, RuleError, RunError, SizesError, StaticDimError, TraceError
+from fxshard.errors import PlanError, RunError, SizesError
 from fxshard.layout import Layout
 from fxshard.mesh import as_mesh
 from fxshard.objects import leaves_in_objects, outputs_in_objects
-from fxshard.passes.annotate import legal_at, probes
+from fxshard.passes.annotate import probes
 from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
-from fxshard.passes.runner import Dump
+from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace import check_call
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.accumulation import Accumulation
-from fxshard.runtime.any_size import Shapes, alike_key, dims_of_call, less_even, refusal, shapes_of
+from fxshard.runtime.any_size import (
+    UNEVEN,
+    Shapes,
+    alike_key,
+    dims_of_call,
+    growing_dims,
+    less_even,
+    refusal,
+    refusal_of_ranks,
+    shapes_of,
+    take_the_same_for_granted,
+    traced_where_it_can_be,
+)
 from fxshard.runtime.attributes import AttributeReader, Attributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
+from fxshard.runtime.counts import warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
@@ -55,10 +69,11 @@ from fxshard.runtime.options import (
     check_source,
     check_unused,
 )
-from fxshard.runtime.parameters import check_gradient_hooks, planned_layouts, shard_parameters
+from fxshard.runtime.parameters import check_gradient_hooks, check_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.settings import Settings, settings_of
-from fxshard.shapes import DynamicDim, dynamic_dims
+from fxshard.runtime.several_sizes import sampled_sizes, warn_beyond_limit
+from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
 
 _KIND = {True: "training", False: "inference"}
@@ -90,7 +105,8 @@ def parallelize(
             device), ``input_layouts`` (plain inputs start replicated where it does not say
             otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
             by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``compiler`` ("inductor" or "eager"),
+            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
+            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
             ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
             each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
             from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
@@ -111,10 +127,11 @@ def parallelize(
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints")
+        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
-        ask_compiler(settings.cache)
+        with timed("ask the compiler"):
+            ask_compiler(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -144,6 +161,10 @@ class ShardedForward:
     """By what calls have in common whose sizes differ."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
     """Programs with pending gradients, and shapes that they are known to serve."""
+    sampled: tuple[WeightedSizes, ...] = ()
+    """At which sizes the user wants plans to be good."""
+    warned: set[Runner] = field(default_factory=set)
+    """Programs of which a call exceeded the memory limit."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -151,6 +172,7 @@ class ShardedForward:
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
+        self.counted: set[str] = set()
         self.watch()
 
     def watch(self) -> None:
@@ -200,20 +222,15 @@ class ShardedForward:
         for made in self.alike.get(alike_key(key), ()):
             if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
                 self.runners.setdefault(key, []).append(made)
+                if leads(self.device_mesh):
+                    warn_beyond_limit(made, leaves, self.settings.optimizer, self.warned)
                 return made
         return None
 
     def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        """As ``refusal``; ranks that have graphs of their own take different things for granted, and agree."""
-        program = made.runner.program
-        mine = refusal(made.runner, made.shapes, leaves)
-        if mine is None and any(one.uneven for one in program.sizes):
-            node = legal_at(made.graph, program.plan, made.runner.sizes_of(leaves))
-            mine = None if node is None else f"the plan of {node} is not legal there"
-        if not program.by_rank and self.settings.compiler != "inductor":
-            return mine
-        return objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.timeout)
 
+    @few_collections()
     def prepare(
         self,
         args: tuple[Any, ...],
@@ -242,11 +259,15 @@ class ShardedForward:
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+            if grows and (more := growing_dims(graph, named, dims)):
+                graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
+        warn_of_counts(graph, self.counted, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
@@ -272,15 +293,17 @@ class ShardedForward:
             cut = self._cut(graph)
             check_whole(program, named, cut=cut)
             if first:
-                source = self.settings.src_data_rank
-                shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, None if source == "same" else source)
+                source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
+                with timed("shard parameters"):
+                    shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
-            self._check_parameters(program)
+            check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
         self.alike.setdefault(alike_key(key), []).append(made)
         if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
             return self.prepare(args, kwargs, train)
@@ -298,25 +321,21 @@ class ShardedForward:
             return ()
         with self.original():
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
+        self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
         dims, uneven = dims_of_call(named, asked, seen, made, self.mesh.size, everything=self.settings.dynamic is True)
         if uneven:
-            text = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
-            announce(self.device_mesh, logging.WARNING, text, ", ".join(uneven))
+            announce(self.device_mesh, logging.WARNING, UNEVEN, ", ".join(uneven))
         return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
         """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
-        while True:
-            try:
-                return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
-            except (TraceError, RuleError) as error:
-                named = error.dim if isinstance(error, StaticDimError) else None
-                if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
-                    raise
-                if self.settings.dynamic is None:
-                    announce(self.device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
-                dims = tuple(dim for dim in dims if named is not None and dim.name != named)
+        silent = self.settings.dynamic is not None
+
+        def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
+            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
+
+        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
@@ -338,9 +357,11 @@ class ShardedForward:
             constraints=self._constraints(graph, first),
             optimizer=s.optimizer,
             cache=s.cache,
+            sampled=sampled_sizes(self.sampled, graph, first=first),
         )
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
-        return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
+        with timed("plan, shared"):
+            return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
     def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
         check_plan(plan, self.mesh)
@@ -351,16 +372,8 @@ class ShardedForward:
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
-        compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
-
-    def _check_parameters(self, program: ShardedProgram) -> None:
-        """The parameters lie as the program reads them."""
-        layouts = planned_layouts(program)
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            layout = layouts.get(name)
-            if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
-                have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
-                raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
+        with timed("compare ranks"):
+            compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
 
     def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
         """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
@@ -464,7 +477,7 @@ class ShardedForward:
 
     def _settle(self, origin: ShardedForward, replaced: Any) -> None:
         """Programs of its own for those of ``origin``, which run the same compiled code."""
-        self.runners, self.alike = {}, {}
+        self.runners, self.alike, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
         self.__post_init__()
         self.replaced, self.sharded = replaced, True
         hooks = self.state.hooks()

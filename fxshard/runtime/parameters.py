@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.hooks import waits_for_gradient
-from fxshard.errors import RunError
+from fxshard.errors import PlanError, RunError
 from fxshard.layout import Layout, local_shape
 from fxshard.mesh import as_mesh
 from fxshard.program import ShardedProgram
@@ -27,6 +27,16 @@ def planned_layouts(program: ShardedProgram) -> dict[str, Layout]:
     found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
     found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
     return found
+
+
+def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
+    """Raises PlanError unless the parameters lie as the program reads them."""
+    layouts = planned_layouts(program)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        layout = layouts.get(name)
+        if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
+            have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
+            raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
 
 
 def shard_parameters(

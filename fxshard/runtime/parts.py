@@ -84,23 +84,27 @@ def check_limit(bound: BoundProgram, module: fx.GraphModule, parts: Partition | 
 
 
 def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None, optimizer: Optimizer | None = None) -> MemoryProfile:
-    """What a rank holds over a step; the state of an optimiser is that of every parameter that has a gradient."""
+    """What a rank holds over a step; the state of an optimiser is that of every parameter that has a gradient. Dynamic sizes are those at
+    which the plan's memory counts."""
     program = bound.program
-    given, returned = _inputs(program, bound.axes), _results(program)
+    given, returned = _inputs(bound), _results(program)
     static = {} if optimizer is None else _static(program, optimizer, bound.coordinate)
     if parts is None:
-        return profile_stages([_stage(module.graph, given, returned)], static)
+        return profile_stages([_stage(module.graph, given, returned)], static, program.counted)
     count = forward_results(program)
     tangents = [e for e, end in zip(given, program.inputs, strict=False) if end.kind == "tangent"]
     primals = [e for e, end in zip(given, program.inputs, strict=False) if end.kind != "tangent"] + given[len(program.inputs) :]
     stages = [_stage(parts.forward.graph, primals, returned[:count]), _late(parts.backward.graph, tangents, returned[count:])]
-    return profile_stages(stages, static)
+    return profile_stages(stages, static, program.counted)
 
 
-def _inputs(program: ShardedProgram, axes: tuple[str, ...]) -> list[End]:
-    kinds = {"tangent": "input", "seed": "input"}
+def _inputs(bound: BoundProgram) -> list[End]:
+    program, kinds = bound.program, {"tangent": "input", "seed": "input"}
     pairs = zip(program.inputs, program.input_layouts, strict=True)
-    return [End(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs] + [End("input", f"axis index {a}") for a in axes]
+    found = [End(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
+    found += [End("input", f"axis index {axis}") for axis in bound.axes]
+    sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # none where it is not bound to run
+    return found + [End("input", name) for name in sizes]
 
 
 def _results(program: ShardedProgram) -> list[End]:

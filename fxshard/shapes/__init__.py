@@ -2,18 +2,21 @@
 
 In comes what the user says of dims (``dims.py``) and a graph that was traced with symbols for them; out goes, for sizes that are
 given, that graph with numbers (``family.py``), and what tracing took for granted (``guards.py``).
-Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must be multiples so that all is cut evenly.
+Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must be multiples so that all is cut evenly, ``weighted.py`` at
+which sizes a plan is to be good.
 """
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guard_on, guards_of
+from fxshard.shapes.guards import Guard, broken, guard_on, guards_of, settled_by
 from fxshard.shapes.units import depends, evaluate_all, units_of
+from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
 __all__ = [
     "DynamicDim",
     "GraphFamily",
     "Guard",
+    "WeightedSizes",
     "broken",
     "depends",
     "dynamic_dims",
@@ -21,5 +24,9 @@ __all__ = [
     "guard_on",
     "guards_of",
     "instantiated",
+    "largest_sizes",
+    "settled_by",
+    "sizes_named",
     "units_of",
+    "weighted_sizes",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,13 +24,21 @@ NUMBERS = FakeTensorMode(allow_non_fake_inputs=True)
 class GraphFamily:
     """``module``: the graph, whose arguments and values hold symbolic numbers where they depend on a dynamic size.
 
-    ``symbols``: the symbol of each dim in ``dims``, by its name; ``guards``: what tracing took for granted of them.
+    ``symbols``: the symbol of each dim in ``dims``, by its name; ``guards``: what tracing took for granted of them. ``derived``: dims whose
+    size follows from others', as that of a mask over a cache and a new token does: expressions of these others' symbols.
     """
 
     module: fx.GraphModule
     dims: tuple[DynamicDim, ...]
     symbols: Mapping[str, sympy.Symbol]
     guards: tuple[Guard, ...] = ()
+    derived: Mapping[str, sympy.Basic] = field(default_factory=dict)
+
+    def with_derived(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """``sizes`` of the dims that follow from no others, and of those that follow from them, in the order of ``dims``."""
+        values = {self.symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
+        names = [dim.name for dim in self.dims]
+        return {name: int(evaluated(self.derived[name], values)) if name in self.derived else sizes[name] for name in names}
 
     @cached_property
     def example(self) -> dict[str, int]:

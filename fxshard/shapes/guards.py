@@ -53,6 +53,38 @@ def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | No
     return tuple(dict.fromkeys(found))
 
 
+def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
+    """The sizes that others settle, by name: as expressions of the others' ``symbols``. Two guards that bound a difference from both sides
+    settle one size, as an equality does (``length + 1 <= mask`` and ``mask <= length + 1``); later names follow from earlier ones."""
+    spelled = [guard.expression.xreplace({own: symbols[name] for name, own, _ in guard.symbols}) for guard in guards]
+    bounds = [bound for condition in spelled for bound in _bounds(condition)]
+    found: dict[str, sympy.Basic] = {}
+    for bound in bounds:
+        name = next((n for n in reversed(list(symbols)) if n not in found and abs(bound.coeff(symbols[n])) == 1), None)
+        if sympy.expand(-bound) not in bounds or name is None:
+            continue
+        known = {symbols[n]: expr for n, expr in found.items()}
+        value = sympy.expand((symbols[name] - bound.coeff(symbols[name]) * bound).xreplace(known))
+        if value.free_symbols and value.free_symbols <= {symbols[n] for n in symbols if n != name and n not in found}:
+            found = {n: sympy.expand(expr.xreplace({symbols[name]: value})) for n, expr in found.items()}
+            found[name] = value
+    return found
+
+
+def _bounds(condition: sympy.Basic) -> list[sympy.Expr]:
+    """Linear expressions of whole numbers that are at most 0 where ``condition`` holds."""
+    if isinstance(condition, sympy.And):
+        return [bound for part in condition.args for bound in _bounds(part)]
+    if not isinstance(condition, sympy.Rel) or isinstance(condition, sympy.Ne):
+        return []
+    difference = sympy.expand(condition.lhs - condition.rhs)
+    if isinstance(condition, sympy.Eq):
+        return [difference, sympy.expand(-difference)]
+    if isinstance(condition, sympy.Ge | sympy.Gt):
+        difference = sympy.expand(-difference)
+    return [difference + 1 if isinstance(condition, sympy.Lt | sympy.Gt) else difference]
+
+
 def broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
     """The first guard that does not hold of these sizes."""
     return next((g for g in guards if not g.holds(sizes)), None)

@@ -155,6 +155,13 @@ class Ascent:
             self.budget.charge(self.sweeper.entries)
         return bound
 
+    def prove(self, pairs: int) -> None:
+        """Sweep for the bound alone, so many times there and back at most, where a plan is known that is thought to be the best."""
+        for _ in range(pairs):
+            if self.done:
+                return
+            self._record(self.pair())
+
     def reprice(self, bound: float, planes: Sequence[Plane], steps: int, pairs: int) -> tuple[float, list[Plane]]:
         """Look for better multipliers of what the sweeper allows now, whose bound is given: the best bound, and the planes then known.
 

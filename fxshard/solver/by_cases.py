@@ -44,12 +44,11 @@ def search_by_cases(
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
-    if is_large(relaxation):
-        if search_tied(relaxation, search_by_cases, budget):
-            steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
-        else:
-            search_cores(relaxation, search_by_cases, budget)
-            steps.append(("search cores", f"plan {relaxation.value:.0f}"))
+    if search_tied(relaxation, search_by_cases, budget):
+        steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
+    elif is_large(relaxation):
+        search_cores(relaxation, search_by_cases, budget)
+        steps.append(("search cores", f"plan {relaxation.value:.0f}"))
     relaxation.run()
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and near is not None and not budget.spent:

@@ -22,10 +22,14 @@ def greedy(model: Model) -> IntArray | None:
     local = [cost.copy() for cost in model.costs]
     neighbours = model.neighbours()
     readings: list[list[tuple[int, FloatArray]]] = [[] for _ in model.costs]
+    tables: dict[tuple[int, bytes, bytes], FloatArray] = {}  # layers repeat, so tables do
     for transfer in model.transfers:
+        have = transfer.have.tobytes()
         for reader, want in transfer.readers:
-            table = transfer.prices[np.ix_(transfer.have, want)]
-            first = reader > transfer.source
+            key = id(transfer.prices), have, want.tobytes()
+            if key not in tables:
+                tables[key] = transfer.prices[np.ix_(transfer.have, want)]
+            table, first = tables[key], reader > transfer.source
             readings[min(reader, transfer.source)].append((max(reader, transfer.source), table if first else table.T))
     choices = np.zeros(len(model), dtype=np.int64)
     for node in range(len(model)):

@@ -175,7 +175,7 @@ def _set(problem: PlacementProblem, field: str, value: object) -> None:
 
 def _check(problem: PlacementProblem) -> None:
     """Refuse arrays that do not fit together, with the index of the first that does not."""
-    count = len(problem)
+    count, ranges = len(problem), _Ranges()
     for field in ("usages", "intervals"):
         if len(getattr(problem, field)) != count:
             raise ValueError(f"{field} has {len(getattr(problem, field))} entries for {count} nodes")
@@ -184,7 +184,7 @@ def _check(problem: PlacementProblem) -> None:
     for node, (costs, usage) in enumerate(zip(problem.node_costs, problem.usages, strict=True)):
         if costs.ndim != 1:
             raise ValueError(f"node_costs[{node}] has shape {costs.shape}, not one dimension")
-        _check_numbers(costs, f"node_costs[{node}]")
+        _check_numbers(ranges, costs, f"node_costs[{node}]")
         if usage is not None and (usage.shape != costs.shape or not bool(np.all((usage >= 0) & (usage < np.inf)))):
             raise ValueError(f"usages[{node}] must be {costs.shape[0]} finite numbers >= 0")
     if len(problem.edges) != len(problem.edge_costs):
@@ -195,9 +195,9 @@ def _check(problem: PlacementProblem) -> None:
         expected = (len(problem.node_costs[i]), len(problem.node_costs[j]))
         if costs.shape != expected:
             raise ValueError(f"edge_costs[{index}] of edge {(i, j)} has shape {costs.shape}, expected {expected}")
-        _check_numbers(costs, f"edge_costs[{index}]")
+        _check_numbers(ranges, costs, f"edge_costs[{index}]")
     for index, transfer in enumerate(problem.transfers):
-        _check_transfer(problem, transfer, f"transfers[{index}]")
+        _check_transfer(problem, ranges, transfer, f"transfers[{index}]")
     shapes = [c.shape for c in problem.node_costs], [t.prices.shape for t in problem.transfers]
     for index, live in enumerate(problem.lives):
         _check_weights(shapes, live.node, live.transfer, live.amount, f"lives[{index}]")
@@ -214,15 +214,16 @@ def _check(problem: PlacementProblem) -> None:
                 raise ValueError(f"rows[{index}] has a negative weight at transfer {transfer_index}")
 
 
-def _check_transfer(problem: PlacementProblem, transfer: Transfer, where: str) -> None:
-    _check_numbers(transfer.prices, f"{where}.prices")
-    if transfer.prices.ndim != 2 or transfer.prices.min(initial=0.0) < 0:
+def _check_transfer(problem: PlacementProblem, ranges: _Ranges, transfer: Transfer, where: str) -> None:
+    _check_numbers(ranges, transfer.prices, f"{where}.prices")
+    if transfer.prices.ndim != 2 or ranges.of(transfer.prices)[0] < 0:
         raise ValueError(f"{where}.prices must be a table of costs >= 0")
     ends = [(transfer.source, transfer.have, 0), *((node, want, 1) for node, want in transfer.readers)]
     for node, layouts, axis in ends:
         if not 0 <= node < len(problem) or layouts.shape != problem.node_costs[node].shape:
             raise ValueError(f"{where} names node {node}, which is not there or has another number of states than {layouts.shape}")
-        if layouts.min(initial=0) < 0 or layouts.max(initial=0) >= transfer.prices.shape[axis]:
+        least, most = ranges.of(layouts)
+        if least < 0 or most >= transfer.prices.shape[axis]:
             raise ValueError(f"{where} names a layout at node {node} that prices of shape {transfer.prices.shape} do not have")
     if not transfer.readers or transfer.source in {node for node, _ in transfer.readers}:
         raise ValueError(f"{where} needs readers other than its source, node {transfer.source}")
@@ -236,8 +237,20 @@ def _check_weights(shapes: tuple[Shapes, Shapes], node: int, transfer: int, weig
         raise ValueError(f"{where} needs a finite number for each state of {what}, and that to be there")
 
 
-def _check_numbers(costs: FloatArray, where: str) -> None:
-    if costs.size and not costs.min() > -np.inf:  # catches nan as well
+class _Ranges:
+    """The least and the largest number of arrays, 0 among them; layers repeat, so arrays do: each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, float]] = {}
+
+    def of(self, array: FloatArray | IntArray) -> tuple[float, float]:
+        if id(array) not in self._known:
+            self._known[id(array)] = float(array.min(initial=0)), float(array.max(initial=0))
+        return self._known[id(array)]
+
+
+def _check_numbers(ranges: _Ranges, costs: FloatArray, where: str) -> None:
+    if not ranges.of(costs)[0] > -np.inf:  # catches nan as well
         raise ValueError(f"{where} contains nan or -inf; a cost is finite or inf")
 
 

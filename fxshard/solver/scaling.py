@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,9 @@ SPAN_BITS = 45
 
 WORTH = 2.5e-10
 """A plan that is better by less than this part of the cost counts as no better."""
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,16 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     """
     tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
     count, pairs = len(model.costs), len(model.costs) + len(model.edges)
-    least = [float(t.min(initial=np.inf)) if k < pairs else 0.0 for k, t in enumerate(tables)]
+    least = _each(tables[:pairs], lambda t: float(t.min(initial=np.inf))) + [0.0] * (len(tables) - pairs)
     lows = [value for value in least if np.isfinite(value)]
     floor = sum(lows) + model.constant
     room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
     if np.isfinite(room):
         lows_of = {id(t): low for t, low in zip(tables, least, strict=True)}
         tables = _each(tables, lambda t: np.where(t - lows_of[id(t)] > room, np.inf, t) if lows_of[id(t)] < np.inf else t)
-    span = sum(_spread(t) for t in tables)
+    span = sum(_each(tables, _spread))
     soft = int(np.isfinite(model.slopes).sum())
-    exact = not soft and all(bool(np.all(np.isinf(t) | (t == np.rint(t)))) for t in tables) and float(model.constant).is_integer()
+    exact = not soft and float(model.constant).is_integer() and all(_each(tables, _whole))
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
     integers = _each(tables, lambda t: np.rint(t * factor))
     times = [1] * pairs + [len(t.readers) for t in model.transfers]
@@ -61,7 +65,7 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 
 
-def _each(tables: list[FloatArray], make: Callable[[FloatArray], FloatArray]) -> list[FloatArray]:
+def _each(tables: list[FloatArray], make: Callable[[FloatArray], Made]) -> list[Made]:
     """What is made of each table, once for all places where it is the same array: layers repeat, so arrays do."""
     distinct = {id(t): t for t in tables}
     made = {key: make(t) for key, t in distinct.items()}
@@ -111,6 +115,11 @@ def _factor(magnitude: float, exact: bool) -> float:
     return float(2.0 ** min(exponent, 0 if exact else 1000))
 
 
+def _whole(table: FloatArray) -> bool:
+    """Whether all that is finite is an integer."""
+    return bool(np.all(np.isinf(table) | (table == np.rint(table))))
+
+
 def _spread(table: FloatArray) -> float:
     finite = table[np.isfinite(table)]
     return float(finite.max() - finite.min()) if finite.size else 0.0
@@ -122,8 +131,10 @@ def _largest(table: FloatArray) -> float:
 
 def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int], factor: float) -> float:
     """What rounding changes at most: the largest error of each table, as often as it may be paid, in integer units."""
-    total = 0.0
-    for table, rounded, often in zip(tables, integers, times, strict=True):
-        finite = np.isfinite(rounded)
-        total += often * float(np.abs(rounded[finite] - table[finite] * factor).max(initial=0.0))
-    return total
+    rounded = {id(table): integer for table, integer in zip(tables, integers, strict=True)}
+
+    def largest(table: FloatArray) -> float:
+        finite = np.isfinite(rounded[id(table)])
+        return float(np.abs(rounded[id(table)][finite] - table[finite] * factor).max(initial=0.0))
+
+    return sum(often * error for often, error in zip(times, _each(tables, largest), strict=True))

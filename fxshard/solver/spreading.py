@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import IntArray
+from .arrays import FloatArray, IntArray
 from .sweeps import Sweeper
 
 
@@ -18,35 +18,42 @@ def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None
     of: (nodes of the whole,) the class of each. links: (links of the whole,) the link of the tied model that each is part of, -1 for none.
     """
     counts = np.bincount(links[links >= 0], minlength=len(tied.links))
+    parts = [_parts(tied, int(k), int(count)) for k, count in enumerate(counts)]
     for k in np.flatnonzero(links >= 0).tolist():
         link, part = whole.links[k], int(links[k])
         for end, node in enumerate(link.ends):
-            there = 0 if tied.links[part].i == of[node] else 1
-            message = np.floor(tied.messages[1 - there][_arriving(tied, part, there)] / counts[part])
-            whole.messages[1 - end][_arriving(whole, k, end)] = message
+            message = parts[part][0 if tied.links[part].i == of[node] else 1]
+            begin = int(whole.wiring.message[1 - end][k])
+            whole.messages[1 - end][begin : begin + len(message)] = message
             whole.weights[whole.offset[node] : whole.offset[node + 1]] += message[link.classes(end)]
-    sharing = whole.splits.sharing
-    for first, last in zip(sharing.first[:-1], sharing.first[1:], strict=True):
-        shared = sharing.link[first:last]
-        if (links[shared] >= 0).all():
-            _split(tied, whole, shared.tolist(), links, counts)
+    sharing, made = whole.splits.sharing, {}
+    for first, last in zip(sharing.first[:-1].tolist(), sharing.first[1:].tolist(), strict=True):
+        shared = sharing.link[first:last].tolist()
+        stands = tuple(links[shared].tolist()), tuple(sharing.across[first:last].tolist())
+        if min(stands[0]) < 0:
+            continue
+        if stands not in made:  # transfers whose links stand for the same are alike
+            made[stands] = _split(tied, whole, shared, links, counts)
+        for k, table in zip(shared, made[stands], strict=False):
+            whole.splits.table(k)[:] = table
 
 
-def _arriving(sweeper: Sweeper, link: int, end: int) -> slice:
-    """Where the message to an end of a link stands among those of its direction."""
-    begins = sweeper.wiring.message[1 - end]
-    return slice(int(begins[link]), int(begins[link + 1]))
+def _parts(tied: Sweeper, link: int, count: int) -> tuple[FloatArray, FloatArray]:
+    """The messages to both ends of a link, divided by the number of links that it stands for."""
+    begins = [tied.wiring.message[1 - end] for end in (0, 1)]
+    first, second = (np.floor(tied.messages[1 - end][begins[end][link] : begins[end][link + 1]] / max(1, count)) for end in (0, 1))
+    return first, second
 
 
-def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, counts: IntArray) -> None:
-    """Split the prices of one transfer as in the tied model; the first reader of each gets what rounding leaves.
+def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, counts: IntArray) -> list[FloatArray]:
+    """The prices of one transfer, split as in the tied model, a table per reader; the first reader of each gets what rounding leaves.
 
-    As it was where that would be more than the prices, since transfers with other numbers of readers were made one.
+    None, and so as it was, where that would be more than the prices, since transfers with other numbers of readers were made one.
     """
     transfer = whole.model.transfers[whole.links[shared[0]].transfer]
     allowed = np.isfinite(transfer.prices)
     rest = np.where(allowed, transfer.prices, 0.0)
-    have, parts = np.unique(transfer.have), []
+    have, parts, tables = np.unique(transfer.have), [], []
     for k in shared:
         link, part = whole.links[k], int(links[k])
         cells = np.ix_(have, np.unique(transfer.readers[link.reader][1]))
@@ -54,10 +61,11 @@ def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, co
         table = tied.splits.table(part)
         own = np.where(allowed[cells], np.floor((table.T if across else table) / counts[part]), 0.0)
         rest[cells] -= own
-        parts.append((whole.splits.table(k), link.i != transfer.source, cells, own))
+        parts.append((link.i != transfer.source, cells, own))
     if rest.min(initial=0.0) < 0:
-        return
-    for table, across, cells, own in parts:
-        new = np.where(allowed[cells], own + rest[cells], np.inf)
+        return []
+    for across, cells, own in parts:
+        table = np.where(allowed[cells], own + rest[cells], np.inf)
         rest[cells] = 0.0
-        table[:] = new.T if across else new
+        tables.append(table.T if across else table)
+    return tables

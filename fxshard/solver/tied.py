@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
 from .budget import Budget
-from .core import Cases, search_cores
+from .core import Cases, is_large, search_cores
 from .infeasible import Exhausted
 from .local_search import greedy
 from .model import Model, Pair, add_edge
@@ -28,6 +28,12 @@ from .transfers import Transfer, Transfers
 
 LINKS = 3
 """How far around them nodes have to be alike: as far as it takes to tell the places in a layer apart."""
+
+FEW_LINKS = 2
+"""The same where sweeps over the whole are cheap."""
+
+FIRST_PAIRS = 8
+"""Pairs of sweeps over the whole for its bound alone, before other plans are read off them too."""
 
 MOST_CLASSES = 0.5
 """Nodes of a tied model, in parts of those of the whole; where there would be more, it is not worth it."""
@@ -68,7 +74,9 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
     Whether there is one: not where too few nodes are alike.
     """
     ascent = relaxation.ascent
-    classes = classes_of(ascent.model, LINKS)
+    if len(ascent.model.limits) or _least(ascent.model) >= ascent.cutoff:
+        return False
+    classes = classes_of(ascent.model, LINKS if is_large(relaxation) else FEW_LINKS)
     if classes.max(initial=-1) >= MOST_CLASSES * len(classes):
         return False
     tied = tie(ascent.model, classes)
@@ -76,14 +84,23 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
         smaller = Relaxation(tied.model, greedy(tied.model), budget.share(PART).part(WORK))
     except Exhausted:
         return False
-    search_cores(smaller, search, smaller.ascent.budget, CORE_WORK)
+    if is_large(relaxation):
+        search_cores(smaller, search, smaller.ascent.budget, CORE_WORK)
+    else:
+        smaller.run()
     if smaller.choices is None:
         return False
     if not budget.spent and [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
         spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
         budget.charge(ascent.sweeper.entries)
     ascent.suggest(tied.expand(smaller.choices))
+    ascent.prove(FIRST_PAIRS)
     return True
+
+
+def _least(model: Model) -> float:
+    """What nodes cost at least by themselves."""
+    return model.constant + sum(float(cost.min()) for cost in model.costs)
 
 
 def classes_of(model: Model, links: int) -> IntArray:

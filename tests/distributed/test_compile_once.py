@@ -19,18 +19,18 @@ from tests.distributed.ranks import two_ranks
 pytestmark = pytest.mark.distributed
 
 
-def stepped(**options: object) -> list[torch.Tensor]:
-    """Loss and gradients of a model that this process has not compiled yet."""
+def stepped(rows: tuple[int, ...] = (6,), **options: object) -> list[torch.Tensor]:
+    """Losses and gradients, at each number of rows, of a model that this process has not compiled yet."""
     compile._ARTEFACTS.clear()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    x = torch.randn(6, 16)
+    batches = [torch.randn(size, 16) for size in rows]
     pins = {"0.weight": "S(0)", "2.weight": "S(1)"}
-    sharded = fxshard.parallelize(model, (x,), mesh, pins=pins, **options)
-    loss = sharded(x).square().sum()
-    loss.backward()
-    return [loss.detach(), *(p.grad.full_tensor() for p in sharded.parameters())]
+    sharded = fxshard.parallelize(model, (batches[0],), mesh, pins=pins, **options)
+    losses = [sharded(x).square().sum() for x in batches]
+    sum(losses).backward()
+    return [*(loss.detach() for loss in losses), *(p.grad.full_tensor() for p in sharded.parameters())]
 
 
 def compiled_since(before: dict[str, int]) -> tuple[int, int]:
@@ -57,4 +57,22 @@ def one_compiles_each_half() -> None:
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-found, test_two_ranks = two_ranks(one_compiles_each_half)
+def a_restart_finds_code_for_any_size() -> None:
+    """A program with symbols: a second process takes both halves from the cache, and neither asks Inductor nor compiles for a new size."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    os.environ |= {"FXSHARD_CACHE": "1", "FXSHARD_CACHE_DIR": f"{folder[0]}/plans", "TORCHINDUCTOR_CACHE_DIR": f"{folder[0]}/inductor"}
+    before = dict(counters["inductor"])
+    cold = stepped(rows=(6, 10), dynamic_shapes=({0: "batch"},))
+    assert compiled_since(before) == (2, 2)
+    before, both = dict(counters["inductor"]), compile._both
+    compile._both = None
+    try:
+        warm = stepped(rows=(6, 10), dynamic_shapes=({0: "batch"},))
+    finally:
+        compile._both = both
+    assert compiled_since(before) == (0, 4)
+    assert all(map(torch.equal, cold, warm))
+
+
+found, test_two_ranks = two_ranks(one_compiles_each_half, a_restart_finds_code_for_any_size)

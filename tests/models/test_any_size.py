@@ -40,7 +40,7 @@ def test_odd_sizes_by_one_program(name: str) -> None:
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_ten_sizes_and_ten_random_plans(name: str, mesh: str, uneven: bool) -> None:
-    """The solver's plan at all ten sizes, each random one at two; where shards may be of unequal lengths all are served but by ``BRANCHES``."""
+    """The solver's plan at all ten sizes, random ones at two each; with shards of unequal lengths all are served but for ``BRANCHES``."""
     model, graph, call = traced(name, 8, 8, uneven) if not uneven else traced(name, 9, 11, uneven)
     for i, program in enumerate(programs(graph, mesh, range(10))):
         some = SIZES if i == 0 else [SIZES[i % len(SIZES)], SIZES[-2:][i % 2]]

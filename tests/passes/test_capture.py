@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat.capture import without_guards
+from fxshard.collecting import COLLECT_EVERY, few_collections
 from fxshard.passes import trace as module
-from fxshard.passes.runner import COLLECT_EVERY, Pass, PassRecord, few_collections, run_passes
+from fxshard.passes.runner import Pass, PassRecord, run_passes
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph, source_line
 
@@ -92,3 +94,35 @@ def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
         assert gc.get_threshold()[0] == own
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
+    """Cycles made in the pass are; afterwards all are again."""
+
+    class Node:
+        pass
+
+    def cycle() -> weakref.ref[Node]:
+        node = Node()
+        node.itself = node  # type: ignore[attr-defined]
+        return weakref.ref(node)
+
+    old = cycle()
+    with few_collections():
+        young = cycle()
+        gc.collect()
+        assert old() is not None and young() is None and gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert old() is None
+
+
+def test_what_a_user_has_set_aside_stays_so() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with few_collections():
+            assert gc.get_freeze_count() == before
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()

@@ -170,14 +170,14 @@ def test_damage_is_said_and_made_good(
     assert len(compiled) == 2, "what was made anew is taken the next time"
 
 
-def test_dynamic_sizes_are_not_looked_up() -> None:
-    """Inductor's guards on them are checked where the graph is there."""
+def test_sizes_that_only_running_tells_are_not_looked_up() -> None:
     known = []
-    for dynamic in (False, True):
-        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
+    for make in (lambda env: 5, lambda env: env.create_unbacked_symint()):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
         graph = fx.Graph()
         node = graph.placeholder("x")
-        node.meta["val"] = mode.from_tensor(torch.ones(5, 3))
+        with mode:
+            node.meta["val"] = torch.empty(make(mode.shape_env), 3)
         graph.output((node,))
         known.append(artefact_cache._values(fx.GraphModule(nn.Module(), graph)) is not None)
     assert known == [True, False]

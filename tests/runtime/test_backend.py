@@ -146,15 +146,18 @@ def scaled(x: Tensor, factor: float, times: int) -> tuple[Tensor, int]:
     return x * factor * times, x.shape[0] * times
 
 
-def test_sizes_and_numbers_that_change_are_planned_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_change_are_planned_again_and_sizes_are_not(caplog: pytest.LogCaptureFixture) -> None:
     compiled = sharded(scaled)
     calls = [(3, 2.0, 1), (4, 2.0, 1), (4, 3.5, 1), (5, 3.5, 2), (5, 0.5, 3), *((n, 1.5, 2) for n in range(6, 16))]
     with caplog.at_level(logging.INFO, "fxshard"):
         for rows, factor, times in calls:
             out, size = compiled(torch.ones(rows), factor, times)
             assert size == rows * times and out.tolist() == [factor * times] * rows
-    assert "planning again for inference: x (7,)" in caplog.text
-    assert "was planned for 8 sets of sizes and numbers" in caplog.text
+        assert "planning again for inference: x (5,), factor=0.5, times=3, and any other sizes of dim 0 of x" in caplog.text
+        assert "x (7,)" not in caplog.text and "sets of sizes and numbers" not in caplog.text
+        for times in range(4, 12):
+            assert compiled(torch.ones(times), 1.5, times)[0].tolist() == [1.5 * times] * times
+    assert "was planned for 8 sets of sizes and numbers, each for itself: x, factor, times" in caplog.text
 
 
 def test_dropout_follows_the_seed() -> None:

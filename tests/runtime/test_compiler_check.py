@@ -1,12 +1,13 @@
-"""The C++ compiler is asked in a thread, once; where a file has the answer, no process is started for it."""
+"""The C++ compiler is asked in a thread, once, for the best set; where a file has the answer, no process is started for it."""
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from pathlib import Path
 
 import pytest
-from torch._inductor import cpu_vec_isa
+from torch._inductor import codecache, config, cpu_vec_isa
 
 from fxshard._torch_compat import cpp
 from fxshard.runtime import compiler_check
@@ -30,8 +31,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cach
             raise answer
         return answer
 
-    monkeypatch.setattr(compiler_check, "_ASKED", [])
+    monkeypatch.setattr(compiler_check, "_BEGUN", [])
     monkeypatch.setattr(cpp, "ask", ask)
+    monkeypatch.setattr(cpp, "precompile_header", lambda: None)
     monkeypatch.setattr(cpp, "take_answer", lambda: did.append("takes"))
     compiler_check.ask_compiler(cache)
     compiler_check.ask_compiler(cache)
@@ -68,4 +70,74 @@ def test_the_real_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("a process was started"))
     cpp.take_answer()
-    assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == found == cpp._sets()
+    assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == found == list(map(str, cpp._sets()))
+
+
+class Pretended(cpu_vec_isa.VecISA):
+    """A set of vector instructions whose two programs are only noted."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __bool__(self) -> bool:
+        works = self.check_build(f"{self.name}, a program")
+        return self.check_build(f"{self.name}, further instructions") or works
+
+
+@pytest.mark.parametrize(
+    ("fails", "kept", "tried", "usable"),
+    [
+        ("", True, ["best, a program", "best, further instructions"], ["best", "lesser"]),
+        ("further", False, None, ["best", "lesser"]),
+        ("best", False, None, ["lesser"]),
+    ],
+)
+def test_only_the_best_set_is_tried(
+    monkeypatch: pytest.MonkeyPatch, fails: str, kept: bool, tried: list[str] | None, usable: list[str]
+) -> None:
+    """Where one of its programs fails Inductor's own way is taken, all sets, and nothing is kept."""
+    programs: list[str] = []
+
+    def check_build(self: Pretended, code: str) -> bool:
+        programs.append(code)
+        return not fails or fails not in code
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [Pretended("best"), Pretended("lesser"), Pretended("not this processor's")])
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["best", "lesser"])
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", functools.cache(cpu_vec_isa.valid_vec_isa_list.__wrapped__))
+    if not cpp.question():
+        pytest.skip("nobody asks on this machine")
+    assert cpp.ask() == kept
+    if tried is not None:
+        assert programs == tried
+    assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == usable
+    assert cpu_vec_isa.VecISA.check_build is check_build
+    assert not cpp.ask(), "what was known before is not what these programs showed"
+
+
+def test_the_header_is_the_one_that_a_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cpp.question() or not config.cpp_cache_precompile_headers:
+        pytest.skip("no header is compiled on this machine")
+    wanted: list[object] = []
+
+    def precompile(*args: object, **kwargs: object) -> str:
+        wanted.append((args, kwargs, kwargs["vec_isa"].build_arch_flags()))  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(codecache, "_precompile_header", precompile)
+    for begin in (cpp.precompile_header, lambda: codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], f"// {monkeypatch}")):
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    assert wanted[0] == wanted[1]
+
+
+def test_where_the_environment_names_a_set_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert cpp.question() == ()
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    with config.patch({"cpp.simdlen": 256}):
+        assert cpp.question() == ()

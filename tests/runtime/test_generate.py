@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 ENDS = {"vocab_size": 32, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=64)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **ENDS, sliding_window=6)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, n_positions=64, **ENDS)),
 }
 
@@ -45,7 +47,7 @@ def tokens(model: Any, count: int, **options: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: DeviceMesh) -> None:
     model, sharded = pair(name, mesh)
     for options in ({"do_sample": False}, {"do_sample": True}, {"num_beams": 2}):
@@ -59,12 +61,39 @@ def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: De
 def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh) -> None:
     model, sharded = pair("llama", mesh)
     assert torch.equal(tokens(sharded, 8), tokens(model, 8))
-    assert len(sharded.forward.programs) == 4  # that of the example, for the prompt, for the first token, for all others
+    assert len(sharded.forward.programs) == 3  # that of the example, for the prompt, for a token
     cache = transformers.DynamicCache(config=model.config)
     first = sharded.generate(PROMPT, max_new_tokens=2, past_key_values=cache, return_dict_in_generate=True)
     assert first.past_key_values is cache and cache.get_seq_length() == PROMPT.shape[1] + 1
     cache.crop(-1)
     assert cache.get_seq_length() == PROMPT.shape[1]
+
+
+def test_prompts_of_other_lengths_and_masks(mesh: DeviceMesh) -> None:
+    """The second length of a prompt makes one more program, for all lengths; a mask, which grows with the cache, two in place of two."""
+    model, sharded = pair("llama", mesh)
+    for length, masked, programs in ((8, False, 3), (12, False, 4), (5, False, 4), (8, True, 6), (11, True, 7), (6, True, 7)):
+        prompt = torch.randint(1, 32, (2, length), generator=torch.Generator().manual_seed(length))
+        mask = torch.ones(2, length, dtype=torch.long)
+        mask[0, :2] = 0
+        options = {"max_new_tokens": 4, "do_sample": False, **({"attention_mask": mask} if masked else {})}
+        assert torch.equal(sharded.generate(prompt, **options), model.generate(prompt, **options))
+        assert len(sharded.forward.programs) == programs, (length, masked, len(sharded.forward.programs))
+
+
+def test_a_layer_that_counts_in_python_is_named_once(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """A sliding window counts its steps: each is another call, and is said to be."""
+    model, sharded = pair("mistral", mesh)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        assert torch.equal(tokens(sharded, 4), tokens(model, 4))
+    said = [line for line in caplog.messages if "a Python number" in line]
+    assert len(said) == 1 and "each call changes kwargs['past_key_values'].layers[0].cumulative_length and 1 more" in said[0]
+    assert len(sharded.forward.programs) == 5  # that of the example, for the prompt, for each of three tokens
+    caplog.clear()
+    model, sharded = pair("llama", mesh)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        tokens(sharded, 3)
+    assert not any("a Python number" in line for line in caplog.messages)
 
 
 def test_what_generate_asks_of_the_module(mesh: DeviceMesh) -> None:

@@ -20,7 +20,7 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard.errors import ConstraintError, OptionError, RunError
 from fxshard.runtime import agreement
 from fxshard.runtime.agreement import Group, Meeting, default_group, name_ranks
-from fxshard.runtime.launch import checksum, compare, difference, share_plan
+from fxshard.runtime.launch import agreed, checksum, compare, difference, objection, share_plan
 from fxshard.sharding_plan import PlannedNode, ShardingPlan
 from tests.plans import small_plan
 
@@ -216,6 +216,16 @@ def test_a_differing_field_is_an_error_on_every_rank() -> None:
     }
 
 
+def test_what_ranks_take_for_granted_is_compared_and_one_that_objects_objects_for_all() -> None:
+    ranks = (0, 1, 2)
+    same = together(ranks, lambda group: agreed("s > 1", "agree", group=group, timeout=SLOW))
+    differ = together(ranks, lambda group: agreed(f"s > {group.rank // 2}", "agree", group=group, timeout=SLOW))
+    assert set(same.values()) == {True} and set(differ.values()) == {False}
+    none = together(ranks, lambda group: objection(None, group=group, timeout=SLOW))
+    one = together(ranks, lambda group: objection("s is 1" if group.rank == 2 else None, group=group, timeout=SLOW))
+    assert set(none.values()) == {None} and set(one.values()) == {"s is 1"}
+
+
 def test_the_cause_comes_before_what_follows_from_it() -> None:
     error = difference({0: {"program": "p", "plan": "a", "torch": "2.13.0"}, 1: {"program": "q", "plan": "b", "torch": "2.13.1"}})
     assert error is not None
@@ -255,6 +265,7 @@ def test_alone_nothing_is_exchanged() -> None:
     assert default_group() is None
     assert share_plan(small_plan) == small_plan()
     compare({"plan": "a"})
+    assert agreed("s > 1", "agree") and objection("s is 1") == "s is 1"
 
 
 DTYPES = [

@@ -13,6 +13,7 @@ from fxshard.solver import PlacementProblem, Transfer, core, solve, tied
 from fxshard.solver.budget import Budget
 from fxshard.solver.by_cases import search_by_cases
 from fxshard.solver.relax import Relaxation
+from fxshard.solver.solve import solve_within
 from fxshard.solver.spreading import spread
 from fxshard.solver.sweeps import Sweeper
 from fxshard.solver.tied import classes_of, search_tied, tie
@@ -104,6 +105,42 @@ def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
     assert relaxation.choices[0] != relaxation.choices[-1]
 
 
+def test_a_stack_is_chosen_alike_first_however_small_its_tables_are() -> None:
+    problem = chain(60, 4, 0)
+    solution = solve_within(problem, Budget())
+    assert [name for name, _ in solution.steps][1] == "choose alike"
+    assert solution.objective == shortest(problem) and solution.proven
+
+
+@pytest.mark.parametrize(("width", "seed"), [(2, 4), (3, 3)])
+def test_where_layers_mix_what_costs_the_same_a_stack_is_proven_with_much_less_work(width: int, seed: int) -> None:
+    problem, done = stack(100, width, seed), []
+    for most in (tied.MOST_CLASSES, 0.0):
+        budget = Budget(work_limit=1e9)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tied, "MOST_CLASSES", most)
+            solution = solve_within(problem, budget)
+        assert solution.proven and budget.work_left is not None
+        done.append((1e9 - budget.work_left, solution.objective))
+    assert done[0][0] < done[1][0] / 10 and done[0][1] == done[1][1]
+
+
+def test_a_plan_that_nothing_can_be_cheaper_than_is_not_looked_for_again() -> None:
+    """All nodes of a value without costs stay as they are: what nodes cost at least is what the plan costs."""
+    problem = chain(60, 3, 0)
+    problem = replace(problem, node_costs=(np.array([1.0, 2.0, 2.0]),) * 62)
+    relaxation = Relaxation(integer_model(problem), np.zeros(62, dtype=np.int64), Budget())
+    assert not search_tied(relaxation, search_by_cases, Budget())
+    dearer = Relaxation(integer_model(problem), np.ones(62, dtype=np.int64), Budget())
+    assert search_tied(dearer, search_by_cases, Budget()) and dearer.value == relaxation.value
+
+
+def test_what_is_limited_is_not_tied() -> None:
+    """What alike nodes use adds up: one that stands for all of them does not say how many may."""
+    problem = replace(chain(20, 2, 0), usages=(np.array([1.0, 2.0]),) * 22, intervals=((0, 1),) * 22, usage_limit=30.0)
+    assert not search_tied(Relaxation(integer_model(problem), None, Budget()), search_by_cases, Budget())
+
+
 def test_what_is_not_alike_is_not_tied() -> None:
     relaxation = Relaxation(integer_model(grid(5, 8, 3, 0, transfers=True, integers=True)), None, Budget())
     assert not search_tied(relaxation, search_by_cases, Budget()) and relaxation.choices is None
@@ -119,14 +156,14 @@ def test_where_alike_nodes_cannot_choose_alike_there_is_no_such_plan() -> None:
     assert solve(problem).proven
 
 
-@given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int) -> None:
+@given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.sampled_from([0, 10**9]))
+@settings(max_examples=80, deadline=None)
+def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int, large: int) -> None:
     problem = stack(layers, width, seed)
     optimum = brute_force(problem)
     if np.isfinite(optimum):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core, "LARGE", 0)
+            patch.setattr(core, "LARGE", large)
             patch.setattr(tied, "MOST_CLASSES", 1)
             solution = solve(problem)
         assert solution.objective == pytest.approx(optimum, rel=1e-9) and solution.proven

@@ -1,0 +1,35 @@
+"""Private names of torch (2.13): the functions of whole numbers that its sizes are made of, beside those of sympy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as of_torch
+
+_OF_TORCH = (
+    *("FloorDiv", "CleanDiv", "CeilDiv", "Mod", "PythonMod", "ModularIndexing", "Min", "Max", "Where", "PowByNatural"),
+    *("IntTrueDiv", "FloatTrueDiv", "FloatPow", "ToFloat", "TruncToFloat"),
+    *("CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt", "OpaqueUnaryFn_sqrt"),
+)
+_OF_SYMPY = (
+    *("Add", "Mul", "Pow", "Abs", "And", "Or", "Not", "Piecewise", "ExprCondPair"),
+    *("Equality", "Unequality", "StrictGreaterThan", "StrictLessThan", "GreaterThan", "LessThan"),
+)
+FUNCTIONS: Mapping[str, Callable[..., sympy.Basic]] = {
+    **{name: getattr(sympy, name) for name in _OF_SYMPY if name != "ExprCondPair"},
+    "ExprCondPair": sympy.functions.elementary.piecewise.ExprCondPair,
+    **{name: getattr(of_torch, name) for name in _OF_TORCH},
+}
+"""What an expression of sizes may call, by the name under which ``sympy.srepr`` and ``torch.export`` write it."""
+
+SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
+    **{f"_operator.{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "pow", "truediv")},
+    **{f"torch.{name}": getattr(torch, name) for name in ("sym_min", "sym_max", "sym_float", "sym_int", "sym_ite", "sym_not")},
+    **{f"_operator.{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "torch._sym_sqrt": torch._sym_sqrt,
+}
+"""What a stored graph may call to compute sizes, by the name under which ``torch.export`` writes it."""

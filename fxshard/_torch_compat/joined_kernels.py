@@ -1,0 +1,161 @@
+"""Private names of torch (2.13): C++ kernels of one generated module are compiled many to a file.
+
+Inductor compiles each kernel in a file of its own, which takes 0.7 s of the processor, 0.45 of it reading the header and linking; a kernel
+more in the same file takes 0.05. Which kernels share a file depends on their order in the module alone, so that a process which loads the
+module finds the files again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger("fxshard")
+MOST = 16
+"""Kernels in a file: files of a module are compiled beside each other."""
+INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
+_HEAD = re.compile(rf'\s*{re.escape(INCLUDE)}extern "C"\s+void\s+kernel\(')
+_ENTRY, _METHODS, _MODULE = "static PyObject* {entry_func}_py", "static PyMethodDef py_methods", "static struct PyModuleDef"
+_JOINED: ContextVar[bool] = ContextVar("joined kernels", default=False)
+
+
+@contextlib.contextmanager
+def joined_kernels() -> Iterator[None]:
+    """While Inductor compiles in this thread, or loads what was compiled within this."""
+    _install()
+    token = _JOINED.set(True)
+    try:
+        yield
+    finally:
+        _JOINED.reset(token)
+
+
+@dataclass(eq=False)
+class _File:
+    """Kernels, as (types of arguments, source), that are compiled together; ``real`` compiles one by itself."""
+
+    compiler: Any
+    real: Callable[..., Any]
+    kernels: list[tuple[Sequence[str], str]] = field(default_factory=list)
+    load: Callable[[], Any] | None = None
+
+    def begin(self) -> None:
+        from torch._inductor.async_compile import get_compile_threads
+        from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
+
+        if self.load is None:
+            submit = self.compiler.submit if get_compile_threads() > 1 else None
+            self.load = Kernels.load_async(_text(self.kernels), "cpu", submit_fn=submit)
+
+    @functools.cached_property
+    def functions(self) -> list[Callable[..., Any]]:
+        from torch._inductor.exc import CppCompileError
+
+        if len(self.kernels) == 1:
+            return [self._alone(0)]
+        self.begin()
+        assert self.load is not None
+        try:
+            module = self.load()
+        except CppCompileError as error:
+            log.warning("%d kernels could not be compiled together and are one by one: %s", len(self.kernels), str(error).splitlines()[0])
+            return [self._alone(i) for i in range(len(self.kernels))]
+        return [getattr(module, f"kernel_{i}") for i in range(len(self.kernels))]
+
+    def _alone(self, place: int) -> Callable[..., Any]:
+        found = self.real(self.compiler, *self.kernels[place])
+        function: Callable[..., Any] = found.result() if hasattr(found, "result") else found
+        return function
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A kernel that is not compiled yet."""
+
+    file: _File
+    place: int
+
+
+@functools.cache
+def _install() -> None:
+    """Puts the two methods by which generated modules have their kernels compiled behind ours, for good."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    real, real_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+
+    @functools.wraps(real)
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        if not _JOINED.get() or not stands_alone(source_code) or not _template():
+            return real(self, argtypes, source_code)
+        files: list[_File] = vars(self).setdefault("_fxshard_files", [])
+        if not files or len(files[-1].kernels) == MOST:
+            files.append(_File(self, real))
+        files[-1].kernels.append((argtypes, source_code))
+        if len(files[-1].kernels) == MOST:
+            files[-1].begin()
+        return _Later(files[-1], len(files[-1].kernels) - 1)
+
+    @functools.wraps(real_wait)
+    def wait(self: Any, scope: MutableMapping[str, Any]) -> None:
+        for file in vars(self).get("_fxshard_files", ()):
+            if len(file.kernels) > 1:
+                file.begin()
+        for name, value in list(scope.items()):
+            if isinstance(value, _Later):
+                scope[name] = value.file.functions[value.place]
+        real_wait(self, scope)
+
+    AsyncCompile.cpp_pybinding, AsyncCompile.wait = cpp_pybinding, wait
+
+
+def stands_alone(source: str) -> bool:
+    """Whether a kernel's source is the header and one function, so that others may stand beside it."""
+    head = _HEAD.match(source)
+    if head is None or re.search(r"^#|\bextern\b|\bkernel\b", source[head.end() :], re.MULTILINE):
+        return False
+    depth, rest = 0, source[head.end() :].rstrip()
+    for place, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0 and character == "}":
+            return place == len(rest) - 1
+    return False
+
+
+@functools.cache
+def _template() -> tuple[str, str, str] | None:
+    """Inductor's text behind a kernel: what stands there once, the function that Python calls, the module. None if its parts are others."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
+
+    text = Kernels.suffix_template
+    if [text.count(part) for part in (_ENTRY, _METHODS, _MODULE)] != [1, 1, 1]:
+        return None
+    once, rest = text.split(_ENTRY)
+    entry, rest = rest.split(_METHODS)
+    return once, _ENTRY + entry, _MODULE + rest.split(_MODULE)[1]
+
+
+def _text(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
+    """One file: each kernel under a name of its own, a function for each that Python calls, and a module with all of them."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
+
+    parts = _template()
+    assert parts is not None
+    once, entry, module = parts
+    text = [INCLUDE]
+    for i, (_, source) in enumerate(kernels):
+        text.append(f"#define kernel kernel_{i}\n{source.strip().removeprefix(INCLUDE)}\n#undef kernel\n")
+    text.append(once.format(entry_func="kernel", extra_parse_arg=Kernels.extra_parse_arg))
+    for i, (argtypes, _) in enumerate(kernels):
+        arguments = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(argtypes))
+        call = Kernels.call_entry_function.format(arguments).replace("kernel(", f"kernel_{i}(", 1)
+        text.append(entry.format(entry_func=f"kernel_{i}", arg_len=len(argtypes), call_entry_func=call))
+    names = ", ".join(f'{{"kernel_{i}", kernel_{i}_py, METH_VARARGS, ""}}' for i in range(len(kernels)))
+    text.append(f"static PyMethodDef py_methods[] = {{{names}, {{NULL, NULL, 0, NULL}}}};\n")
+    text.append(module.format(entry_func="kernel"))
+    return "\n".join(text)

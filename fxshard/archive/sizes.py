@@ -1,0 +1,143 @@
+"""Dynamic sizes in a file: which there are, what is taken for granted of them, and expressions of them as text.
+
+Expressions are in the form that ``torch.export`` writes, read by ``shapes.expressions``, which evaluates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
+from fxshard.errors import FileError
+from fxshard.files import Field
+from fxshard.program import ProgramSize
+from fxshard.shapes import Guard
+from fxshard.shapes.expressions import parsed, written
+
+_SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
+_GUARD = ("condition", "sizes", "where")
+MAX_SIZES, MAX_GUARDS, LARGEST = 32, 2_000, 2**40
+"""Limits of what is read: dynamic sizes of a program, what it takes for granted of them, and their values."""
+
+
+def write_size(size: Any) -> int | str:
+    """A number as it is, an expression as text."""
+    return written(expression(size)) if is_symbolic(size) else size
+
+
+def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
+    """The dynamic sizes of a program as plain data; ``example`` is counted in the unit, as the symbol is."""
+    return [
+        {
+            "name": one.name,
+            "places": [list(place) for place in one.places],
+            "unit": one.unit,
+            "example": hint_of(one.value),
+            "least": one.least,
+            "most": one.most,
+            "uneven": one.uneven,
+        }
+        for one in sizes
+    ]
+
+
+def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
+    """What is taken for granted as plain data: the condition, and for each of its symbols the size's name and its unit there."""
+    return [
+        {"condition": written(g.expression), "sizes": [[name, str(symbol), unit] for name, symbol, unit in g.symbols], "where": g.where}
+        for g in guards
+    ]
+
+
+class FileSizes:
+    """The dynamic sizes of a file that is being read, with symbols of their own; ``mode``: of the values of its graphs."""
+
+    def __init__(self, sizes: Sequence[Field] = ()) -> None:
+        self.env = SymbolEnv()
+        self.sizes = tuple(self._size(field) for field in sizes)
+        shape_env = self.env.shape_env if self.sizes else None
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+        self.values = [one.value for one in self.sizes]
+        self.symbols = {str(symbol_of(value)): symbol_of(value) for value in self.values}
+        self.example = {symbol_of(value): sympy.Integer(hint_of(value)) for value in self.values}
+        self.known: dict[str, Any] = {}
+
+    def _size(self, field: Field) -> ProgramSize:
+        field.known(_SIZE)
+        name = field.get("name", Field.text)
+        if name in self.env.known or len(self.env.known) == MAX_SIZES:
+            raise field.fail(f"two sizes are called {name!r}, or there are more than {MAX_SIZES}")
+        unit, example, least = (field.get(key, lambda f: _count(f, 1)) for key in ("unit", "example", "least"))
+        return ProgramSize(
+            name=name,
+            places=field.get("places", lambda f: f.tuple_of(_place)),
+            unit=unit,
+            value=self.env.symbol(name, example),
+            least=least,
+            most=field.get("most", lambda f: f.optional(lambda one: _count(one, least))),
+            uneven=field.get("uneven", Field.boolean),
+        )
+
+    def read(self, field: Field) -> Any:
+        """A size: a whole number, or the text of an expression of the symbols. Raises FileError on anything else."""
+        return self.number(field) if isinstance(field.value, str) else field.whole()
+
+    def number(self, field: Field) -> Any:
+        """The symbolic number behind a text."""
+        text = field.text()
+        if text not in self.known:
+            try:
+                expr = parsed(text, self.symbols)
+                hint = evaluated(expr, self.example)
+                self.known[text] = self.env.value(expr, hint)
+            except FileError as error:
+                raise field.fail(error.what, error.remedy) from None
+            except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:  # sympy's
+                raise field.fail(f"the size {text[:60]!r} has no value at the example: {error}") from error
+        return self.known[text]
+
+    def guard(self, field: Field) -> Guard:
+        return read_guard(field, {one.name for one in self.sizes})
+
+
+def read_guard(field: Field, names: Iterable[str]) -> Guard:
+    """What ``write_guards`` wrote, of sizes of these names; raises FileError on anything else."""
+    field.known(_GUARD)
+    try:
+        condition = field.get("condition", lambda f: parsed(f.text(), None))
+    except FileError as error:
+        raise error if error.where else field.fail(error.what, error.remedy) from None
+    rows = field.get("sizes", lambda f: f.tuple_of(_named))
+    found = {symbol.name: symbol for symbol in condition.free_symbols}
+    unknown = [name for name, _, _ in rows if name not in set(names)]
+    if unknown or set(found) != {symbol for _, symbol, _ in rows} or not isinstance(condition, sympy.logic.boolalg.Boolean):
+        raise field.fail("a guard is a condition on sizes that the program has")
+    symbols = tuple((name, found[symbol], unit) for name, symbol, unit in rows)
+    return Guard(condition, symbols, field.get("where", Field.text))
+
+
+def _count(field: Field, least: int) -> int:
+    number = field.whole(least)
+    if number > LARGEST:
+        raise field.fail(f"a size of {number} is out of bounds")
+    return number
+
+
+def _place(field: Field) -> tuple[str, int]:
+    path, dim = field.items(2)
+    return path.text(), _count(dim, 0)
+
+
+def _named(field: Field) -> tuple[str, str, int]:
+    name, symbol, unit = field.items(3)
+    return name.text(), symbol.text(), _count(unit, 1)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value in a graph is a number, symbolic or not."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))

@@ -1,0 +1,23 @@
+"""Python numbers that a call changes in the objects that it is given: the next call of its kind is another one, with its own program."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxshard.objects import after_of
+from fxshard.planning_graph import PlanningGraph
+from fxshard.runtime.launch import announce
+
+COUNTS = "each call changes %s%s, a Python number: with another number it is another call, which has a program of its own"
+
+
+def warn_of_counts(graph: PlanningGraph, told: set[str], device_mesh: DeviceMesh) -> None:
+    """Names them, once: those in ``told`` were named before."""
+    after = after_of(graph.out_spec)
+    counts = [path for path in (after.counts if after is not None else ()) if path not in told]
+    if counts:
+        told.update(counts)
+        others = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
+        announce(device_mesh, logging.WARNING, COUNTS, counts[0], others)

@@ -1,0 +1,62 @@
+"""The sizes that Dynamo left open in a graph: one symbol, or expression of symbols, is one size, wherever it stands.
+
+Dynamo hands the symbols of its tensors' sizes over as numbers among a graph's inputs. Each is read from a dim that has that size
+instead, so that it follows from the tensors. Other numbers (an ``int`` argument, a ``float``) belong to the call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat.symbols import bounds_of, expression
+from fxshard.shapes import DynamicDim
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """A size that may change from call to call. ``places``: (placeholder, dim) of the tensors that have it; ``numbers``: placeholders
+    that are this number; ``least``, ``most``: the range that Dynamo guards, both included."""
+
+    places: tuple[tuple[int, int], ...]
+    numbers: tuple[int, ...]
+    least: int
+    most: int | None
+
+
+def open_sizes(placeholders: Sequence[fx.Node]) -> tuple[OpenSize, ...]:
+    """Those of a graph that Dynamo has captured, in the order in which tensors have them.
+
+    A size that is no symbol of its own but computed from symbols is one if each of these is.
+    """
+    places: dict[Any, list[tuple[int, int]]] = {}
+    numbers: dict[Any, list[int]] = {}
+    sizes: dict[Any, torch.SymInt] = {}
+    for i, node in enumerate(placeholders):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            numbers.setdefault(expression(value), []).append(i)
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and expression(size).free_symbols:
+                sizes[expression(size)] = size
+                places.setdefault(expression(size), []).append((i, dim))
+    known = [expr for expr in places if all(symbol in places for symbol in expr.free_symbols)]
+    return tuple(OpenSize(tuple(places[e]), tuple(numbers.get(e, ())), *bounds_of(sizes[e])) for e in known)
+
+
+def dims_of(sizes: Sequence[OpenSize], names: Sequence[str], args: Sequence[Any]) -> tuple[DynamicDim, ...]:
+    """The dynamic dims of a call with ``args``; ``names``: those of all placeholders. Nobody asked for them: where one cannot change
+    it stays static."""
+    found: dict[str, DynamicDim] = {}
+    for one in sizes:
+        at, dim = one.places[0]
+        plain = f"{re.sub(r'[^0-9A-Za-z]+', '_', names[at]).strip('_')}_{dim}"
+        name = next(n for k in range(len(sizes)) if (n := plain if not k else f"{plain}_{k}") not in found)
+        places = tuple((names[i], d) for i, d in one.places)
+        found[name] = DynamicDim(name, places, int(args[at].shape[dim]), max(one.least, 1), one.most, asked=False)
+    return tuple(found.values())

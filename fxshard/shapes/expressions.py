@@ -1,0 +1,195 @@
+"""Expressions of sizes as text, and back without evaluating it: the form that ``torch.export`` writes, ``Mul(Integer(2), Symbol('s0'))``.
+
+torch's reader hands this text to ``sympy.sympify``, which is Python's ``eval``, so it is not for text from outside. Ours knows calls of a
+fixed list of functions, numbers and symbols that are given, and bounds what they can grow to.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fxshard._torch_compat.expressions import FUNCTIONS
+from fxshard.errors import FileError
+
+MAX_TEXT, MAX_DEPTH, MAX_CALLS, MAX_ARGUMENTS = 50_000, 60, 2_000, 64
+MAX_NUMBER, MAX_DEGREE, MAX_TERMS = 2**63, 8, 1_000
+"""Bounds of an expression: characters, nesting, calls, arguments of one; numbers in it, its degree and the terms of it multiplied out."""
+ASSUMPTIONS = ("integer", "positive", "nonnegative", "real", "finite")
+_LOGIC = (sympy.logic.boolalg.Boolean,)
+_PAIR = (FUNCTIONS["ExprCondPair"],)
+_KINDS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("And", "Or", "Not"), _LOGIC),
+    "Piecewise": _PAIR,
+    "ExprCondPair": (sympy.Expr, *_LOGIC),
+    "Where": (*_LOGIC, sympy.Expr),
+}
+"""What a function takes, argument by argument, where that is not numbers alone; the last one is that of all that follow."""
+REMEDY = "export the program again"
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w{0,60})|(-?\d{1,20})(?![\w.])|'([\w.+-]{1,60})'|([(),=]))", re.ASCII)
+
+
+def written(expression: sympy.Basic) -> str:
+    """The text of an expression; raises FileError for one that ``parsed`` would not read as it is."""
+    text = sympy.srepr(expression)
+    if parsed(text, {str(s): s for s in expression.free_symbols}) != expression:
+        raise FileError(f"the size {str(expression)[:80]} cannot be stored", remedy="export with this dim static")
+    return text
+
+
+def parsed(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic:
+    """The expression behind a text, of ``symbols`` by name, or of symbols as the text describes them where that is None.
+
+    Raises FileError for a text that is malformed, names what is not known, or could grow out of bounds.
+    """
+    if len(text) > MAX_TEXT:
+        raise _refused(f"the expression has {len(text)} characters, at most {MAX_TEXT} are read")
+    reader = _Reader(text, symbols)
+    try:
+        found = reader.expression(0).value
+    except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError, NotImplementedError) as error:  # sympy's, of arguments
+        raise _refused(f"the expression {text[:60]!r} means nothing: {str(error)[:80] or type(error).__name__}") from error
+    reader.end()
+    return found
+
+
+def _refused(what: str) -> FileError:
+    return FileError(what, remedy=REMEDY)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An expression, its degree in symbols, and of how many terms it is where products are multiplied out: at most."""
+
+    value: sympy.Basic
+    degree: int = 1
+    terms: int = 1
+
+
+class _Reader:
+    """Reads one text from left to right."""
+
+    def __init__(self, text: str, symbols: Mapping[str, sympy.Symbol] | None) -> None:
+        self.text, self.at, self.calls = text, 0, 0
+        self.declared, self.own = symbols, dict[str, sympy.Symbol]()
+        self.leaves: Mapping[str, Callable[[], _Part]] = {
+            "Integer": lambda: _Part(sympy.Integer(self.number())),
+            "Rational": self.rational,
+            "Float": self.float,
+            "Symbol": self.symbol,
+        }
+
+    def token(self) -> tuple[str, str]:
+        """(kind, text) of what is next: a name, a number, a quoted text or a mark."""
+        found = _TOKEN.match(self.text, self.at)
+        if found is None:
+            raise _refused(f"cannot read the expression {self.text[:60]!r} at character {self.at}")
+        self.at = found.end()
+        kind = ("name", "number", "quoted", "mark")[found.lastindex - 1]  # type: ignore[operator]
+        return kind, found[found.lastindex]  # type: ignore[index]
+
+    def take(self, kind: str, *texts: str) -> str:
+        got, text = self.token()
+        if got != kind or (texts and text not in texts):
+            raise _refused(f"cannot read the expression {self.text[:60]!r}: {text[:20]!r} at character {self.at - len(text)}")
+        return text
+
+    def end(self) -> None:
+        if self.text[self.at :].strip():
+            raise _refused(f"cannot read the expression {self.text[:60]!r} behind character {self.at}")
+
+    def number(self) -> int:
+        value = int(self.take("number"))
+        if abs(value) > MAX_NUMBER:
+            raise _refused(f"the number {value} in an expression is too large for a size")
+        return value
+
+    def expression(self, depth: int) -> _Part:
+        self.calls += 1
+        if depth > MAX_DEPTH or self.calls > MAX_CALLS:
+            raise _refused(f"the expression {self.text[:60]!r} has more than {MAX_CALLS} calls, or nests deeper than {MAX_DEPTH}")
+        name = self.take("name")
+        if name in ("true", "false"):
+            return _Part(sympy.true if name == "true" else sympy.false)
+        if name not in self.leaves and name not in FUNCTIONS:
+            raise _refused(f"{name!r} is no function of sizes")
+        self.take("mark", "(")
+        if name in self.leaves:
+            found = self.leaves[name]()
+            self.take("mark", ")")
+            return found
+        parts = [self.expression(depth + 1)]
+        while self.take("mark", ",", ")") == ",":
+            parts.append(self.expression(depth + 1))
+        return _called(name, parts)
+
+    def rational(self) -> _Part:
+        above = self.number()
+        self.take("mark", ",")
+        below = self.number()
+        return _Part(sympy.Rational(above, below))
+
+    def float(self) -> _Part:
+        digits = self.take("quoted")
+        self.option("precision", "53")
+        if not math.isfinite(float(digits)):
+            raise _refused(f"{digits[:20]} is no number of an expression")
+        return _Part(sympy.Float(digits, precision=53))
+
+    def symbol(self) -> _Part:
+        name, said = self.take("quoted"), dict[str, bool]()
+        while self.text[self.at : self.at + 1] == ",":
+            said[self.option(*ASSUMPTIONS)] = True
+        if self.declared is None:
+            known = self.own.setdefault(name, sympy.Symbol(name, **said))
+        elif name in self.declared:
+            known = self.declared[name]
+        else:
+            raise _refused(f"there is no size {name!r}")
+        return _Part(known)
+
+    def option(self, *names: str) -> str:
+        """``, name=value`` with a name of these, or with the one name and value."""
+        self.take("mark", ",")
+        value = names[1:] if names[0] == "precision" else ("True",)
+        name = self.take("name", *(names[:1] if names[0] == "precision" else names))
+        self.take("mark", "=")
+        self.take("number" if value[0].isdigit() else "name", *value)
+        return name
+
+
+def _called(name: str, parts: list[_Part]) -> _Part:
+    """A call of parts; refused before it is made where it could grow out of bounds."""
+    degree, terms = max(p.degree for p in parts), 1
+    if name == "Add":
+        terms = sum(p.terms for p in parts)
+    elif name == "Mul":
+        degree = sum(p.degree for p in parts if p.value.free_symbols)
+        for part in parts:
+            terms *= part.terms
+    elif name in ("Pow", "PowByNatural", "FloatPow"):
+        degree, terms = _of_power(parts)
+    if len(parts) > MAX_ARGUMENTS or degree > MAX_DEGREE or terms > MAX_TERMS:
+        raise _refused("an expression could grow out of bounds: too many arguments, or products and powers of too high a degree")
+    for place, part in enumerate(parts):
+        kind = _KINDS.get(name, (sympy.Expr,))
+        if not isinstance(part.value, kind[min(place, len(kind) - 1)]):
+            raise _refused(f"{str(part.value)[:40]} is no argument of {name}")
+    value: Any = FUNCTIONS[name](*[p.value for p in parts])
+    if not isinstance(value, (sympy.Basic, sympy.logic.boolalg.Boolean)):
+        raise _refused(f"{name} does not give a size")
+    if value.has(sympy.zoo, sympy.nan, sympy.oo, -sympy.oo, sympy.I):
+        raise _refused(f"{name} gives no number")
+    return _Part(value, max(degree, 1), terms)
+
+
+def _of_power(parts: list[_Part]) -> tuple[int, int]:
+    if len(parts) != 2 or not isinstance(parts[1].value, sympy.Integer) or not 0 <= int(parts[1].value) <= MAX_DEGREE:
+        raise _refused(f"a power in an expression is not of a whole number from 0 to {MAX_DEGREE}")
+    exponent = int(parts[1].value)
+    return parts[0].degree * exponent, parts[0].terms ** exponent

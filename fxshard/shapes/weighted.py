@@ -1,0 +1,126 @@
+"""Sizes at which a plan is priced beside each other, each with its weight, as the user gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxshard.errors import OptionError, a_kind, closest
+from fxshard.shapes.dims import DynamicDim
+from fxshard.shapes.guards import Guard, broken
+
+WHERE = "example_sizes"
+REMEDY = "give sizes in the order of the dynamic dims, or by name, [(8, 2048), {'batch': 64, 'seq': 1}], or pairs of these and weights"
+
+
+@dataclass(frozen=True)
+class WeightedSizes:
+    """``sizes`` of all dynamic dims, by name, and the part that they have in the mean; the weights of all add up to 1."""
+
+    sizes: tuple[tuple[str, int], ...]
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.weight:.4g} at {sizes_named(self.sizes)}"
+
+
+def sizes_named(sizes: Mapping[str, int] | Sequence[tuple[str, int]]) -> str:
+    """``batch=8, seq=2048``."""
+    pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
+    return ", ".join(f"{name}={size}" for name, size in pairs)
+
+
+def weighted_sizes(given: Any, dims: Sequence[DynamicDim]) -> tuple[WeightedSizes, ...]:
+    """The sizes that ``given`` names of ``dims``, none for None; weights are alike where there are none, and then made to add up to 1.
+
+    ``given``: a sequence of sizes, each a tuple in the order of ``dims`` or a mapping by name, which leaves those of the example out; or of
+    pairs of such and a weight. Raises OptionError for anything else, and for a size that its dim may not have.
+    """
+    if given is None:
+        return ()
+    if not dims:
+        raise OptionError("example_sizes are of dynamic dims, and there are none", where=WHERE, remedy="name them in dynamic_shapes")
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
+        raise OptionError(f"cannot read example_sizes, {a_kind(given)}: {given!r:.60}", where=WHERE, remedy=REMEDY)
+    found = [_entry(one, dims) for one in given]
+    weights = [weight for _, weight in found if weight is not None]
+    if len(weights) not in (0, len(found)):
+        raise OptionError("some of the sizes have a weight, others have none", where=WHERE, remedy="give all of them one, or none")
+    if len({sizes for sizes, _ in found}) < len(found):
+        twice = next(sizes for k, (sizes, _) in enumerate(found) if any(sizes == other for other, _ in found[:k]))
+        raise OptionError(f"{sizes_named(twice)} is given twice", where=WHERE, remedy="give it once, with the weight of both")
+    total = math.fsum(weights) or float(len(found))
+    return tuple(WeightedSizes(sizes, (1.0 if weight is None else weight) / total) for sizes, weight in found)
+
+
+def _entry(one: Any, dims: Sequence[DynamicDim]) -> tuple[tuple[tuple[str, int], ...], float | None]:
+    """(sizes of all dims, their weight)."""
+    sizes, weight = one, None
+    if isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 and isinstance(one[0], (Mapping, Sequence)):
+        sizes, weight = one
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+            raise OptionError(f"the weight of {sizes!r:.60} is {weight!r:.30}", where=WHERE, remedy="give a number greater than 0")
+    return tuple(_sizes(sizes, dims)), None if weight is None else float(weight)
+
+
+def _sizes(given: Any, dims: Sequence[DynamicDim]) -> Iterator[tuple[str, int]]:
+    names = [dim.name for dim in dims]
+    if isinstance(given, Mapping):
+        unknown = next((name for name in given if name not in names), None)
+        if unknown is not None:
+            what = f"there is no dynamic dim {unknown!r}{closest(str(unknown), names)}"
+            raise OptionError(what, where=WHERE, remedy=f"the dynamic dims are {', '.join(names)}")
+        named = {dim.name: given.get(dim.name, dim.example) for dim in dims}
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != len(dims):
+            what = f"{given!r:.60} has {len(given)} sizes, there are {len(dims)} dynamic dims"
+            raise OptionError(what, where=WHERE, remedy=f"give sizes of {', '.join(names)}, in this order")
+        named = dict(zip(names, given, strict=True))
+    else:
+        raise OptionError(f"cannot read {given!r:.60} as sizes", where=WHERE, remedy=REMEDY)
+    for dim in dims:
+        size = named[dim.name]
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise OptionError(f"{dim.name} cannot be {size!r:.30}", where=WHERE, remedy="give a number of elements, at least 1")
+        dim.check(size)
+        yield dim.name, size
+
+
+def largest_sizes(
+    dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int, guards: Sequence[Guard] = ()
+) -> dict[str, int]:
+    """The largest sizes that are given, by name: each dim's ``most``, of one that has none the largest of its example and ``sampled``.
+
+    A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths. Where ``guards``
+    do not hold of a size it is the largest below of which they do: beyond it runs what is traced and planned for that.
+    """
+    found = {dim.name: dim.example for dim in dims}
+    for dim in dims:
+        largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
+        if dim.most is not None and dim.most > largest:
+            largest = dim.most if dim.uneven else -(-dim.most // ranks) * ranks
+        found[dim.name] = _served(found, dim, largest, 1 if dim.uneven else ranks, guards)
+    return found
+
+
+NEAR = 4
+"""So many sizes below the largest are looked at one by one: it may have to be a multiple of something itself."""
+
+
+def _served(sizes: Mapping[str, int], dim: DynamicDim, largest: int, unit: int, guards: Sequence[Guard]) -> int:
+    """The largest multiple of ``unit`` up to ``largest``, or that itself, of which the guards hold, the others being ``sizes``; at least
+    the example's size, of which they do."""
+
+    def holds(size: int) -> bool:
+        return broken(guards, {**sizes, dim.name: size}) is None
+
+    low, high = dim.example // unit, largest // unit
+    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= dim.example or holds(size)), None)
+    if near is not None:
+        return max(near, dim.example)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(unit * middle) else (low, middle)
+    return max(unit * low, dim.example)

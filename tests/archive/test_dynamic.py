@@ -1,0 +1,188 @@
+"""Programs with dynamic sizes in a file: one file serves every size, what it does not serve it refuses, what was changed in it too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard
+from fxshard import archive, runtime
+from fxshard.errors import FileError, OptionError, PlanError, RunError, SizesError
+from fxshard.program import ShardedProgram
+from fxshard.testing import assert_equal_to_one_device, one_device
+from tests.archive.hostile import edited, entries
+
+GRAPH, PROGRAM = "models/model.json", "extra/fxshard/program.json"
+BATCH = {"args[0]": {0: torch.export.Dim("batch", max=40)}}
+
+
+class Perceptron(nn.Sequential):
+    """It takes for granted that there are at least two rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.shape[0] > 1 else x
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return Perceptron(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
+
+
+def exported(path: Path | None, **options: Any) -> tuple[nn.Module, Any]:
+    model = perceptron()
+    args = (torch.randn(6, 8).double(),)
+    program = fxshard.export(model, args, fxshard.Mesh({"tp": 2}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
+    if path is not None:
+        program.save(path)
+    return model, program
+
+
+def served(path: Path, model: nn.Module, rows: int) -> None:
+    args = (torch.randn(rows, 8).double(),)
+    assert_equal_to_one_device(fxshard.simulate(fxshard.load(path), args), one_device(model, args, train=False))
+
+
+@pytest.mark.parametrize("even", [True, False], ids=["even", "any"])
+def test_roundtrip(tmp_path: Path, even: bool) -> None:
+    _, program = exported(tmp_path / "m.pt2", even=even)
+    loaded = fxshard.load(tmp_path / "m.pt2")
+    assert loaded.hash == program.hash and loaded.sizes == program.sizes and len(loaded.modules) == (1 if even else 2)
+    assert [(str(g), g.holds({"batch": 7})) for g in loaded.guards] == [(str(g), g.holds({"batch": 7})) for g in program.guards]
+    others = {"modules", "effects", "sizes", "guards", "input_shapes", "output_shapes"}
+    for name in {f.name for f in dataclasses.fields(ShardedProgram)} - others:
+        assert getattr(loaded, name) == getattr(program, name), name
+    assert list(map(loaded.named, loaded.input_shapes)) == list(map(program.named, program.input_shapes))
+    for key, module in program.modules.items():
+        pairs = zip(module.graph.nodes, loaded.modules[key].graph.nodes, strict=True)
+        assert all(a.format_node() == b.format_node() and str(a.meta.get("val")) == str(b.meta.get("val")) for a, b in pairs)
+
+
+def test_every_size_by_one_file(tmp_path: Path) -> None:
+    model, _ = exported(tmp_path / "m.pt2")
+    for rows in (2, 3, 6, 7, 40):
+        served(tmp_path / "m.pt2", model, rows)
+    with pytest.raises(SizesError, match="batch is 41, it may be from 1 to 40"):
+        served(tmp_path / "m.pt2", model, 41)
+    with pytest.raises(SizesError, match=r"takes for granted that .*test_dynamic.py"):
+        served(tmp_path / "m.pt2", model, 1)
+
+
+def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:
+    model, _ = exported(tmp_path / "m.pt2", even=True)
+    served(tmp_path / "m.pt2", model, 8)
+    with pytest.raises(SizesError, match="batch is 7, shards are even at multiples of 2"):
+        served(tmp_path / "m.pt2", model, 7)
+    with pytest.raises(RunError, match=r"args\[0\] is \(8, 9\)"):
+        fxshard.simulate(fxshard.load(tmp_path / "m.pt2"), (torch.randn(8, 9).double(),))
+
+
+def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
+    model, args = perceptron(), (torch.randn(6, 8).double(),)
+    mesh = fxshard.Mesh({"tp": 2})
+    plan = fxshard.plan(model, args, mesh, train=False, input_layouts="S(0)", output_layouts="R", dynamic_shapes=BATCH)
+    program = fxshard.export(model, args, mesh, plan=plan, dynamic_shapes=BATCH)
+    program.save(tmp_path / "m.pt2")
+    assert [one.unit for one in fxshard.load(tmp_path / "m.pt2").sizes] == [2]
+    served(tmp_path / "m.pt2", model, 10)
+    with pytest.raises(PlanError, match="another graph"):
+        fxshard.export(model, args, mesh, plan=plan)
+    with pytest.raises(OptionError, match="even=True is said of dynamic sizes"):
+        fxshard.export(model, args, mesh, even=True)
+
+
+def test_where_shards_cannot_be_unequal_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real = runtime.exported.make_plan
+
+    def make_plan(state: Any, dump: Any) -> Any:
+        if any(dim.uneven for dim in state.request.dynamic):
+            raise SizesError("a dim is cut unevenly")
+        return real(state, dump)
+
+    monkeypatch.setattr(runtime.exported, "make_plan", make_plan)
+    _, program = exported(None)
+    assert not program.sizes[0].uneven and program.sizes[0].unit == 2
+    assert "sizes that the mesh does not cut evenly are not served: a dim is cut unevenly" in caplog.text
+
+
+def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path) -> None:
+    for name in ("a.pt2", "b.pt2"):
+        exported(tmp_path / name)
+    assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
+    opened = torch.export.load(tmp_path / "a.pt2")
+    (limits,) = opened.range_constraints.values()
+    assert (int(limits.lower), int(limits.upper)) == (1, 40)
+    assert opened.graph_signature.user_inputs[0] == "size_0"
+
+
+def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+    args = (torch.randn(6, 8).double(),)
+    fxshard.export(perceptron(), args, fxshard.Mesh({"tp": 2})).save(tmp_path / "m.pt2")
+    assert "sizes" not in json.loads(entries(tmp_path / "m.pt2")[PROGRAM])
+    before = edited(tmp_path / "m.pt2", "extra/fxshard/manifest.json", lambda m: m.update(version=2))
+    assert fxshard.load(before).sizes == ()
+
+
+def _graph(change: Callable[[Any], Any]) -> tuple[str, Callable[[Any], None]]:
+    def apply(file: Any) -> None:
+        change(file["graph_module"]["graph"])
+
+    return GRAPH, apply
+
+
+def _first_size(text: str) -> tuple[str, Callable[[Any], None]]:
+    """Says something else of what the first node computes: a size."""
+
+    def change(graph: Any) -> None:
+        name = graph["nodes"][0]["outputs"][0]["as_sym_int"]["as_name"]
+        graph["sym_int_values"][name]["as_expr"]["expr_str"] = text
+
+    return _graph(change)
+
+
+def _guard(**value: Any) -> tuple[str, Callable[[Any], None]]:
+    return PROGRAM, lambda p: p["guards"][0].update(value)
+
+
+def _first(**value: Any) -> tuple[str, Callable[[Any], None]]:
+    return PROGRAM, lambda p: p["sizes"][0].update(value)
+
+
+S = "Symbol('s26', positive=True, integer=True)"
+TAMPERED = [
+    (_first_size("__import__('os').system('true')"), "'__import__' is no function of sizes"),
+    (_first_size(f"Mul(Integer(-77), {S})"), r"the file says -77\*s26"),
+    (_first_size("Integer(-77)"), "the file says -77"),
+    (_first_size("Symbol('s1', integer=True)"), "there is no size 's1'"),
+    (_first_size("Pow(" * 40 + S + ", Integer(8))" * 40), "out of bounds"),
+    (_graph(lambda g: g["nodes"][0].update(target="_operator.attrgetter")), "not an operator that a program may call"),
+    (_graph(lambda g: g["nodes"][0].update(target="_operator.mod")), "the file says|cannot have these"),
+    (_graph(lambda g: g["nodes"][0]["inputs"][0].update(arg={"as_string": "x"})), "a size is computed of sizes only"),
+    (_graph(lambda g: g["tensor_values"]["args_0"]["sizes"][0].update(as_expr={"expr_str": S})), "the file says otherwise"),
+    (_graph(lambda g: g["inputs"].pop(0)), "does not take all sizes"),
+    (_graph(lambda g: g["inputs"].insert(0, g["inputs"][0])), "takes more sizes than the program has"),
+    ((PROGRAM, lambda p: p["sizes"].clear()), "there is no size 's26'"),
+    ((PROGRAM, lambda p: p["sizes"].append(p["sizes"][0])), "two sizes are called 'batch'"),
+    ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"Add(Integer(1), {S})")), "hold together"),
+    (_first(unit=0), "at least 1, found 0"),
+    (_first(example=2**50), "out of bounds"),
+    (_first(most=0), "at least 1, found 0"),
+    (_first(places=[["args[0]", -1]]), "at least 0, found -1"),
+    (_guard(condition="open('x')"), "'open' is no function of sizes"),
+    (_guard(condition="Integer(1)"), "a condition on sizes that the program has"),
+    (_guard(sizes=[["seq", "s26", 1]]), "a condition on sizes that the program has"),
+]
+
+
+@pytest.mark.parametrize(("change", "what"), TAMPERED)
+def test_what_was_changed_is_refused(tmp_path: Path, change: tuple[str, Callable[[Any], None]], what: str) -> None:
+    exported(tmp_path / "m.pt2")
+    with pytest.raises(FileError, match=what) as caught:
+        archive.load(edited(tmp_path / "m.pt2", *change))
+    assert str(tmp_path) in str(caught.value.where)

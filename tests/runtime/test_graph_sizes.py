@@ -1,0 +1,65 @@
+"""The sizes that Dynamo leaves open in a graph: one size wherever it stands, and what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph
+from fxshard.runtime.graph_sizes import dims_of
+
+
+def captured(function: Callable[..., Any], *args: Any) -> tuple[DynamoGraph, list[Any]]:
+    """The first graph of ``function``, every size open, and what it is called with."""
+    torch._dynamo.reset()
+    found: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graph = read_graph(module, inputs)
+
+        def called(*values: Any) -> Any:
+            found.append((graph, list(values)))
+            return module.forward(*values)
+
+        return called
+
+    torch.compile(function, backend=backend, dynamic=True)(*args)
+    return found[0]
+
+
+def said(graph: DynamoGraph, args: list[Any]) -> dict[str, tuple[str, int]]:
+    return {dim.name: (str(dim), dim.example) for dim in dims_of(graph.sizes, graph.names, args)}
+
+
+def test_equal_symbols_are_one_size_and_a_number_that_is_one_belongs_to_no_call() -> None:
+    graph, args = captured(lambda x, y: x + y.sum(1) * x.shape[0], torch.ones(3), torch.ones(3, 5))
+    assert said(graph, args) == {"y_0": ("dim 0 of y, dim 0 of x", 3), "y_1": ("dim 1 of y", 5)} or said(graph, args) == {
+        "x_0": ("dim 0 of x, dim 0 of y", 3),
+        "y_1": ("dim 1 of y", 5),
+    }
+    assert graph.numbers == []
+    assert all(size.least == 2 and size.most is None for size in graph.sizes)
+
+
+def test_a_size_that_is_computed_from_another_is_one_too() -> None:
+    def halves(x: Tensor, y: Tensor) -> Tensor:
+        assert x.shape[0] == 2 * y.shape[0]
+        return x.view(2, -1) + y
+
+    graph, args = captured(halves, torch.ones(6), torch.ones(3))
+    assert said(graph, args) == {"x_0": ("dim 0 of x", 6), "y_0": ("dim 0 of y", 3)}
+
+
+def test_numbers_that_are_no_sizes_belong_to_the_call() -> None:
+    graph, _ = captured(lambda x, n, factor: x.sum() * n * factor, torch.ones(3), 5, 0.5)
+    assert sorted(graph.names[i] for i in graph.numbers) == ["factor", "n"]
+
+
+@pytest.mark.parametrize(("bound", "least", "most"), [(lambda n: n > 4, 5, None), (lambda n: n < 9, 2, 8)])
+def test_the_range_is_what_dynamo_guards(bound: Callable[[int], bool], least: int, most: int | None) -> None:
+    graph, _ = captured(lambda x: x + 1 if bound(x.shape[0]) else x - 1, torch.ones(6))
+    assert [(size.least, size.most) for size in graph.sizes] == [(least, most)]

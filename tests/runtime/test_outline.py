@@ -1,0 +1,157 @@
+"""Repeated nodes of a graph become calls of one subgraph; the results are those of the graph as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH
+from fxshard.runtime import outline as outlining
+from fxshard.runtime.outline import outline
+
+aten = torch.ops.aten
+LAYERS = 6
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlining, "SAVES", 8)
+
+
+def checked(function: Callable[..., Any], *inputs: Tensor) -> tuple[tuple[int, ...], fx.GraphModule]:
+    """Outlines what ``function`` is traced to; its results are compared with those of the function itself."""
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    calls = outline(module)
+    with torch.no_grad():
+        found = module(*inputs)
+    expected = function(*inputs)
+    assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+    assert len(list(module.graph.find_nodes(op="call_function", target=INVOKE_SUBGRAPH))) == sum(calls)
+    return calls, module
+
+
+def layer(x: Tensor, weight: Tensor, scale: float = 0.5) -> Tensor:
+    return (x @ weight).tanh() * scale + x
+
+
+def weights(count: int = LAYERS) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(4, 4) for _ in range(count)]
+
+
+def test_alike_layers_are_one_subgraph() -> None:
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
+        for w in ws:
+            x = layer(x, w)
+        return (x.sum(),)
+
+    calls, module = checked(stack, torch.randn(3, 4), *weights())
+    assert len(calls) == 1 and calls[0] >= LAYERS - 1
+    assert checked(stack, torch.randn(3, 4), *weights(outlining.LEAST - 1))[0] == ()
+    left = [n for n in module.graph.nodes if n.op == "call_function" and n.target is aten.tanh.default]
+    assert len(left) <= 1, "what the cut leaves at both ends is less than a layer"
+
+
+@pytest.mark.parametrize("other", ["constant", "stride", "dtype of a constant", "read from further back", "read by others"])
+def test_what_differs_is_no_repeat(other: str) -> None:
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
+        before, kept = x, []
+        for i, w in enumerate(ws):
+            odd = i == 3
+            scale: Any = {"constant": 0.25, "dtype of a constant": 1}.get(other, 1.0) if odd else 1.0
+            y = (x @ (w.t().contiguous().t() if odd and other == "stride" else w)).tanh()
+            z = (y * scale + (before if odd and other == "read from further back" else x)).exp().sin()
+            before, x = x, z
+            kept += [y] if odd and other == "read by others" else []
+        return (x, *kept)
+
+    calls, _ = checked(stack, torch.randn(3, 4), *weights(4))
+    assert calls == (), "one of four is another, three are too few"
+    assert sum(checked(stack, torch.randn(3, 4), *weights(12))[0]) in range(6, 12), "those behind it are repeats"
+
+
+def test_views_are_made_again_outside() -> None:
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
+        kept = []
+        for w in ws:
+            y = (x @ w).tanh()
+            first, second = y.t().split(2)
+            kept += [y.view(-1), second.exp()]
+            x = torch.cat([first, second]).t() + y.unsqueeze(0).squeeze(0)
+        return (x, *kept)
+
+    calls, module = checked(stack, torch.randn(4, 4), *weights())
+    assert calls
+    for name, part in module.named_children():
+        outputs = [n.meta["val"].untyped_storage()._cdata for n in part.graph.output_node().args[0]]
+        inputs = {n.meta["val"].untyped_storage()._cdata for n in part.graph.find_nodes(op="placeholder")}
+        assert len(set(outputs)) == len(outputs) and not inputs & set(outputs), name
+        joins = part.graph.find_nodes(op="call_function", target=aten.cat.default)
+        assert not joins, "what others read too is not computed within a whole"
+
+
+def test_collectives_and_writes_stay_in_their_order() -> None:
+    reduce, wait = torch.ops._c10d_functional.all_reduce.default, torch.ops._c10d_functional.wait_tensor.default
+
+    def stack(x: Tensor, cache: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
+        for w in ws:
+            x = wait(reduce(layer(x, w).cos().exp(), "sum", "0")).sin()
+        return x, aten.copy_.default(cache, layer(x, ws[0]))
+
+    module = make_fx(stack, tracing_mode="fake")(torch.randn(3, 4), torch.randn(3, 4), *weights())
+    before = [n.name for n in module.graph.nodes if "c10d" in str(n.target)]
+    assert outline(module)
+    assert [n.name for n in module.graph.nodes if "c10d" in str(n.target)] == before
+    written = module.graph.find_nodes(op="call_function", target=aten.copy_.default)[0].args[1]
+    assert written.target is aten.add.Tensor
+    assert not any("c10d" in str(n.target) for part in module.children() for n in part.graph.nodes)
+
+
+def test_symbols_are_left() -> None:
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
+        for w in ws:
+            x = layer(x, w)
+        return (x,)
+
+    module = make_fx(stack, tracing_mode="symbolic")(torch.randn(3, 4), *weights())
+    before = str(module.graph)
+    assert outline(module) == () and str(module.graph) == before
+
+
+STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda a, b: a @ b,
+    lambda a, b: a + b,
+    lambda a, b: (a * b).tanh(),
+    lambda a, b: a.t() - b,
+    lambda a, b: torch.cat(a.split(2)[::-1]) + b,
+    lambda a, b: (a @ b).view(-1)[4:12].view(2, 4).repeat(2, 1),
+    lambda a, b: a.sum(0, keepdim=True).expand(4, 4),
+]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.integers(4, 9), st.integers(1, 7))
+def test_any_repeated_graph(data: st.DataObject, layers: int, length: int) -> None:
+    picks = st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.integers(0, 9), st.booleans())
+    program = data.draw(st.lists(picks, min_size=length, max_size=length))
+    odd = data.draw(st.integers(0, layers))
+
+    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
+        shared, kept, previous = x.sin(), [], x
+        for i, w in enumerate(ws):
+            values = [x, w, shared, previous]
+            for step, first, second, returned in program:
+                values.append(step(values[-1 - first % len(values)], values[-1 - second % len(values)]))
+                if returned or (i == odd and first == 0):
+                    kept.append(values[-1])
+            previous, x = x, values[-1].sigmoid()
+        return (x, *kept)
+
+    checked(stack, torch.randn(4, 4), *weights(layers))

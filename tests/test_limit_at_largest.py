@@ -1,0 +1,143 @@
+"""A memory limit with dynamic dims holds at the largest size that they may have, or the plan says up to which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import fxshard
+from fxshard.errors import ConstraintError, OptionError, PlanError
+from fxshard.hardware import Hardware, Link
+from fxshard.passes.at_sizes import program_at
+from fxshard.plan_json import loads
+from fxshard.sharding_plan import ShardingPlan
+
+SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
+MESH = fxshard.Mesh({"a": 4}, hardware=SLOW)
+UP_TO = {"x": {0: Dim("batch", max=512)}}
+OPEN = {"x": {0: "batch"}}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64, bias=False), nn.Linear(64, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def plan(limit: float | None, dims: Any = UP_TO, batch: int = 8, model: nn.Module | None = None, **options: Any) -> ShardingPlan:
+    args = (torch.zeros(batch, 16),)
+    return fxshard.plan(model or Blocks(), args, MESH, dynamic_shapes=dims, memory_limit=limit, cache=False, **options)
+
+
+def total(plan_: ShardingPlan) -> int:
+    return sum(plan_.memory.values())
+
+
+def test_the_limit_holds_at_the_largest_size() -> None:
+    """A limit that the plan without one keeps at the example, not there: another plan is made, which keeps it at both."""
+    free = plan(None)
+    limit = int(0.9 * free.at(batch=512).memory)
+    assert total(free) == free.at().memory < limit < free.at(batch=512).memory
+    limited = plan(limit)
+    moves = [[(r.value, r.source, r.target, r.readers) for r in one.redistributions] for one in (free, limited)]
+    assert moves[0] != moves[1]
+    assert total(limited) == limited.at(batch=512).memory <= limit and limited.at().within_limit
+    assert limited.objective > free.objective and limited.objective == pytest.approx(limited.at().objective)
+    assert limited.memory_sizes == {"batch": 512} and loads(limited.to_json()) == limited
+    assert "a device at its peak, at batch=512: " in str(limited) and limited.memory_profile().peak == total(limited)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.9, 1.0])
+def test_the_program_there_keeps_to_it(share: float) -> None:
+    """By the storages of the program that is lowered for all sizes, at the example and at the largest, after all passes."""
+    limit, model = int(share * plan(None).at(batch=512).memory), Blocks()
+    made = plan(limit, model=model)
+    program = fxshard.lower(model, (torch.zeros(8, 16),), made, dynamic_shapes=UP_TO)
+    for batch in (8, 512):
+        peak = fxshard.program_memory(program_at(program, {"batch": batch})).peak
+        assert peak <= 1.01 * limit and (batch == 8 or peak > 0.7 * limit)
+
+
+def test_a_static_plan_there_needs_as_much() -> None:
+    """The least limit under which there is a plan is that of a plan for the largest size alone."""
+    with pytest.raises(ConstraintError, match=r"nothing fits in memory_limit=20.0 KB .* per device at batch=512") as error:
+        plan(20_000, model=Block())
+    with pytest.raises(ConstraintError) as static:
+        plan(20_000, None, 512, Block())
+    assert "smaller sizes (the max of their Dims)" in str(error.value) and "a smaller batch" in str(static.value)
+    least = lambda e: str(e.value.remedy).partition("known")[0].partition("no plan")[0]  # noqa: E731
+    assert least(error) == least(static) and plan(20_000, OPEN, model=Block()).memory_sizes == {"batch": 8}
+
+
+def test_up_to_which_size_it_holds() -> None:
+    """By the plan's own count at each size, one after another; of a dim that has a max it does."""
+    made = plan(60_000, OPEN)
+    last = made.holds_up_to()["batch"]
+    assert last is not None and made.at(batch=last).within_limit and not made.at(batch=last + 4).within_limit
+    assert all(made.at(batch=size).within_limit for size in range(4, last, 16)) and last > 8
+    assert plan(60_000, {"x": {0: Dim("batch", max=16)}}).holds_up_to() == {}
+
+
+def test_a_max_that_the_mesh_does_not_divide() -> None:
+    """Counted where all shards are as long as the longest there."""
+    assert plan(400_000, {"x": {0: Dim("batch", max=510)}}).memory_sizes == {"batch": 512}
+    assert plan(400_000, {"x": {0: Dim("batch", max=16)}}, 16).memory_sizes == {"batch": 16}
+
+
+class Short(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if x.shape[0] < 100 else 3)
+
+
+def test_what_the_trace_does_not_serve_is_left_to_others() -> None:
+    """The model does something else from 100 on, of which a call of such a size makes a plan of its own."""
+    assert plan(400_000, model=Short()).memory_sizes == {"batch": 96}
+    assert plan(400_000, batch=128, model=Short()).memory_sizes == {"batch": 512}
+
+
+def test_the_largest_of_the_example_sizes_counts() -> None:
+    made = plan(400_000, OPEN, example_sizes=[(4,), (64,)])
+    assert made.memory_sizes == {"batch": 64} and total(made) == made.at(batch=64).memory
+    assert plan(None, OPEN, example_sizes=[(4,), (64,)]).memory_sizes == {"batch": 8}
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x.shape[0]
+
+
+def test_what_cannot_be_asked() -> None:
+    with pytest.raises(OptionError, match="no memory limit that could hold"):
+        plan(None).holds_up_to()
+    with pytest.raises(OptionError, match="no dynamic dims"):
+        plan(400_000, None).holds_up_to()
+    with pytest.raises(PlanError, match="does not know the graph"):
+        loads(plan(400_000).to_json()).holds_up_to()
+
+
+def test_memory_that_does_not_grow() -> None:
+    """All of the input is on one rank in any case only where nobody reads it: what is left is the table."""
+    made = fxshard.plan(Table(), (torch.zeros(8, 0),), MESH, dynamic_shapes=OPEN, memory_limit=10**6, train=False, cache=False)
+    assert made.holds_up_to() == {"batch": None}

@@ -1,0 +1,58 @@
+"""What is asked of the targets of nodes is asked once of each, and names are those of torch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from fxshard.passes.local_graph import added
+from fxshard.targets import kept, name_of, number_of
+
+aten = torch.ops.aten
+
+
+def test_each_target_is_asked_once() -> None:
+    asked: list[Any] = []
+    ask = kept(lambda target: asked.append(target) or len(asked))
+    assert [ask(t) for t in (aten.mm.default, aten.add.Tensor, aten.mm.default)] == [1, 2, 1]
+    assert asked == [aten.mm.default, aten.add.Tensor]
+
+
+def test_targets_are_told_apart_by_identity_and_kept() -> None:
+    """Equal ones are two, and one that nobody else holds does not leave its number to the next."""
+
+    class Same:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 0
+
+    assert len({number_of(Same()) for _ in range(100)}) == 100
+
+
+def test_names_are_what_the_operators_say_of_themselves() -> None:
+    for target in (aten.mm.default, aten.sum.dim_IntList, torch.ops._c10d_functional.wait_tensor.default, operator.getitem, "forward"):
+        assert name_of(target) == name_of(target) == str(target)
+
+
+TARGETS: tuple[Callable[..., Any], ...] = (
+    *(aten.mul.Tensor, aten.sum.default, aten.slice.Tensor, aten.log1p.default, aten._to_copy.default, torch.ops.fxshard.einsum.default),
+    *(operator.getitem, torch.relu, torch.nn.functional.conv2d, len, sum),
+)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=name_of)
+def test_calls_have_the_names_that_fx_would_give(target: Callable[..., Any]) -> None:
+    """Four in a row, beside an input that has such a name already; their arguments are read by their nodes."""
+    mine, theirs = fx.Graph(), fx.Graph()
+    taken = f"{fx.Graph().create_node('call_function', target).name}_2"
+    given = [graph.placeholder(taken) for graph in (mine, theirs)]
+    made = [added(mine, "call_function", target, (given[0],), {"k": given[0]}) for _ in range(4)]
+    assert [n.name for n in made] == [theirs.create_node("call_function", target).name for _ in range(4)]
+    assert set(given[0].users) == set(made) and made[0].args == (given[0],) and made[0].kwargs == {"k": given[0]}
