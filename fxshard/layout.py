@@ -154,8 +154,7 @@ def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
     step = -(-size // parts)
     if surely(step * parts == size):
         return index * step, step
-    offset = torch.sym_min(index * step, size)
-    return offset, torch.sym_min(step, size - offset)
+    return torch.sym_min(index * step, size), torch.sym_max(0, torch.sym_min(step, size - index * step))  # no less than 0, as all can see
 
 
 def chunk_lengths(size: int, parts: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -131,11 +132,30 @@ def _place(sloc: Any) -> str:
     return f"{file}:{line}" if file else str(place)
 
 
-def oblivious() -> contextlib.AbstractContextManager[Any]:
-    """While it lasts, whether a size is 0 or 1 is not asked of its example: what holds for all sizes is done."""
+@contextlib.contextmanager
+def oblivious() -> Iterator[None]:
+    """While it lasts, whether a size is 0 or 1 is not asked of its example: what holds for all sizes is done.
+
+    torch's C++ asks an example whether a tensor is contiguous, size by size, but computes with expressions where sizes have none. To C++
+    no size has an example here. Python is told of it.
+    """
     from torch.fx.experimental import _config
 
-    return _config.patch(backed_size_oblivious=True)
+    before = SymNode.has_hint
+    SymNode.has_hint = _has_hint_for_python
+    try:
+        with _config.patch(backed_size_oblivious=True):
+            yield
+    finally:
+        SymNode.has_hint = before
+
+
+_HAS_HINT = SymNode.has_hint
+
+
+def _has_hint_for_python(self: SymNode) -> bool:
+    """Functions of Python that ask name the method; where C++ asks, the frame is of whoever called into it."""
+    return _HAS_HINT(self) if "has_hint" in sys._getframe(1).f_code.co_names else False
 
 
 def symbolic_kernels() -> contextlib.AbstractContextManager[Any]:
@@ -151,9 +171,11 @@ def shape_env_of(value: Any) -> ShapeEnv | None:
     return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
 
 
-def refusing_guards(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def refusing_guards(env: ShapeEnv) -> Iterator[None]:
     """While it lasts, what would take something for granted of a symbol raises GuardRefused."""
-    return env.error_on_new_guards()
+    with quiet_symbols(), env.error_on_new_guards():
+        yield
 
 
 def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:

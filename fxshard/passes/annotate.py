@@ -217,11 +217,21 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
 
 
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
-    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
+    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly.
+
+    Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
+    """
     assert graph.family is not None
-    there = at_sizes(graph, plan.mesh, sizes).specs
+    there = at_sizes(graph, plan.mesh, _roomy(sizes, graph.family, plan.mesh)).specs
     known = ((name, legal) for name, legal in there.items() if name in plan.specs and name != "output")
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
+
+
+def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
+    """Sizes with the same remainders that leave each rank two elements, where what was taken for granted holds of them."""
+    count = math.prod(mesh.shape)
+    larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}
+    return dict(sizes) if broken(family.guards, family.with_derived(larger)) else larger
 
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:

@@ -45,6 +45,8 @@ class Values:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
+        self.needed: list[tuple[Any, str]] = []
+        """(symbolic length that must not be 0, for which operator)."""
         self._results: dict[Any, Any] = {}
         self._fakes: dict[Any, Any] = {}
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious
+from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious, surely
 from fxshard.call import Call
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
@@ -43,13 +43,18 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import GraphFamily, depends, guards_of, never_empty, units_of
+from fxshard.shapes import GraphFamily, depends, guard_on, guards_of, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
 from fxshard.strategies.factors import same
 
 aten = torch.ops.aten
+
+FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
+"""Operators whose result a neutral element more leaves as it is."""
+OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
+"""Operators that have a result, the neutral one, of no elements too."""
 
 
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
@@ -92,10 +97,11 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
         if by_rank:
             classes = {c: (c, *found) for c, found in classes.items()}
-        program = _lowered(symbolic, plan, classes, SymbolicValues(mode))
-        full = never_empty(_cut_dims(symbolic, plan), counted, units) if by_rank else ()
+        known = SymbolicValues(mode)
+        program = _lowered(symbolic, plan, classes, known)
+        needed = [guard_on(size > 0, counted, units, f"{operator} takes no shard without elements") for size, operator in known.needed]
     sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
-    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *full))))
+    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *needed))))
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
@@ -290,6 +296,7 @@ class _Lowering:
         if at_run_time(node):
             results: Any = self.local.copied(node, context.args, context.kwargs)
         else:
+            self._fill(context)
             results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
         if outputs_of(node):
             self._keep(node, spec, results)
@@ -314,6 +321,26 @@ class _Lowering:
         """What is only returned is brought into its layout at once, so that what it was need not be kept."""
         for index in self.returned.get(value.name, ()):
             self._move(value, index)
+
+    def _fill(self, context: Context) -> None:
+        """Where a symbol does not tell whether a shard has elements, a neutral one is behind the end of what a greatest or least element
+        is asked of; of operators that are not known to give it of nothing it is taken for granted that they have."""
+        reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
+        reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
+        if not reduced or context.target in OF_NOTHING:
+            return
+        args = list(context.args)
+        for k, layout in enumerate(context.inputs):
+            for dim, size in enumerate(self.local.shape(args[k]) if isinstance(args[k], fx.Node) else ()):
+                op = next((reduced[axis] for axis in layout.axes_on(dim) if axis in reduced), None)
+                if op is None or not is_symbolic(size) or surely(size > 0):
+                    continue
+                if context.target not in FILLED:
+                    self.local.known.needed.append((size, str(context.target)))
+                    continue
+                missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
+                args[k] = self.local.emit(aten.constant_pad_nd.default, args[k], missing, identity(op, args[k].meta["val"].dtype))
+        context.args = tuple(args)
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(
@@ -370,6 +397,9 @@ class Context:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.local.emit(target, *args, **kwargs)
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        return self.local.item(node, index)
 
     @property
     def is_empty(self) -> bool:

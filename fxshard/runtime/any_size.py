@@ -145,21 +145,19 @@ def dims_of_call(
     """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
 
     ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. ``ranks`` of the
-    mesh. Other arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, a shard being empty or of
-    one element, sizes of up to twice the ranks are static; none is dynamic where a program was made for this very call and does not serve
-    it, and for tensors without elements.
+    mesh. Other arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something
+    else for granted: the next one is for such lengths too. None is dynamic where a program was made for this very call and does not
+    serve it, for tensors without elements, and on a mesh of too many ranks for a graph of each.
     """
     leaves = list(named.values())
+    tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
     uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
     own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
-    tried = any(one.uneven for runner, _ in made for one in runner.program.sizes) or (ranks > RANKS and bool(uneven))
-    if any(0 in (shape or ()) for shape in shapes_of(leaves)) or (own and not uneven):
+    if any(0 in (shape or ()) for shape in shapes_of(leaves)) or (own and not uneven) or (own and tried) or (uneven and ranks > RANKS):
         return (), ()
     dims = changed_dims(named, asked, seen, everything=everything)
-    if tried:
-        kept = tuple(dim for dim in dims if dim.example > 2 * ranks)
-        return (() if len(kept) == len(dims) else tuple(replace(dim, uneven=dim.name in uneven, asked=False) for dim in kept)), ()
-    return tuple(replace(dim, uneven=dim.name in uneven, asked=dim.asked and not made) for dim in dims), tuple(sorted(uneven))
+    found = tuple(replace(dim, uneven=dim.name in uneven | tried, asked=dim.asked and not made) for dim in dims)
+    return found, tuple(sorted(uneven - tried))
 
 
 def less_even(dims: Sequence[DynamicDim], ranks: int) -> tuple[DynamicDim, ...]:

@@ -298,7 +298,7 @@ def _ends(
     return results, kept_inputs, _tangent_of(b.program), of, _other_layouts(b.program, of), numbers, graphs, written
 
 
-def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool, one_by_one: bool) -> tuple[Run, Run]:
+def _both(parts: Partition, compiler: str, results: int, gradients: int, dynamic: bool, one_by_one: bool = False) -> tuple[Run, Run]:
     """Forward and backward, each compiled by one of the processes on this machine that want the same.
 
     The backward reads kept values as the forward lays them out: as the graph has them where sizes are ``dynamic``. Who finds that another

@@ -8,8 +8,8 @@ which sizes a plan is to be good.
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guards_of, settled_by
-from fxshard.shapes.units import depends, evaluate_all, never_empty, units_of
+from fxshard.shapes.guards import Guard, broken, guard_on, guards_of, settled_by
+from fxshard.shapes.units import depends, evaluate_all, units_of
 from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
 __all__ = [
@@ -21,10 +21,10 @@ __all__ = [
     "depends",
     "dynamic_dims",
     "evaluate_all",
+    "guard_on",
     "guards_of",
     "instantiated",
     "largest_sizes",
-    "never_empty",
     "settled_by",
     "sizes_named",
     "units_of",

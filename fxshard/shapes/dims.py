@@ -26,7 +26,7 @@ class DynamicDim:
 
     ``places``: (path of the tensor, dim) wherever it is found, ``args[0]`` and 1; ``example``: its value in the example; ``least``,
     ``most``: the range that the user gave, both included. ``asked``: whether the user asked for it; else it is so by itself, and may
-    turn out to be static. ``uneven``: whether shards of unequal lengths are served, so that every size will do in which none is empty.
+    turn out to be static. ``uneven``: whether shards of unequal lengths are served, so that every size will do.
     """
 
     name: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
 
-from fxshard._torch_compat.symbols import evaluated, noted_guards, symbol_of
+from fxshard._torch_compat.symbols import evaluated, expression, noted_guards, symbol_of
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,21 @@ class Guard:
         return f"{self.condition} ({self.where})"
 
 
+def guard_on(condition: Any, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], where: str) -> Guard:
+    """A condition on ``symbols``, by name, each in its unit, that is taken for granted by ``where``."""
+    names = {symbol_of(value): name for name, value in symbols.items()}
+    expr = expression(condition)
+    return Guard(expr, tuple((names[s], s, units[names[s]]) for s in sorted(expr.free_symbols, key=str)), where)
+
+
 def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:
     """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default."""
     env = next((value.node.shape_env for value in symbols.values()), None)
     names = {symbol_of(value): name for name, value in symbols.items()}
     found = []
-    for expression, where in noted_guards(env):
-        known = [s for s in sorted(expression.free_symbols, key=str) if s in names]
-        found.append(Guard(expression, tuple((names[s], s, (units or {}).get(names[s], 1)) for s in known), where))
+    for expr, where in noted_guards(env):
+        known = [s for s in sorted(expr.free_symbols, key=str) if s in names]
+        found.append(Guard(expr, tuple((names[s], s, (units or {}).get(names[s], 1)) for s in known), where))
     return tuple(dict.fromkeys(found))
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
-import torch
 
-from fxshard._torch_compat.symbols import evaluated, expression, is_symbolic, surely, symbol_of
+from fxshard._torch_compat.symbols import evaluated, expression, is_symbolic
 from fxshard.errors import SizesError
-from fxshard.layout import extent
-from fxshard.shapes.guards import Guard
 
 Cuts = Iterable[tuple[Any, int]]
 """(size of a dim, into how many parts it is cut)."""
@@ -56,20 +52,6 @@ def _divides(expr: sympy.Expr, parts: int, units: Mapping[str, int], names: Mapp
 def depends(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
     """Whether a size is an expression of any of these symbols."""
     return is_symbolic(size) and not expression(size).free_symbols.isdisjoint(symbols)
-
-
-def never_empty(cuts: Iterable[tuple[Any, tuple[int, ...]]], counted: Mapping[str, torch.SymInt], units: Mapping[str, int]) -> list[Guard]:
-    """That no rank's shard is empty of dims of symbolic sizes that axes cut, into so many parts each; of those that are not certain."""
-    names = {symbol_of(value): name for name, value in counted.items()}
-    found = {}
-    for size, parts in {(expression(size), parts): (size, parts) for size, parts in cuts}.values():
-        for indexes in itertools.product(*map(range, parts)):
-            length = extent(size, parts, indexes)[1]
-            if not surely(length > 0):
-                expr = sympy.Gt(expression(length), 0)
-                symbols = sorted(expr.free_symbols, key=str)
-                found[expr] = Guard(expr, tuple((names[s], s, units[names[s]]) for s in symbols), "no shard may be empty")
-    return list(found.values())
 
 
 def evaluate_all(shape: Sequence[Any], values: Mapping[sympy.Symbol, sympy.Integer]) -> tuple[int, ...]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
+from fxshard._torch_compat.symbols import surely
 from fxshard.call import Call
-from fxshard.strategies.factors import Factors, Name, factors, linear_groups
+from fxshard.strategies.factors import Factors, Name, factors, linear_groups, same
 from fxshard.strategies.local import LocalContext
 from fxshard.strategies.registry import register, replaced
 
@@ -51,10 +53,30 @@ def local_backward(ctx: LocalContext) -> Any:
 
 
 def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
-    """Attention of a shard; with the queries cut, ``is_causal`` becomes a mask [1, 1, s, t]."""
-    if not ctx.call.arg(mask + 1) or not ctx.inputs[query].axes_on(2):
+    """Attention of a shard; with the queries cut, ``is_causal`` becomes a mask [1, 1, s, t].
+
+    Kernels divide by the number of queries: where there may be none, one behind the end is added and its result dropped.
+    """
+    if not ctx.inputs[query].axes_on(2):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    rows, columns = ctx.input_shape(query)[2], ctx.input_shape(query + 1)[2]
+    rows = ctx.input_shape(query)[2]
+    some = rows if surely(rows > 0) else torch.sym_max(rows, 1)
+    args = list(ctx.args)
+    if some is not rows:
+        shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
+        cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
+        for i in cut:
+            dim = 2 if i < mask else len(shapes[i]) - 2
+            if i < mask or same(shapes[i][dim], rows):
+                args[i] = ctx.emit(aten.constant_pad_nd.default, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
+    if ctx.call.arg(mask + 1):
+        args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
+    results = ctx.emit(ctx.target, *args, **ctx.kwargs)
+    return results if some is rows else _first_rows(ctx, results, rows, query)
+
+
+def _causal(ctx: LocalContext, query: int, rows: int) -> fx.Node:
+    columns = ctx.input_shape(query + 1)[2]
     here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
     row = ctx.emit(aten.add.Tensor, here, ctx.input_offset(query, 2))
     kept = ctx.emit(
@@ -62,8 +84,15 @@ def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
         ctx.emit(aten.unsqueeze.default, row, 1),
         ctx.emit(aten.arange.default, columns, dtype=torch.int64),
     )
-    kept = ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
-    return ctx.emit(ctx.target, *replaced(ctx.args, {mask: kept, mask + 1: False}), **ctx.kwargs)
+    return ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
+
+
+def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> tuple[fx.Node, ...]:
+    """The results with ``rows`` of those that run over the queries: both of the forward's, the first of the backward's."""
+    parts = [ctx.item(results, i) for i in range(len(results.meta["val"]))]
+    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
+    count = 1 if query else 2
+    return (*(ctx.emit(aten.index_select.default, part, 2, here) for part in parts[:count]), *parts[count:])
 
 
 register("fxshard.sdpa.default", sdpa, local=local_sdpa)

@@ -47,6 +47,10 @@ class LocalContext(Protocol):
         """Adds a call of an aten (or neutral) operator to the local graph."""
         ...
 
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        """One of the results of a call that has several."""
+        ...
+
 
 LocalForm = Callable[[LocalContext], Any]
 """Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""

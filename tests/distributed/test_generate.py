@@ -20,11 +20,11 @@ BY_HEADS = {"*.keys": "S(1)", "*.values": "S(1)"}
 COLUMNS = {"*.[qkv]_proj.weight": "S(0)", "*.o_proj.weight": "S(1)"}
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 2) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, vocab_size=64, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     return LlamaForCausalLM(config).eval()
 

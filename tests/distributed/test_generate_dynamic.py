@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 def dynamic_cache() -> None:
     """A program for the prompt and one for tokens, whatever the cache's length; the cache stays as it was first asked for."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama()
+    model = llama(1)
     sharded: Any = fxshard.parallelize(
         copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", pins=COLUMNS, output_layouts=BY_HEADS
     )
@@ -34,7 +34,7 @@ def dynamic_cache() -> None:
     mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
     for cache in (mine.past_key_values, want.past_key_values):
         cache.crop(-1)
-    keys, whole = (found.past_key_values.layers[1].keys for found in (mine, want))
+    keys, whole = (found.past_key_values.layers[0].keys for found in (mine, want))
     assert isinstance(keys, DTensor) and keys.placements == (Shard(1),)
     torch.testing.assert_close(keys.full_tensor(), whole, rtol=1e-5, atol=1e-5)
     with pytest.raises(RuntimeError, match=r"torch\.Tensor and DTensor"):
@@ -46,7 +46,7 @@ def dynamic_cache() -> None:
 def compiled_dynamic_cache() -> None:
     """Three compilations for any number of tokens: the example's, the prompt's, and one for tokens, its cache of any length."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama()
+    model = llama(1)
     torch._dynamo.utils.counters.clear()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
     same_tokens(model, sharded, 6, False)

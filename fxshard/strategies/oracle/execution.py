@@ -117,3 +117,6 @@ class EagerContext:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
+
+    def item(self, node: Any, index: int) -> Any:
+        return node[index]
