@@ -47,7 +47,7 @@ TARGETS: tuple[Callable[..., Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=name_of)
+@pytest.mark.parametrize("target", TARGETS, ids=range(len(TARGETS)))
 def test_calls_have_the_names_that_fx_would_give(target: Callable[..., Any]) -> None:
     """Four in a row, beside an input that has such a name already; their arguments are read by their nodes."""
     mine, theirs = fx.Graph(), fx.Graph()
