@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import hint_of, is_symbolic
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import SYMBOLIC, hint_of, is_symbolic
 from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
 from fxshard.targets import name_of
 
@@ -68,7 +69,9 @@ class Call:
 
 
 def is_hashable(call: Call) -> bool:
-    """Not with symbolic sizes in it."""
+    """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
+    if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((call.args, call.kwargs))):
+        return False
     try:
         hash(call)
     except TypeError:

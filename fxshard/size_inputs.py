@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -10,7 +10,9 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, spelled
+from fxshard._torch_compat.spelling import spelled
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
+from fxshard.errors import SizesError
 from fxshard.program import ProgramSize
 
 SIZE_INPUT = "size_"
@@ -38,7 +40,7 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
             return hint_of(value)
         if expr not in computed:
             with graph.inserting_before(first):
-                computed[expr] = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
+                computed[expr] = _computed(expr, symbols)
             computed[expr].meta["val"] = value
         return computed[expr]
 
@@ -47,3 +49,12 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
             node.args, node.kwargs = pytree.tree_map(number, (node.args, dict(node.kwargs)))
     graph.lint()
     module.recompile()
+
+
+def _computed(expr: sympy.Basic, symbols: Mapping[sympy.Symbol, fx.Proxy]) -> fx.Node:
+    try:
+        node: fx.Node = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
+    except Exception as error:  # torch's interpreter knows not every function of sizes
+        what = f"the size {expr} cannot be computed while a program runs: {error}"
+        raise SizesError(what, remedy="leave this dim static: dynamic=False, or no dynamic_shapes for it") from error
+    return node

@@ -89,7 +89,7 @@ MOST = 2**31
 
 
 def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constraints) -> dict[str, int | None]:
-    """The largest size of each dim without a ``max`` at which ``plan`` keeps to its memory limit; None where it does at any.
+    """The largest size of each dim without a ``max`` at which the model is traced so and ``plan`` keeps to its memory limit; None: any.
 
     One dim at a time, the others as in ``plan.memory_sizes``. Of a dim that is cut evenly, in multiples of the mesh's size. Raises
     OptionError for a plan without a memory limit or without dynamic dims.
@@ -104,7 +104,8 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
             start = plan.memory_sizes[dim.name]
 
             def holds(size: int, name: str = dim.name) -> bool:
-                return memory_at(plan, annotated.graph, {**plan.memory_sizes, name: size}, constraints.optimizer) <= limit
+                there = family.with_derived({**plan.memory_sizes, name: size})
+                return broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
 
             last = _last(lambda k, start=start, unit=unit: holds(max(start, k * unit)), start // unit)  # type: ignore[misc]
             found[dim.name] = None if last is None else max(start, last * unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,10 +27,14 @@ FUNCTIONS: Mapping[str, Callable[..., sympy.Basic]] = {
 }
 """What an expression of sizes may call, by the name under which ``sympy.srepr`` and ``torch.export`` write it."""
 
+WHOLE = ("FloorDiv", "CleanDiv", "CeilDiv", "Mod", "PythonMod", "ModularIndexing", "PowByNatural")
+"""Those that are of whole numbers alone: torch's own do not check it, and can call themselves without end."""
+
 SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
     **{f"_operator.{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "pow", "truediv")},
     **{f"torch.{name}": getattr(torch, name) for name in ("sym_min", "sym_max", "sym_float", "sym_int", "sym_ite", "sym_not")},
     **{f"_operator.{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "torch._sym_sqrt": torch._sym_sqrt,
+    **{f"math.{name}": getattr(math, name) for name in ("floor", "ceil")},
 }
 """What a stored graph may call to compute sizes, by the name under which ``torch.export`` writes it."""

@@ -8,11 +8,13 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
 from fxshard._torch_compat import pack
 from fxshard._torch_compat.joined_kernels import joined_kernels
+from fxshard._torch_compat.symbols import ONE_THREAD
 
 if TYPE_CHECKING:
     from torch import fx
@@ -91,30 +93,39 @@ def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapp
 def _any_size(env: Any) -> Iterator[None]:
     """While Inductor compiles for symbols.
 
-    Whether a sum goes through a helper that adds up more precisely is asked of the example, and not noted as a guard, for either is
-    right. What is found in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and
+    Whether a sum goes through a helper that adds up more precisely, and in which order dims are laid out, is asked of the example and not
+    noted as a guard, for either is right. The strides of a view are first looked for without asking anything: mostly they follow whatever
+    the sizes. What is found in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and
     ``max``, which would ask of symbols which is the smaller one: they become symbols' own, so that a hit takes no more for granted.
     """
+    from torch._inductor import ir, utils
     from torch._inductor.codegen.cpp import CppKernel
+    from torch._subclasses import fake_impls
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
     def evaluated(code: str, args: Sequence[Any]) -> bool:
         functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
         return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does, of text of its own
 
-    asked = CppKernel.need_use_acc_helper
+    def strides_of_view(*args: Any, size_oblivious: bool = False) -> Any:
+        found = strides(*args, size_oblivious=True)
+        return strides(*args) if found is None and not size_oblivious else found
 
-    def unnoted(*args: Any, **kwargs: Any) -> bool:
-        with env.suppress_guards():
-            return bool(asked(*args, **kwargs))
+    def unnoted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            with env.suppress_guards():
+                return real(*args, **kwargs)
 
-    CppKernel.need_use_acc_helper = unnoted
-    env.evaluate_guards_expression = evaluated
-    try:
+        return asked
+
+    strides = fake_impls._compute_stride
+    with ONE_THREAD, contextlib.ExitStack() as stack:
+        for owner, name in ((CppKernel, "need_use_acc_helper"), (ir, "argsort_sym"), (utils, "argsort_sym")):
+            stack.enter_context(mock.patch.object(owner, name, unnoted(getattr(owner, name))))
+        stack.enter_context(mock.patch.object(fake_impls, "_compute_stride", strides_of_view))
+        env.evaluate_guards_expression = evaluated
+        stack.callback(delattr, env, "evaluate_guards_expression")
         yield
-    finally:
-        CppKernel.need_use_acc_helper = asked
-        del env.evaluate_guards_expression
 
 
 def _least(*values: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     uninteresting_files,
 )
-from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
 if TYPE_CHECKING:
@@ -132,6 +131,10 @@ def _place(sloc: Any) -> str:
     return f"{file}:{line}" if file else str(place)
 
 
+ONE_THREAD = threading.RLock()
+"""Held while functions of torch are replaced for sizes that are symbols: another thread would put back what this one needs."""
+
+
 @contextlib.contextmanager
 def oblivious() -> Iterator[None]:
     """While it lasts, whether a size is 0 or 1 is not asked of its example: what holds for all sizes is done.
@@ -141,13 +144,14 @@ def oblivious() -> Iterator[None]:
     """
     from torch.fx.experimental import _config
 
-    before = SymNode.has_hint
-    SymNode.has_hint = _has_hint_for_python
-    try:
-        with _config.patch(backed_size_oblivious=True):
-            yield
-    finally:
-        SymNode.has_hint = before
+    with ONE_THREAD:
+        before = SymNode.has_hint
+        SymNode.has_hint = _has_hint_for_python
+        try:
+            with _config.patch(backed_size_oblivious=True):
+                yield
+        finally:
+            SymNode.has_hint = before
 
 
 _HAS_HINT = SymNode.has_hint
@@ -216,11 +220,6 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
 def surely(condition: Any) -> bool:
     """Whether a condition holds whatever the sizes; where that is not known, False, and nothing is noted."""
     return bool(condition) if isinstance(condition, bool) else statically_known_true(condition)
-
-
-def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, fx.Proxy]) -> Any:
-    """An expression computed from proxies of its symbols, by operators of Python."""
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
 
 
 def marked_dims(value: torch.Tensor) -> frozenset[int]:

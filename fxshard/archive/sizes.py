@@ -16,7 +16,7 @@ from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint
 from fxshard.errors import FileError
 from fxshard.files import Field
 from fxshard.program import ProgramSize
-from fxshard.shapes import Guard
+from fxshard.shapes import Guard, counted_range
 from fxshard.shapes.expressions import parsed, written
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
@@ -73,19 +73,25 @@ class FileSizes:
         if name in self.env.known or len(self.env.known) == MAX_SIZES:
             raise field.fail(f"two sizes are called {name!r}, or there are more than {MAX_SIZES}")
         unit, example, least = (field.get(key, lambda f: _count(f, 1)) for key in ("unit", "example", "least"))
+        most = field.get("most", lambda f: f.optional(lambda one: _count(one, least)))
         return ProgramSize(
             name=name,
             places=field.get("places", lambda f: f.tuple_of(_place)),
             unit=unit,
-            value=self.env.symbol(name, example),
+            value=self.env.symbol(name, example, *counted_range(least, most, unit, example)),
             least=least,
-            most=field.get("most", lambda f: f.optional(lambda one: _count(one, least))),
+            most=most,
             uneven=field.get("uneven", Field.boolean),
         )
 
     def read(self, field: Field) -> Any:
         """A size: a whole number, or the text of an expression of the symbols. Raises FileError on anything else."""
-        return self.number(field) if isinstance(field.value, str) else field.whole()
+        if not isinstance(field.value, str):
+            return field.whole()
+        number = self.number(field)
+        if not isinstance(number, (int, torch.SymInt)) or isinstance(number, bool):
+            raise field.fail("a size is a whole number")
+        return number
 
     def number(self, field: Field) -> Any:
         """The symbolic number behind a text."""
@@ -97,7 +103,7 @@ class FileSizes:
                 self.known[text] = self.env.value(expr, hint)
             except FileError as error:
                 raise field.fail(error.what, error.remedy) from None
-            except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:  # sympy's
+            except Exception as error:  # sympy's and torch's, of any kind
                 raise field.fail(f"the size {text[:60]!r} has no value at the example: {error}") from error
         return self.known[text]
 

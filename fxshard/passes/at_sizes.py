@@ -10,7 +10,7 @@ from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import SizesError
 from fxshard.passes.local_graph import FAKES
 from fxshard.program import ShardedProgram, is_collective
-from fxshard.shapes import evaluate_all, instantiated
+from fxshard.shapes import evaluate_all, instantiated, sizes_named
 
 
 def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProgram:
@@ -21,7 +21,11 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
     if reason is not None:
         raise SizesError(reason, remedy="lower, or export, the model for these sizes by themselves")
     values = program.values(sizes)
-    modules = {key: instantiated(m, values, lambda expr, _: evaluated(expr, values), FAKES) for key, m in program.modules.items()}
+    try:
+        modules = {key: instantiated(m, values, lambda expr, _: evaluated(expr, values), FAKES) for key, m in program.modules.items()}
+    except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
+        what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
+        raise SizesError(what, remedy="lower the graph for these sizes by themselves") from error
     first = modules[program.classes[(0,) * program.mesh.ndim]].graph
     collectives = []
     for one, node in zip(program.collectives, filter(is_collective, first.nodes), strict=True):

@@ -43,7 +43,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import GraphFamily, depends, guard_on, guards_of, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, guard_on, guards_of, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -89,7 +89,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
     loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
     units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends(size, loose)), family.symbols)
     env = SymbolEnv()
-    counted = {dim.name: env.symbol(dim.name, max(-(-dim.example // units[dim.name]), 2)) for dim in family.dims}
+    counted = {dim.name: _counted(dim, units[dim.name], env) for dim in family.dims}
     by_rank = any(depends(size, loose) for size, _ in cut)
     with oblivious():
         symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
@@ -102,6 +102,11 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         needed = [guard_on(size > 0, counted, units, f"{operator} takes no shard without elements") for size, operator in known.needed]
     sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
     return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *needed))))
+
+
+def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:
+    example = max(-(-dim.example // unit), 2)
+    return env.symbol(dim.name, example, *counted_range(dim.least, dim.most, unit, example))
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:

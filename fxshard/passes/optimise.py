@@ -6,9 +6,11 @@ keeps to it (or takes no more than before). ``program.effects`` tells of each.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from fxshard._torch_compat.symbols import oblivious
 from fxshard.cost.lives import End
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.errors import OptionError, a_kind, closest
@@ -18,6 +20,7 @@ from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
 from fxshard.passes.storages import with_storages
 from fxshard.program import ShardedProgram
+from fxshard.shapes import Guard, guards_of
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
@@ -49,12 +52,19 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
         counts = len(program.collectives), len(program.collectives)
         effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
         return replace(program, effects=(*program.effects, effect))
-    made = OPTIMISATIONS[name](program)
+    with oblivious() if program.sizes else contextlib.nullcontext():
+        made = OPTIMISATIONS[name](program)
     after = before if made is program else predicted(made)
     reason = _refused(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
-    return replace(program if reason else made, effects=(*program.effects, effect))
+    return replace(program if reason else made, effects=(*program.effects, effect), guards=_guards(program))
+
+
+def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
+    """Those of the program, and what passes have taken for granted of its symbols since."""
+    found = guards_of({one.name: one.value for one in program.sizes}, {one.name: one.unit for one in program.sizes})
+    return tuple(dict.fromkeys((*program.guards, *found)))
 
 
 def _before(program: ShardedProgram) -> Timeline:

@@ -34,6 +34,7 @@ class Accumulation:
     compiler: str
     rng: str
     debug: bool
+    cache: bool = True
     reduces: bool = True
     runners: dict[Runner, Runner] = field(default_factory=dict)
     watched: dict[nn.Parameter, None] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Accumulation:
                 program = lower_deferred(graph, whole.program.plan, self.rng)
                 compare({"program": program.hash}, ranks=mesh_ranks(bound.device_mesh), timeout=whole.timeout)
                 compiled = compile_program(
-                    bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug
+                    bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug, cache=self.cache
                 )
             self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout, whole.cut)
         return self.runners[whole]

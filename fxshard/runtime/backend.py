@@ -171,12 +171,16 @@ class GraphPrograms:
         return mesh if isinstance(mesh, DeviceMesh) else mesh_of_one(mesh.axis_names)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What a runner is for: the sizes that are open (Dynamo guards the others) and the numbers."""
-        return (*(args[i].shape for i in self.graph.open_tensors), *self._numbers(args))
+        """What a runner is for: the sizes that are open (Dynamo guards the others), how they lie, for views of inputs, and the numbers."""
+        return (*((args[i].shape, args[i].stride()) for i in self.graph.open_tensors), *self._numbers(args))
 
     def _numbers(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Those of a call that are no sizes; a float may come as a tensor."""
-        return tuple(x.item() if isinstance(x := args[i], torch.Tensor) else x for i in self.graph.numbers)
+        """Those of a call that are no sizes, as keys: of floats the text, for 0.0 equals -0.0 and nan does not equal itself."""
+        return tuple(x.hex() if isinstance(x, float) else x for x in self._values_of_numbers(args))
+
+    def _values_of_numbers(self, args: Sequence[Any]) -> list[Any]:
+        """A float may come as a tensor."""
+        return [x.item() if isinstance(x := args[i], torch.Tensor) else x for i in self.graph.numbers]
 
     def _of_any_size(self, args: Sequence[Any]) -> GraphRunner | None:
         """A program with dynamic sizes that serves those of ``args``."""
@@ -268,7 +272,7 @@ class GraphPrograms:
 
     def _values(self, args: Sequence[Any]) -> str:
         tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
-        numbers = zip(self.graph.numbers, self._numbers(args), strict=True)
+        numbers = zip(self.graph.numbers, self._values_of_numbers(args), strict=True)
         return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value in numbers)])
 
     def _changing(self, args: Sequence[Any]) -> str:

@@ -196,3 +196,8 @@ def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape:
             target.to_local().copy_(local)
         else:
             target.copy_(global_result(local, layout, shape, bound, False))
+
+
+def shapes_text(names: Sequence[str], leaves: Sequence[Any]) -> str:
+    """The shapes of a call's arguments, by name; of those that are no tensors what they are."""
+    return ", ".join(f"{n} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{n}={x!r}" for n, x in zip(names, leaves, strict=True))

@@ -58,8 +58,8 @@ from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.counts import warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names
-from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, share_plan, versions
+from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, shapes_text
+from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
 from fxshard.runtime.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
@@ -179,7 +179,8 @@ class ShardedForward:
         """Begins to look at the modules that there are."""
         self.state = ModuleState(self.model, self.device_mesh)
         self.attributes = AttributeReader(self.model)
-        self.accumulation = Accumulation(self.state.places, self.settings.compiler, self.settings.rng, self.settings.debug)
+        s = self.settings
+        self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +204,8 @@ class ShardedForward:
             return made.after.run(made.runner, leaves)
         runner, shapes = self.accumulation.runner(made.runner, made.graph), shapes_of(leaves)
         if runner.program.sizes and (runner, shapes) not in self.deferred:
-            if refusal(runner, made.shapes, leaves) is not None:  # its own cuts ask for other sizes than those of the program that reduces
+            mine = refusal(runner, made.shapes, leaves)  # its own cuts ask for other sizes than those of the program that reduces
+            if objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout) is not None:
                 made = self.prepare(args, kwargs, train, dims=())
                 self.runners[key].insert(0, made)
                 runner = self.accumulation.runner(made.runner, made.graph)
@@ -277,7 +279,7 @@ class ShardedForward:
                 return also
         if not first:
             sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], _shapes(names, leaves), sizes)
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], shapes_text(names, leaves), sizes)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
@@ -305,7 +307,9 @@ class ShardedForward:
         ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
         made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
         self.alike.setdefault(alike_key(key), []).append(made)
-        if program.sizes and self._refusal(made, leaves) is not None:  # it serves others, not the call that it was made for
+        reason = self._refusal(made, leaves) if program.sizes else None
+        if reason is not None:  # it serves others, not the call that it was made for
+            announce(self.device_mesh, logging.WARNING, "that program does not serve the call that it was made for: %s", reason)
             return self.prepare(args, kwargs, train)
         self.runners.setdefault(key, []).append(made)
         return made
@@ -492,7 +496,3 @@ class ShardedForward:
 
 def _autocast(device_type: str) -> Any:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def _shapes(names: Sequence[str], leaves: Sequence[Any]) -> str:
-    return ", ".join(f"{n} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{n}={x!r}" for n, x in zip(names, leaves, strict=True))

@@ -30,6 +30,8 @@ LEAST = 4
 """Repeats: fewer are left as they are."""
 SAVES = 32
 """Nodes that need not be compiled: for fewer a call is not worth it."""
+ALIGNED = 16
+"""Bytes."""
 log = logging.getLogger("fxshard")
 
 
@@ -141,7 +143,10 @@ def _read(node: fx.Node) -> list[fx.Node]:
 
 def _form(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride() if value.layout == torch.strided else None, value.dtype, str(value.device), str(value.layout)
+        if value.layout != torch.strided:
+            return value.shape, value.dtype, str(value.device), str(value.layout)
+        aligned = value.storage_offset() * value.element_size() % ALIGNED  # kernels for GPUs read several elements at once where they may
+        return value.shape, value.stride(), value.dtype, str(value.device), aligned
     return tuple(map(_form, value)) if isinstance(value, (list, tuple)) else (type(value), repr(value))
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from fxshard._torch_compat.copies import copy_slices
 from fxshard._torch_compat.hooks import waits_for_gradient
 from fxshard.errors import PlanError, RunError
 from fxshard.layout import Layout, local_shape
@@ -65,6 +66,7 @@ def shard_parameters(
         step_locally(made.values())
         agree_on_overflows()
         agree_on_anomalies()
+        copy_slices()
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if buffer.is_meta or isinstance(buffer, DTensor):

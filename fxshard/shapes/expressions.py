@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from fxshard._torch_compat.expressions import FUNCTIONS
+from fxshard._torch_compat.expressions import FUNCTIONS, WHOLE
 from fxshard.errors import FileError
 
 MAX_TEXT, MAX_DEPTH, MAX_CALLS, MAX_ARGUMENTS = 50_000, 60, 2_000, 64
@@ -52,7 +52,9 @@ def parsed(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic
     reader = _Reader(text, symbols)
     try:
         found = reader.expression(0).value
-    except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError, NotImplementedError) as error:  # sympy's, of arguments
+    except FileError:
+        raise
+    except Exception as error:  # sympy's, of any kind
         raise _refused(f"the expression {text[:60]!r} means nothing: {str(error)[:80] or type(error).__name__}") from error
     reader.end()
     return found
@@ -180,6 +182,8 @@ def _called(name: str, parts: list[_Part]) -> _Part:
         kind = _KINDS.get(name, (sympy.Expr,))
         if not isinstance(part.value, kind[min(place, len(kind) - 1)]):
             raise _refused(f"{str(part.value)[:40]} is no argument of {name}")
+        if name in WHOLE and part.value.is_integer is not True:
+            raise _refused(f"{str(part.value)[:40]} is no whole number, as {name} takes")
     value: Any = FUNCTIONS[name](*[p.value for p in parts])
     if not isinstance(value, (sympy.Basic, sympy.logic.boolalg.Boolean)):
         raise _refused(f"{name} does not give a size")

@@ -22,8 +22,11 @@ class Guard:
     where: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is true of these sizes."""
-        return bool(evaluated(self.expression, {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}))
+        """Whether it is true of these sizes; not where it divides by zero there, or takes the root of what is negative."""
+        try:
+            return bool(evaluated(self.expression, {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}))
+        except (ArithmeticError, ValueError):
+            return False
 
     @property
     def condition(self) -> str:

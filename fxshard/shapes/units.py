@@ -54,6 +54,11 @@ def depends(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
     return is_symbolic(size) and not expression(size).free_symbols.isdisjoint(symbols)
 
 
+def counted_range(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
+    """The range of a size that is counted in ``unit``, so that its symbol simplifies as that of the size does; ``example`` is in it."""
+    return -(-least // unit), None if most is None else max(most // unit, example)
+
+
 def evaluate_all(shape: Sequence[Any], values: Mapping[sympy.Symbol, sympy.Integer]) -> tuple[int, ...]:
     """A shape with its symbols' values put in."""
     return tuple(evaluated(expression(size), values) if is_symbolic(size) else size for size in shape)

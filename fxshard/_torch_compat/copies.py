@@ -1,0 +1,29 @@
+"""Private names of torch (2.13): copies of DTensors whose parts are slices of larger buffers, as gradients are that come in buckets."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+@functools.cache
+def copy_slices() -> None:
+    """From now on ``copy.deepcopy`` takes DTensors of this kind, which torch takes for tensors with memory of their own."""
+    plain = DTensor.__deepcopy__
+
+    @functools.wraps(plain)
+    def deepcopied(self: DTensor, memo: dict[int, Any]) -> Any:
+        if id(self) in memo or not self.is_leaf or not self.storage_offset():
+            return plain(self, memo)
+        with torch.no_grad():
+            made = self.detach().clone()
+        memo[id(self)] = made.requires_grad_(self.requires_grad)
+        made.grad = copy.deepcopy(self.grad, memo)
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    DTensor.__deepcopy__ = deepcopied

@@ -1,0 +1,56 @@
+"""Private names of torch (2.13): an expression of sizes computed from proxies of its symbols, by operators of Python and torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    """A call of ``function``, which knows nothing of proxies, in the graph of the proxy among ``args``."""
+    proxy = next((a for a in args if isinstance(a, fx.Proxy)), None)
+    return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
+
+
+class _Spelling(PythonReferenceAnalysis):
+    """torch's own, with what it computes by functions that take no proxies, or not at all."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def trunc_to_int(a: Any, dtype: Any) -> Any:
+        return torch.sym_int(a)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: Any) -> Any:
+        return _call(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: Any) -> Any:
+        return _call(math.ceil, x)
+
+    @staticmethod
+    def round_to_int(a: Any, dtype: Any) -> Any:
+        return _call(round, a)
+
+    @staticmethod
+    def where(condition: Any, a: Any, b: Any) -> Any:
+        return torch.sym_ite(condition, a, b)
+
+    @staticmethod
+    def modular_indexing(base: Any, divisor: Any, modulus: Any) -> Any:
+        return (base // divisor) % modulus
+
+
+def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, fx.Proxy]) -> Any:
+    """The expression as calls in the graph of ``values``."""
+    return sympy_interp(_Spelling, dict(values), expr)
