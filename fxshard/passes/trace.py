@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_ki
 from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.assigned import write_assigned
 from fxshard.passes.bound import is_bound
+from fxshard.passes.changes import say_changes
 from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
@@ -72,7 +72,6 @@ from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, const
 from fxshard.shapes import DynamicDim
 
 aten = torch.ops.aten
-log = logging.getLogger("fxshard")
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
 """Modules whose parameters and gradients torch manages itself."""
 
@@ -180,7 +179,7 @@ def _capture(
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
     symbols.note(captured, flat)
-    _list_changes(type(model).__name__, changed)
+    say_changes(type(model).__name__, changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     layers.shorten(captured, fake_model)
@@ -480,13 +479,6 @@ def _path_name(path: tuple[Any, ...]) -> str:
 
 def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
     return torch.enable_grad() if train else torch.no_grad()
-
-
-def _list_changes(model: str, sources: Sequence[str]) -> None:
-    """Attributes, lists and globals that the forward changes: a graph computes tensors only."""
-    names = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in sources if not s.endswith("['_buffers']")]
-    if names:
-        log.info("the forward of %s changes Python objects (%s); what is sharded leaves them as they are", model, ", ".join(names))
 
 
 @contextlib.contextmanager

@@ -140,22 +140,24 @@ class BoundModule(nn.Module):
         """The dynamic sizes of a call whose arguments are those that the program takes."""
         check_arguments(self._program, args, kwargs)
         given, sizes = argument_values(args, kwargs), sizes_of_call(self._program, args, kwargs)
+        if tuple(sizes.values()) not in self._served:
+            self._refuse(sizes)
         values = self._program.values(sizes)
         for name, (shape, dtype) in self._takes.items():
             check_value(name, given[name], evaluate_all(shape, values) if values else shape, dtype)
         return sizes
 
-    def _served_by(self, sizes: Mapping[str, int]) -> CompiledProgram:
-        """What runs a call of these sizes; of sizes that the compiler of a rank does not take, what is compiled for them alone.
-
-        Raises SizesError for sizes that the program does not serve.
-        """
-        key = tuple(sizes.values())
-        if key in self._served:
-            return self._served[key]
+    def _refuse(self, sizes: Mapping[str, int]) -> None:
+        """Raises SizesError for sizes that the program does not serve."""
         reason = self._program.refuses(sizes)
         if reason is not None:
             raise SizesError(reason, remedy="give sizes that the file serves (fxshard inspect says which), or export the model for these")
+
+    def _served_by(self, sizes: Mapping[str, int]) -> CompiledProgram:
+        """What runs a call of these sizes; of sizes that the compiler of a rank does not take, what is compiled for them alone."""
+        key = tuple(sizes.values())
+        if key in self._served:
+            return self._served[key]
         guard = broken(self._compiled.guards, sizes)
         mine = None if guard is None else str(guard)
         found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
