@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import fxshard
-from fxshard.errors import ConstraintError, OptionError, PlanError
+from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError
 from fxshard.hardware import Hardware, Link
 from fxshard.passes.at_sizes import program_at
 from fxshard.plan_json import loads
@@ -141,3 +141,21 @@ def test_memory_that_does_not_grow() -> None:
     """All of the input is on one rank in any case only where nobody reads it: what is left is the table."""
     made = fxshard.plan(Table(), (torch.zeros(8, 0),), MESH, dynamic_shapes=OPEN, memory_limit=10**6, train=False, cache=False)
     assert made.holds_up_to() == {"batch": None}
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up = nn.Embedding(128, 16), nn.Linear(16, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x + self.table.weight[: x.shape[0]]).sum()
+
+
+def test_it_holds_no_further_than_the_model_is_served() -> None:
+    found = plan(10**9, OPEN, model=Positions())
+    largest = found.holds_up_to()["batch"]
+    assert largest == 128
+    assert found.at(batch=largest).within_limit
+    with pytest.raises(FxshardError):
+        found.at(batch=largest + 4)

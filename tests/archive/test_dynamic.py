@@ -64,6 +64,9 @@ def test_roundtrip(tmp_path: Path, even: bool) -> None:
         assert all(a.format_node() == b.format_node() and str(a.meta.get("val")) == str(b.meta.get("val")) for a, b in pairs)
 
 
+S = "Symbol('s26', positive=True, integer=True)"
+
+
 def test_every_size_by_one_file(tmp_path: Path) -> None:
     model, _ = exported(tmp_path / "m.pt2")
     for rows in (2, 3, 6, 7, 40):
@@ -129,6 +132,33 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     assert fxshard.load(before).sizes == ()
 
 
+def test_a_guard_that_has_no_value_at_a_size_does_not_hold_there(tmp_path: Path) -> None:
+    exported(tmp_path / "m.pt2")
+    text = f"GreaterThan(FloorDiv(Integer(6), Add({S}, Integer(-6))), Integer(-9))"
+    program = fxshard.load(edited(tmp_path / "m.pt2", *_guard(condition=text, sizes=[["batch", "s26", 1]])))
+    assert program.refuses({"batch": 8}) is None and "for granted" in str(program.refuses({"batch": 6}))
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table.weight[: x.shape[0]]
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_a_table_that_a_size_is_known_not_to_exceed(tmp_path: Path, even: bool) -> None:
+    model, dims = Table().double(), {"x": {0: torch.export.Dim("t", max=16)}}
+    program = fxshard.export(
+        model, (torch.randn(6, 8).double(),), fxshard.Mesh({"tp": 2}), dynamic_shapes=dims, input_layouts="S(0)", output_layouts="R", even=even
+    )
+    program.save(tmp_path / "m.pt2")
+    for rows in (4, 6, 16, *(() if even else (5, 1))):
+        served(tmp_path / "m.pt2", model, rows)
+
+
 def _graph(change: Callable[[Any], Any]) -> tuple[str, Callable[[Any], None]]:
     def apply(file: Any) -> None:
         change(file["graph_module"]["graph"])
@@ -154,7 +184,6 @@ def _first(**value: Any) -> tuple[str, Callable[[Any], None]]:
     return PROGRAM, lambda p: p["sizes"][0].update(value)
 
 
-S = "Symbol('s26', positive=True, integer=True)"
 TAMPERED = [
     (_first_size("__import__('os').system('true')"), "'__import__' is no function of sizes"),
     (_first_size(f"Mul(Integer(-77), {S})"), r"the file says -77\*s26"),
@@ -177,6 +206,8 @@ TAMPERED = [
     (_guard(condition="open('x')"), "'open' is no function of sizes"),
     (_guard(condition="Integer(1)"), "a condition on sizes that the program has"),
     (_guard(sizes=[["seq", "s26", 1]]), "a condition on sizes that the program has"),
+    (_guard(condition=f"GreaterThan(ModularIndexing({S}, Float('3.0', precision=53), Integer(4)), Integer(0))"), "no whole number"),
+    ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"StrictGreaterThan({S}, Integer(9))")), "a size is a whole number"),
 ]
 
 

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import fxshard
+from examples.llama import Llama
 from fxshard.errors import FxshardError, PlanError, RunError
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_hooks import PINS, batch, close, mesh, net, shard, step
@@ -87,6 +88,19 @@ def averages() -> None:
     for one in found:
         update_bn([batch(), batch() * 2], one)
     same(*found)
+
+
+def gradients_in_buckets() -> None:
+    """Whose gradients are slices of what was reduced together can be copied in the middle of training."""
+    tokens = torch.randint(0, 256, (4, 16), generator=torch.Generator().manual_seed(0))
+    model: Any = fxshard.parallelize(Llama.small(), (tokens, tokens), mesh(), compiler="eager", input_layouts="S(0)", cache=False)
+    model(tokens, tokens).backward()
+    assert any(p.grad.to_local().storage_offset() for p in model.parameters())
+    other, average = copy.deepcopy(model), AveragedModel(model)
+    for parameter, copied, averaged in zip(model.parameters(), other.parameters(), average.parameters(), strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), copied.grad.full_tensor())
+        assert torch.equal(parameter.full_tensor(), averaged.full_tensor())
+        assert copied.grad.to_local().untyped_storage().data_ptr() != parameter.grad.to_local().untyped_storage().data_ptr()
 
 
 def loading() -> None:
@@ -233,5 +247,5 @@ def other_parts() -> None:
 
 
 found, test_two_ranks = two_ranks(
-    copies, averages, loading, saved, given_parameters, dtypes_and_modes, anomalies, parametrized, other_parts
+    copies, averages, gradients_in_buckets, loading, saved, given_parameters, dtypes_and_modes, anomalies, parametrized, other_parts
 )

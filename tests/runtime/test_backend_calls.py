@@ -221,3 +221,23 @@ def test_a_graph_break_under_fullgraph_is_dynamos_error() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
         torch.compile(broken, backend="fxshard", fullgraph=True, options=options)(torch.ones(2))
+
+
+def test_views_follow_strides_and_floats_their_signs() -> None:
+    big, wide = torch.randn(8, 10), torch.randn(8, 12)
+
+    def tail(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[1:], x.sum(-1)
+
+    compiled = torch.compile(tail, backend="fxshard", dynamic=True, options={"mesh": fxshard.Mesh({"tp": 1}), "compiler": "eager"})
+    for x in (big[:, :6], wide[:, :6], big[:6, :6]):
+        for found, wanted in zip(compiled(x), tail(x), strict=True):
+            SAME(found, wanted)
+            assert found.stride() == wanted.stride()
+
+    def divide(x: Tensor, by: float) -> Tensor:
+        return x / (by * torch.ones(()))
+
+    compiled = torch.compile(divide, backend="fxshard", dynamic=True, options={"mesh": fxshard.Mesh({"tp": 1}), "compiler": "eager"})
+    for by in (2.0, 3.0, 0.0, -0.0, float("nan")):
+        SAME(compiled(torch.ones(3), by), divide(torch.ones(3), by), equal_nan=True)

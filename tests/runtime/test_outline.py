@@ -186,3 +186,16 @@ def _any_repeated_graph(outlined: list[bool], data: st.DataObject, layers: int, 
         return (x, *kept)
 
     outlined.append(bool(checked(stack, torch.randn(4, 4), *weights(layers))[0]))
+
+
+def test_values_that_lie_otherwise_in_memory_are_read_by_other_subgraphs() -> None:
+    """Kernels for GPUs read several elements at once where the first lies at a multiple of 16 bytes."""
+
+    def layers(x: Tensor, row: int) -> list[Tensor]:
+        out = [x.new_zeros(6)]
+        for i in range(LAYERS):
+            out.append(torch.sin(torch.cos(torch.exp(x[row * i : row * i + 6] * out[-1]))))
+        return out[1:]
+
+    assert checked(lambda x: layers(x, 8), torch.randn(8 * LAYERS))[0]
+    assert not checked(lambda x: layers(x, 7), torch.randn(8 * LAYERS))[0]
