@@ -151,9 +151,8 @@ class Table(nn.Module):
 @pytest.mark.parametrize("even", [True, False])
 def test_a_table_that_a_size_is_known_not_to_exceed(tmp_path: Path, even: bool) -> None:
     model, dims = Table().double(), {"x": {0: torch.export.Dim("t", max=16)}}
-    program = fxshard.export(
-        model, (torch.randn(6, 8).double(),), fxshard.Mesh({"tp": 2}), dynamic_shapes=dims, input_layouts="S(0)", output_layouts="R", even=even
-    )
+    lies = {"input_layouts": "S(0)", "output_layouts": "R"}
+    program = fxshard.export(model, (torch.randn(6, 8).double(),), fxshard.Mesh({"tp": 2}), dynamic_shapes=dims, even=even, **lies)
     program.save(tmp_path / "m.pt2")
     for rows in (4, 6, 16, *(() if even else (5, 1))):
         served(tmp_path / "m.pt2", model, rows)

@@ -1,4 +1,4 @@
-"""Numbers that a model computes of sizes, tables that a size indexes, lengths of 1: few programs on two ranks, the numbers of one device."""
+"""Numbers that are computed of sizes, tables that a size indexes, lengths of 1: few programs on two ranks, the numbers of one device."""
 
 from __future__ import annotations
 
