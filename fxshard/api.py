@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
-from fxshard.errors import OptionError, a_kind
+from fxshard.errors import OptionError, SizesError, a_kind
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
+from fxshard.passes.annotate import legal_at
 from fxshard.passes.at_sizes import program_at
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without
@@ -33,7 +34,7 @@ from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.values import program_values, settled, sizes_of_call
-from fxshard.shapes import dynamic_dims, weighted_sizes
+from fxshard.shapes import dynamic_dims, sizes_named, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
 
 
@@ -321,7 +322,7 @@ def _lowered(
         check_plan(plan, mesh)
         graph = _graph_of(plan)
         if graph is not None and graph.family is not None:  # a plan for dynamic dims has its graph for all of their sizes
-            return lower_plan(graph, plan, rng=rng or GENERATORS[0])
+            return _lowered_for(graph, plan, args, kwargs, rng or GENERATORS[0])
         return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0], mixed_precision=precision)
     if not isinstance(source, ShardedProgram):
         raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")
@@ -333,6 +334,23 @@ def _lowered(
         raise OptionError("a program has its plan already, so that plan would be ignored", remedy="leave plan out, or pass the model")
     check_plan(source.plan, mesh)
     return source
+
+
+def _lowered_for(
+    graph: PlanningGraph, plan: ShardingPlan, args: Sequence[Any], kwargs: Mapping[str, Any] | None, rng: str
+) -> ShardedProgram:
+    """The program of a plan for dynamic dims: for sizes that it cuts evenly, or for shards of unequal lengths where the call has others."""
+    program = lower_plan(graph, plan, rng=rng)
+    sizes = sizes_of_call(program, args, kwargs)
+    if all(sizes[one.name] % one.unit == 0 for one in program.sizes):
+        return program
+    assert graph.family is not None
+    node = legal_at(graph, plan, sizes)
+    if node is not None:
+        raise SizesError(f"the plan of {node} is not legal at {sizes_named(sizes)}", remedy="plan for these sizes")
+    dims = tuple(replace(dim, uneven=True) for dim in graph.family.dims)
+    loose = replace(graph, family=replace(graph.family, dims=dims))
+    return lower_plan(loose, replace(plan, graph_hash=loose.hash), rng=rng)
 
 
 __all__ = ["diff", "export", "load", "local_batch", "lower", "parallelize", "plan", "simulate"]

@@ -88,3 +88,17 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     factory = "examples/llama3_8b.py:training"
     assert main(["plan", factory, "--mesh", "a=2", "--dynamic", "args[0]:batch"]) != 0
     assert "cannot read 'args[0]:batch'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut", ["S(0)", "R"])
+def test_a_plan_is_simulated_at_sizes_that_it_does_not_divide(cut: str) -> None:
+    torch.manual_seed(0)
+    model, mesh = Perceptron().double(), fxshard.Mesh({"a": 4}, hardware=SLOW)
+    made = fxshard.plan(model, (torch.zeros(8, 16).double(),), mesh, cache=False, dynamic_shapes=DIMS, input_layouts=cut)
+    for rows in (8, 7, 3, 1):
+        x = torch.randn(rows, 16, dtype=torch.float64)
+        found = fxshard.simulate(model, (x,), made)
+        torch.testing.assert_close(found.outputs, model(x), rtol=1e-9, atol=1e-9)
+        grads = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        for (name, _), grad in zip(model.named_parameters(), grads, strict=True):
+            torch.testing.assert_close(found.grads[name], grad, rtol=1e-9, atol=1e-9)
