@@ -169,9 +169,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
-    from fxshard.dynamic_text import parse_sizes
+    from fxshard.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
+    check_named(elsewhere, sizes["dynamic_shapes"])
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, closest
 
 EXAMPLE_SIZES = "--example-sizes"
 _DIM = re.compile(r"(\d+)=([A-Za-z_]\w*)")
@@ -54,3 +54,12 @@ def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
     if not all(pairs):
         raise OptionError(f"cannot read {text!r}", where=where, remedy="write names of dynamic dims and their sizes: batch=4,seq=8192")
     return {pair[1]: int(pair[2]) for pair in pairs if pair}
+
+
+def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str]] | None) -> None:
+    """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it a model may mark dims."""
+    names = sorted({name for dims in (dynamic or {}).values() for name in dims.values()})
+    unknown = next((name for one in sizes for name in one if names and name not in names), None)
+    if unknown is not None:
+        what = f"no dynamic dim is called {unknown!r}{closest(unknown, names)}"
+        raise OptionError(what, where="--at", remedy=f"name it in --dynamic, or give sizes of {', '.join(names)}")

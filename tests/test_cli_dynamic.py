@@ -72,3 +72,12 @@ def test_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         command = ["export", f"{model}:{factory}", "--mesh", "tp=2", "--dynamic", dynamic, "-o", str(tmp_path / "m.pt2")]
         assert cli.main(command) == 2
         assert what in capsys.readouterr().err
+
+
+def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--dynamic", "args[0]:0=batch", "--no-cache", "--at"]
+    assert cli.main([*command, "batches=8"]) == 2
+    said = capsys.readouterr()
+    assert "no dynamic dim is called 'batches'" in said.err and "batch" in said.err and not said.out
+    assert cli.main([*command, "batch=8"]) == 0
+    assert "at batch=8" in capsys.readouterr().out
