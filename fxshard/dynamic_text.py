@@ -57,7 +57,7 @@ def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
 
 
 def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str]] | None) -> None:
-    """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it a model may mark dims."""
+    """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it dims may be marked."""
     names = sorted({name for dims in (dynamic or {}).values() for name in dims.values()})
     unknown = next((name for one in sizes for name in one if names and name not in names), None)
     if unknown is not None:
