@@ -44,7 +44,7 @@ def made(
     """The halves asked for in turn, each with whether it would wait, and the backward that came of it; ``busy``: what others compile."""
     asked: list[tuple[str, bool]] = []
 
-    def run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, is_backward: bool = False) -> Any:
+    def run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, is_backward: bool = False, **kind: bool) -> Any:
         name = "backward" if is_backward else "forward"
         asked.append((name, wait))
         (node,) = module.graph.find_nodes(op="placeholder")
