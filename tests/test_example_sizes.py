@@ -136,15 +136,14 @@ def test_a_size_that_the_model_treats_otherwise() -> None:
         fxshard.plan(Branches(), (torch.zeros(8, 16),), MESH, dynamic_shapes={"x": {0: "batch"}}, example_sizes=[(8,), (2,)], cache=False)
 
 
-def test_a_prompt_and_the_tokens_that_follow() -> None:
-    """In inference a length of 1 is a size as any other; in training torch takes for granted that it is not 1, which is said."""
-    model, tokens = Llama.small(layers=1), torch.zeros(4, 16, dtype=torch.int64)
-    given: dict[str, Any] = {"mesh": fxshard.Mesh({"a": 2}), "example_sizes": [(8, 64), (64, 1)], "cache": False}
-    dims = {0: "batch", 1: "seq"}
-    made = fxshard.plan(model, (tokens,), dynamic_shapes=(dims,), train=False, **given)
+@pytest.mark.parametrize("train", [False, True])
+def test_a_prompt_and_the_tokens_that_follow(train: bool) -> None:
+    """A length of 1 is a size as any other."""
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    args: tuple[torch.Tensor, ...] = (tokens, tokens) if train else (tokens,)
+    given: dict[str, Any] = {"dynamic_shapes": ({0: "batch", 1: "seq"},) * len(args), "example_sizes": [(8, 64), (64, 1)], "cache": False}
+    made = fxshard.plan(Llama.small(layers=1), args, fxshard.Mesh({"a": 2}), train=train, **given)
     assert made.objective == pytest.approx((made.at(batch=8, seq=64).objective + made.at(batch=64, seq=1).objective) / 2)
-    with pytest.raises(SizesError, match="no plan for the example is one for batch=64, seq=1: the model takes for granted"):
-        fxshard.plan(model, (tokens, tokens), dynamic_shapes=(dims, dims), **given)
 
 
 MODEL = """
