@@ -89,10 +89,10 @@ MOST = 2**31
 
 
 def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constraints) -> dict[str, int | None]:
-    """The largest size of each dim without a ``max`` at which the model is traced so and ``plan`` keeps to its memory limit; None: any.
+    """How far ``plan`` keeps to its memory limit: the largest size of each dim without a ``max``, None where any will do.
 
-    One dim at a time, the others as in ``plan.memory_sizes``. Of a dim that is cut evenly, in multiples of the mesh's size. Raises
-    OptionError for a plan without a memory limit or without dynamic dims.
+    No further than what the trace took for granted holds. One dim at a time, the others as in ``plan.memory_sizes``; a dim that is cut
+    evenly in multiples of the mesh's size. Raises OptionError for a plan without a memory limit or without dynamic dims.
     """
     family, limit = _family(annotated), constraints.memory_limit
     if limit is None:

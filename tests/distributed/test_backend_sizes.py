@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import fxshard
@@ -20,21 +19,9 @@ import fxshard.runtime.backend as backend
 from examples.llama import Llama
 from fxshard.errors import RunError
 from tests.distributed.ranks import two_ranks
+from tests.distributed.test_any_size import Perceptron, mesh
 
 pytestmark = pytest.mark.distributed
-
-
-class Perceptron(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.up(x))).softmax(-1)
-
-
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
 
 
 def compiled(model: Any, dynamic: bool | None = None, **others: Any) -> Any:
