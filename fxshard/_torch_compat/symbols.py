@@ -56,6 +56,14 @@ class SymbolEnv:
             self.known[name] = env.create_symintnode(symbol, hint=hint, source=source)
         return self.known[name]
 
+    def number(self, name: str, hint: int) -> torch.SymInt:
+        """A symbol for a whole number that is no size, negative ones included."""
+        from torch._dynamo.source import ConstantSource
+
+        source = ConstantSource(name)
+        symbol = self.shape_env.create_unspecified_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self.shape_env.create_symintnode(symbol, hint=hint, source=source)
+
     def value(self, expression: sympy.Basic, hint: Any) -> Any:
         """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a number where it is one."""
         if isinstance(hint, bool):
@@ -129,6 +137,11 @@ def _place(sloc: Any) -> str:
     place = getattr(sloc, "maybe_user_loc", None) or getattr(sloc, "framework_loc", None) or sloc
     file, line = getattr(place, "filename", None), getattr(place, "lineno", None)
     return f"{file}:{line}" if file else str(place)
+
+
+def is_settled(symbol: sympy.Symbol, env: ShapeEnv | None) -> bool:
+    """Whether a symbol of ``env`` has become a number, or another expression."""
+    return env is not None and symbol in env.replacements
 
 
 ONE_THREAD = threading.RLock()

@@ -1,8 +1,9 @@
-"""Hooks of submodules that no graph can do, called after the program, or its backward, with the values that they would have seen."""
+"""What is done after a program: hooks of submodules that no graph can do are called, with the values that they would have seen, and
+attributes are set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import versions_of
 from fxshard._torch_compat.hooks import BACKWARD, BACKWARD_PRE, Hook, global_hooks, has_gradient_hooks, hooks_of
 from fxshard.errors import RunError
+from fxshard.left import Left
 from fxshard.passes.hooks import described
 from fxshard.passes.tapped import tap_name
 from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
+from fxshard.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -133,25 +136,37 @@ def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Ta
 
 @dataclass(frozen=True)
 class HooksAfter:
-    """What hooks have to do with a run of a program. ``calls``: None for a program that returns what the model returns and no more."""
+    """What is done after a run of a program. ``calls``: of hooks, None for a program that returns what the model returns and no more;
+    ``left``: what the forward sets in attributes of ``modules``."""
 
     calls: tuple[HookCall, ...] | None
     tapping: Tapping | None
+    left: Left | None
+    modules: tuple[nn.Module, ...]
+    device: torch.device
+
+    @property
+    def fits(self) -> bool:
+        """Whether the attributes that the forward counts or adds to are such still."""
+        return self.left is None or self.left.serves([vars(module) for module in self.modules])
 
     def taps(self) -> dict[str, torch.Tensor]:
         """Further inputs of the program, by name."""
         return {} if self.tapping is None else {tap_name(i): zero for i, zero in enumerate(self.tapping.zeros())}
 
-    def run(self, program: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
-        """What the model returns for the ``leaves`` of its arguments; hooks are called after the program, or wait for its backward."""
-        if self.calls is None:
-            return program(leaves)
-        if self.tapping is None:
-            outputs, given = program(leaves)
-        else:
-            taps = self.tapping.zeros()
-            outputs, given = program([*leaves, *taps])
+    def run(self, program: Runner, leaves: Sequence[Any]) -> Any:
+        """What the model returns for the ``leaves`` of its arguments; then attributes are set, and hooks are called, or wait for the
+        backward."""
+        taps = [] if self.tapping is None else self.tapping.zeros()
+        found = program([*leaves, *taps] if taps else leaves)
+        if self.tapping is not None:
             self.tapping.wait(taps)
+        if self.left is not None:
+            found, further = found if self.left.reads else (found, ())
+            self.left.settle(self.modules, further, program.sizes_of(leaves), self.device)
+        if self.calls is None:
+            return found
+        outputs, given = found
         for call, values in zip(self.calls, given, strict=True):
             call(values)
         return outputs
@@ -159,4 +174,4 @@ class HooksAfter:
 
 def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:
     """For the hooks that hang on ``model`` now, which ``graph`` was traced with."""
-    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device))
+    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device), graph.left, tuple(model.modules()), device)
