@@ -10,8 +10,10 @@ from operator import is_
 import torch
 from torch import nn
 
-from fxshard.errors import RunError
-from fxshard.left import Attribute, Left
+from fxshard.errors import PlanError, RunError
+from fxshard.left import Attribute
+from fxshard.planning_graph import PlanningGraph
+from fxshard.sharding_plan import ShardingPlan
 
 PLAIN = (bool, int, float, str, type(None))
 Attributes = tuple[tuple[tuple[str, object], ...], ...]
@@ -58,10 +60,16 @@ class KeptAttributes:
         self.model, self.written = model, frozenset[Attribute]()
         self.values: dict[Attribute, list[object]] = {}
 
-    def note(self, left: Left | None, now: Attributes) -> None:
-        """Of a call that was traced with the attributes as they are ``now``; raises RunError where one is another again and again."""
+    def note(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
+        """Of a call that was traced with the attributes as they are ``now``; raises RunError where one is another again and again, and
+        PlanError for a ``plan`` that does not return the tensors that the forward leaves there."""
+        left = graph.left
         if left is None:
             return
+        if plan is not None and plan.graph_hash != graph.hash and left.reads:
+            paths = ", ".join(write.path for write in left.writes)
+            what = f"the plan does not return what the forward of {self.model} leaves in attributes ({paths})"
+            raise PlanError(what, remedy="let parallelize plan, or return those tensors from the forward instead")
         self.written |= {write.attribute for write in left.writes}
         for (place, name), path, where in left.read:
             seen, value = self.values.setdefault((place, name), []), dict(now[place]).get(name)

@@ -269,7 +269,7 @@ class ShardedForward:
             if grows and (more := growing_dims(graph, named, dims)):
                 graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
-        self.kept.note(graph.left, attributes)
+        self.kept.note(graph, attributes, plan)
         warn_of_counts(graph, self.counted, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()

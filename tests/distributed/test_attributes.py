@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
-from fxshard.errors import RunError
+from fxshard.errors import PlanError, RunError
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_hooks import close
 
@@ -169,4 +169,19 @@ def assigned() -> None:
     assert model.log == [0]
 
 
-found, test_two_ranks = two_ranks(remembered, computed_with, carried, assigned)
+def accumulated() -> None:
+    """Within ``no_sync`` too; a plan without what is left is refused."""
+    model, reference = pair(Stack, input_layouts="S(0)", pins={"parts.0.up.weight": "R"})
+    with fxshard.no_sync(model):
+        model(batch()).square().sum().backward()
+    reference(batch()).square().sum().backward()
+    for m in (model, reference):
+        (m(batch(seed=1)) + m.parts[1].losses[0]).sum().backward()
+    close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+    assert model.parts[0].calls == 2
+    plan = fxshard.plan(Stack().double(), (batch(),), fxshard.Mesh({"tp": 2}), input_layouts="R", output_layouts="R")
+    with pytest.raises(PlanError, match=r"leaves in attributes \(parts.0.calls(.|\n)*let parallelize plan"):
+        pair(Stack, plan=plan)
+
+
+found, test_two_ranks = two_ranks(remembered, computed_with, carried, assigned, accumulated)
