@@ -371,6 +371,12 @@ def source_line(node: fx.Node) -> str | None:
     return _users_line(trace) if trace else None
 
 
+def users_place(trace: str) -> str | None:
+    """``file:line`` of the user's innermost line in the text of a stack trace, None where there is none."""
+    line = _users_line(trace)
+    return None if line is None else ":".join(line.split(":")[:2])
+
+
 @lru_cache(maxsize=4096)
 def _users_line(trace: str) -> str | None:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]

@@ -26,8 +26,8 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of, settled_by
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, distinct, guards_of, settled_by
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
@@ -47,7 +47,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if self.dims:
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
-            self._stack.enter_context(noting_lines())
+            self._stack.enter_context(noting_lines(of_user, users_place))
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
@@ -96,7 +96,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             return graph
         self._refuse_unknown(graph)
         symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
-        guards = (*self.captured, *guards_of(self.env.known))
+        guards = distinct((*self.captured, *guards_of(self.env.known)))
         for dim in self.dims:
             self._refuse_static(dim, guards)
         family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
