@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from zoo import gpt2
 
 import fxshard
 from fxshard.testing import assert_equal_to_one_device, one_device
-from tests.distributed.fresh import run_fresh
+from tests.distributed.fresh import ROOT, run_fresh
 
 RANK = """
 model = fxshard.load(folder + "/gpt2.pt2").bind(mesh)
