@@ -15,7 +15,13 @@ REMEDY = ", and computes with what they were when it was traced: keep what a for
 def own_changes(sources: Sequence[str], model: nn.Module) -> list[tuple[str, str]]:
     """(name of the module, attribute) of those of ``model`` itself; "" for an attribute that Dynamo does not name."""
     names = {name for name, _ in model.named_modules()}
-    return [found for source in sources if (found := _place(source, names)) is not None]
+    return [found for source in sources if (found := _place(source, names)) is not None and not _is_ours(found, model)]
+
+
+def _is_ours(place: tuple[str, str], model: nn.Module) -> bool:
+    """Whether a list or dict is none of the model's own: what the trace keeps beside it."""
+    path, name = place
+    return bool(name) and name not in vars(model.get_submodule(path))
 
 
 def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[tuple[str, str]]) -> None:
@@ -24,7 +30,8 @@ def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[t
     ``followed``: as ``own_changes`` has them.
     """
     names = {name for name, _ in model.named_modules()}
-    left = [s for s in sources if not s.endswith("['_buffers']") and _place(s, names) not in followed]
+    places = [(s, _place(s, names)) for s in sources if not s.endswith("['_buffers']")]
+    left = [s for s, place in places if place is None or not (place in followed or _is_ours(place, model))]
     said = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in left]
     own = any(name.startswith("self") for name in said)
     text = f"the forward of %s changes Python objects (%s); what is sharded leaves them as they are{REMEDY if own else ''}"

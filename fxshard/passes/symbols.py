@@ -41,6 +41,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         """Begins anew: another attempt notes guards of its own."""
         self.env = SymbolEnv()
         self.captured: tuple[Guard, ...] = ()
+        self.named: dict[sympy.Symbol, str] = {}
 
     def __enter__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -76,6 +77,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         own = captured_sizes(captured, inputs)
         names = {symbol_of(value): name for name, value in self.env.known.items()}
         named = {theirs: names[symbol_of(value)] for theirs, value in own.items() if symbol_of(value) in names}
+        self.named = named
         found = []
         for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
             symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
@@ -86,6 +88,14 @@ class Symbols(contextlib.AbstractContextManager[None]):
             settled = captured.meta["fake_mode"].shape_env.replacements.get(theirs)
             if isinstance(settled, sympy.Integer):
                 self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
+
+    def size(self, name: str) -> torch.SymInt:
+        """The size of a dynamic dim that an input has had."""
+        return self.env.known[name]
+
+    def name_of(self, size: Any) -> Any:
+        """The name of a size that Dynamo captured, if it is that of a dynamic dim; else the size."""
+        return self.named.get(expression(size), size) if is_symbolic(size) else size
 
     def settled(self, graph: PlanningGraph) -> PlanningGraph:
         """The graph at the example's sizes, with its family; as it is where no dim is dynamic.

@@ -148,7 +148,7 @@ def _capture(
         leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not is_bound(a)]
-    root, taps = left.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode)
+    root, taps = left.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
     named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
@@ -179,6 +179,7 @@ def _capture(
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
     symbols.note(captured, flat)
+    hooks.taps.name_sizes(symbols.name_of)
     left.changed = tuple(changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()

@@ -3,7 +3,7 @@ attributes are set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from fxshard.left import Left
 from fxshard.passes.hooks import described
 from fxshard.passes.tapped import tap_name
 from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
+from fxshard.program import ShardedProgram
 from fxshard.runtime.runner import Runner
+from fxshard.shapes import evaluate_all
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,15 @@ class Tapping:
     calls: tuple[BackwardHooks, ...]
     device: torch.device
 
-    def zeros(self) -> list[torch.Tensor]:
-        return [torch.zeros(shape, dtype=dtype, device=self.device, requires_grad=True) for shape, dtype in self.kinds]
+    def zeros(self, program: ShardedProgram | None = None, sizes: Mapping[str, int] | None = None) -> list[torch.Tensor]:
+        """What the taps of a call are; ``sizes``: the dynamic ones of it, by default those of the example."""
+        shapes = [shape for shape, _ in self.kinds]
+        if program is not None and program.sizes:
+            values = program.values(sizes or {})
+            known = {end.name: shape for end, shape in zip(program.inputs, program.input_shapes, strict=True)}
+            shapes = [evaluate_all(known[tap_name(i)], values) for i in range(len(self.kinds))]
+        kinds = [dtype for _, dtype in self.kinds]
+        return [torch.zeros(s, dtype=d, device=self.device, requires_grad=True) for s, d in zip(shapes, kinds, strict=True)]
 
     def wait(self, taps: Sequence[torch.Tensor]) -> None:
         """Calls the hooks once the backward has given all gradients, in the order in which it would have come by."""
@@ -157,13 +166,14 @@ class HooksAfter:
     def run(self, program: Runner, leaves: Sequence[Any]) -> Any:
         """What the model returns for the ``leaves`` of its arguments; then attributes are set, and hooks are called, or wait for the
         backward."""
-        taps = [] if self.tapping is None else self.tapping.zeros()
+        sizes = program.sizes_of(leaves)
+        taps = [] if self.tapping is None else self.tapping.zeros(program.program, sizes)
         found = program([*leaves, *taps] if taps else leaves)
         if self.tapping is not None:
             self.tapping.wait(taps)
         if self.left is not None:
             found, further = found if self.left.reads else (found, ())
-            self.left.settle(self.modules, further, program.sizes_of(leaves), self.device)
+            self.left.settle(self.modules, further, sizes, self.device)
         if self.calls is None:
             return found
         outputs, given = found
