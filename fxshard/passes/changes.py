@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 log = logging.getLogger("fxshard")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""What these change is done by them, after the program."""
 REMEDY = ", and computes with what they were when it was traced: keep what a forward counts or remembers in a buffer"
 
 
@@ -30,7 +32,7 @@ def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[t
     ``followed``: as ``own_changes`` has them.
     """
     names = {name for name, _ in model.named_modules()}
-    places = [(s, _place(s, names)) for s in sources if not s.endswith("['_buffers']")]
+    places = [(s, _place(s, names)) for s in sources if not (s.endswith("['_buffers']") or any(hooks in s for hooks in HOOKS))]
     left = [s for s, place in places if place is None or not (place in followed or _is_ours(place, model))]
     said = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in left]
     own = any(name.startswith("self") for name in said)

@@ -112,8 +112,9 @@ def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: froze
     said = tuple((a, _path(names[a[0]], a[1]), lines.get(a, "")) for a in sorted(read))
     reads = tuple(reached for reached, v in zip(found.reached, found.values, strict=True) if isinstance(v, int))
     left = Left(tuple(found.writes[a] for a in sorted(found.writes)), found.nodes, found.values, reads, frozenset(known - read), said)
+    by_hooks = {(names[place], name) for place, name in these if (place, name) not in found.writes.keys() | found.refused}
     unclear = {place for place, _ in found.refused}
-    return left, {(names[w.place], name) for w in left.writes for name in (w.name, *([""] if w.place not in unclear else ()))}
+    return left, by_hooks | {(names[w.place], name) for w in left.writes for name in (w.name, *([""] if w.place not in unclear else ()))}
 
 
 def _path(module: str, name: str) -> str:
