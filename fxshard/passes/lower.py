@@ -43,7 +43,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, guard_on, guards_of, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, guard_on, guards_of, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -101,7 +101,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         program = _lowered(symbolic, plan, classes, known)
         needed = [guard_on(size > 0, counted, units, f"{operator} takes no shard without elements") for size, operator in known.needed]
     sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
-    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *needed))))
+    return replace(program, sizes=sizes, guards=distinct((*family.guards, *guards_of(counted, units), *needed)))
 
 
 def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:

@@ -20,7 +20,7 @@ from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
 from fxshard.passes.storages import with_storages
 from fxshard.program import ShardedProgram
-from fxshard.shapes import Guard, guards_of
+from fxshard.shapes import Guard, distinct, guards_of
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
@@ -64,7 +64,7 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
     """Those of the program, and what passes have taken for granted of its symbols since."""
     found = guards_of({one.name: one.value for one in program.sizes}, {one.name: one.unit for one in program.sizes})
-    return tuple(dict.fromkeys((*program.guards, *found)))
+    return distinct((*program.guards, *found))
 
 
 def _before(program: ShardedProgram) -> Timeline:

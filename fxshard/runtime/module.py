@@ -46,7 +46,7 @@ from fxshard.runtime.any_size import (
     take_the_same_for_granted,
     traced_where_it_can_be,
 )
-from fxshard.runtime.attributes import AttributeReader, Attributes
+from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program, plain_arithmetic
@@ -176,7 +176,7 @@ class ShardedForward:
     def watch(self) -> None:
         """Begins to look at the modules that there are."""
         self.state = ModuleState(self.model, self.device_mesh)
-        self.attributes = AttributeReader(self.model)
+        self.attributes, self.kept = AttributeReader(self.model), KeptAttributes(type(self.model).__name__)
         s = self.settings
         self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
@@ -272,12 +272,13 @@ class ShardedForward:
             if grows and (more := growing_dims(graph, named, dims)):
                 graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
+        self.kept.note(graph, attributes, plan)
         warn_of_counts(graph, self.told, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
-                also = made.also_for(attributes, hooks, after)
+                also = made.also_for(attributes, hooks, after, graph, self.kept.written)
                 self.runners[key].append(also)
                 return also
         if not first:
@@ -345,7 +346,8 @@ class ShardedForward:
         return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
+        precision, written = self.settings.mixed_precision, self.kept.written
+        return Request(self.model, args, kwargs, train, mixed_precision=precision, dynamic=dims, observe=True, written=written)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
