@@ -169,9 +169,10 @@ def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others."""
+    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others; the first one
+    never is."""
     step = -(-size // parts)
-    if surely(step * parts == size):
+    if (isinstance(index, int) and index == 0) or surely(step * parts == size):
         return index * step, step
     return torch.sym_min(index * step, size), torch.sym_max(0, torch.sym_min(step, size - index * step))  # no less than 0, as all can see
 
