@@ -221,8 +221,8 @@ class ShardedProgram:
 
 def rank_numbers(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
     """The symbols of a rank's number on each axis, counted from 1; in the example those of the first rank."""
-    named = [(f"rank_on_{name}", size) for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
-    return tuple(ProgramSize(name, (), 1, env.symbol(name, 1, 1, size), 1, size) for name, size in named)
+    axes = zip(mesh.axis_names, mesh.shape, strict=True)
+    return tuple(ProgramSize(f"rank_on_{name}", (), 1, env.symbol(f"rank on {name}", 1, 1, size), 1, size) for name, size in axes)
 
 
 def is_collective(node: fx.Node) -> bool:
