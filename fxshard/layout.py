@@ -138,8 +138,8 @@ def placement_str(placement: Placement) -> str:
 
 
 class RankIndex(int):
-    """A rank's index on an axis that stands for those of others too: ``symbol`` is anyone's, and cuts sizes that are symbols. Sizes that are
-    numbers are cut by the number, which is that of one rank of the size class."""
+    """A rank's index on an axis that stands for those of others too: ``symbol`` is anyone's, and cuts sizes that are symbols; sizes that
+    are numbers are cut by the number, which is that of one rank of the size class."""
 
     symbol: Any
 

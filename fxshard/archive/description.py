@@ -23,7 +23,10 @@ from fxshard.shapes import Guard
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.verify_program import verify_program
 
-_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants", "sizes", "guards", "by_rank")
+_FIELDS = (
+    *("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants"),
+    *("sizes", "guards", "by_rank"),
+)
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)

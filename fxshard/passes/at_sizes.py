@@ -60,7 +60,7 @@ def _at_values(
     classes: dict[tuple[int, ...], SizeClass] = {}
     for coordinate, key in program.classes.items():
         own = program.numbers_of(coordinate)
-        numbers = {}
+        numbers: dict[sympy.Basic, Any] = {}
         for expr in spelled[key]:
             place = (expr, *(own[s] for s in sorted(expr.free_symbols & own.keys(), key=str)))
             if place not in known:
@@ -69,8 +69,12 @@ def _at_values(
         there = (*key, tuple(numbers[expr] for expr in spelled[key] if expr.free_symbols & own.keys())) if own else key
         classes[coordinate] = there
         if there not in modules:
-            modules[there] = instantiated(program.modules[key], values, lambda expr, _, found=numbers: found[expr], FAKES)
+            modules[there] = _with_numbers(program.modules[key], numbers)
     return modules, classes
+
+
+def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) -> fx.GraphModule:
+    return instantiated(module, {}, lambda expr, _: numbers[expr], FAKES)
 
 
 def _expressions(module: fx.GraphModule) -> tuple[sympy.Basic, ...]:

@@ -43,7 +43,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, guards_of, guards_on, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -55,6 +55,9 @@ FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten
 """Operators whose result a neutral element more leaves as it is."""
 OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
 """Operators that have a result, the neutral one, of no elements too."""
+
+
+NEEDS = "takes no shard without elements"
 
 
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
@@ -100,7 +103,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         program = _lowered(symbolic, plan, classes, known, ranks)
         sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
         program = replace(program, sizes=sizes)
-        needed = [one for size, operator in known.needed for one in program.guards_on(size > 0, f"{operator} takes no shard without elements")]
+        needed = [one for size, operator in known.needed for one in program.guards_on(size > 0, f"{operator} {NEEDS}")]
     return replace(program, guards=tuple(dict.fromkeys((*family.guards, *program.noted_guards(), *needed))))
 
 
@@ -122,7 +125,9 @@ def _expanded(graph: PlanningGraph, module: fx.GraphModule, plan: ShardingPlan) 
     return expand(replace(graph, module=module, family=None), plan.recomputed)
 
 
-def _lowered(graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values, ranks: tuple[ProgramSize, ...] = ()) -> ShardedProgram:
+def _lowered(
+    graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values, ranks: tuple[ProgramSize, ...] = ()
+) -> ShardedProgram:
     modules: dict[Any, fx.GraphModule] = {}
     issued: tuple[ProgramCollective, ...] = ()
     for coordinate, size_class in classes.items():

@@ -38,7 +38,7 @@ from fxshard.runtime.outline import outline
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, differentiates, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
-from fxshard.shapes import Guard, guards_of
+from fxshard.shapes import Guard
 
 log = logging.getLogger("fxshard")
 COMPILERS = ("inductor", "eager")

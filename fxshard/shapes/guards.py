@@ -46,7 +46,7 @@ Ranks = Sequence[tuple[torch.SymInt, int]]
 def guards_on(
     condition: Any, where: str, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], ranks: Ranks = ()
 ) -> tuple[Guard, ...]:
-    """A condition on ``symbols``, by name, each in its unit, that is taken for granted by ``where``; of any rank where it names ``ranks``."""
+    """A condition on ``symbols``, by name, each in its unit, that ``where`` takes for granted; of any rank where it names ``ranks``."""
     return _guards(expression(condition), symbols, units, where, ranks)
 
 

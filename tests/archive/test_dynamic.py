@@ -64,7 +64,7 @@ def test_roundtrip(tmp_path: Path, even: bool) -> None:
         assert all(a.format_node() == b.format_node() and str(a.meta.get("val")) == str(b.meta.get("val")) for a, b in pairs)
 
 
-S = "Symbol('s26', positive=True, integer=True)"
+S, RANK = (f"Symbol('{name}', positive=True, integer=True)" for name in ("s26", "s37"))
 
 
 def test_every_size_by_one_file(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path
         exported(tmp_path / name)
     assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
     opened = torch.export.load(tmp_path / "a.pt2")
-    (limits,) = opened.range_constraints.values()
-    assert (int(limits.lower), int(limits.upper)) == (1, 40)
-    assert opened.graph_signature.user_inputs[0] == "size_0"
+    limits = [(int(one.lower), int(one.upper)) for one in opened.range_constraints.values()]
+    assert limits == [(1, 40), (1, 2)]  # rows, and the number of the rank
+    assert opened.graph_signature.user_inputs[:2] == ("size_0", "size_1")
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
@@ -193,11 +193,13 @@ TAMPERED = [
     (_graph(lambda g: g["nodes"][0].update(target="_operator.mod")), "the file says|cannot have these"),
     (_graph(lambda g: g["nodes"][0]["inputs"][0].update(arg={"as_string": "x"})), "a size is computed of sizes only"),
     (_graph(lambda g: g["tensor_values"]["args_0"]["sizes"][0].update(as_expr={"expr_str": S})), "the file says otherwise"),
-    (_graph(lambda g: g["inputs"].pop(0)), "does not take all sizes"),
-    (_graph(lambda g: g["inputs"].insert(0, g["inputs"][0])), "takes more sizes than the program has"),
+    (_graph(lambda g: g["inputs"].pop(1)), "does not take all sizes"),
+    (_graph(lambda g: g["inputs"].insert(2, g["inputs"][0])), "takes more sizes than the program has"),
     ((PROGRAM, lambda p: p["sizes"].clear()), "there is no size 's26'"),
     ((PROGRAM, lambda p: p["sizes"].append(p["sizes"][0])), "two sizes are called 'batch'"),
     ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"Add(Integer(1), {S})")), "hold together"),
+    ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"Add({S}, {RANK})")), "does not depend on the rank"),
+    ((PROGRAM, lambda p: p.update(by_rank=False)), "takes more sizes than the program has"),
     (_first(unit=0), "at least 1, found 0"),
     (_first(example=2**50), "out of bounds"),
     (_first(most=0), "at least 1, found 0"),
