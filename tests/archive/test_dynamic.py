@@ -35,10 +35,10 @@ def perceptron() -> nn.Module:
     return Perceptron(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
 
 
-def exported(path: Path | None, **options: Any) -> tuple[nn.Module, Any]:
+def exported(path: Path | None, ranks: int = 2, **options: Any) -> tuple[nn.Module, Any]:
     model = perceptron()
     args = (torch.randn(6, 8).double(),)
-    program = fxshard.export(model, args, fxshard.Mesh({"tp": 2}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
+    program = fxshard.export(model, args, fxshard.Mesh({"tp": ranks}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
     if path is not None:
         program.save(path)
     return model, program
@@ -75,6 +75,15 @@ def test_every_size_by_one_file(tmp_path: Path) -> None:
         served(tmp_path / "m.pt2", model, 41)
     with pytest.raises(SizesError, match=r"takes for granted that .*test_dynamic.py"):
         served(tmp_path / "m.pt2", model, 1)
+
+
+def test_a_file_for_more_ranks_holds_no_more_graphs(tmp_path: Path) -> None:
+    model, program = exported(tmp_path / "m.pt2", 18)
+    exported(tmp_path / "two.pt2", 2)
+    assert len(program.modules) == 1 and program.sizes[0].uneven
+    assert len(entries(tmp_path / "m.pt2")[GRAPH]) < 1.5 * len(entries(tmp_path / "two.pt2")[GRAPH])
+    for rows in (2, 17, 37):  # fewer than ranks, so that most have none
+        served(tmp_path / "m.pt2", model, rows)
 
 
 def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:

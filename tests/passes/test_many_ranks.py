@@ -27,9 +27,16 @@ def lowered(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> tuple[nn
     return model, lower_plan(graph, random_graph_plan(annotate(graph, Mesh(dict(mesh))), seed))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mesh", [(("a", 18),), (("a", 4), ("b", 5))], ids=str)
-@pytest.mark.parametrize("name", ["perceptron", "flattened"])
+SLOW = pytest.mark.slow
+LINE, PLANE = (("a", 18),), (("a", 4), ("b", 5))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("perceptron", LINE), ("flattened", LINE), ("flattened", PLANE), pytest.param("perceptron", PLANE, marks=SLOW)],
+    ids=str,
+)
 def test_equal_to_one_device(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> None:
     model, program = lowered(name, mesh, seed)
     assert program.ranks
