@@ -69,12 +69,17 @@ class SymbolEnv:
 
     def value(self, expression: sympy.Basic, hint: Any) -> Any:
         """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a number where it is one."""
-        if isinstance(hint, bool):
-            return self.shape_env.create_symboolnode(expression) if expression.free_symbols else bool(expression)
-        if not expression.free_symbols:
-            return hint
-        make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
-        return make(expression, hint=hint)
+        return symbolic_number(self.shape_env, expression, hint)
+
+
+def symbolic_number(env: ShapeEnv, expression: sympy.Basic, hint: Any) -> Any:
+    """An expression of the symbols of ``env`` as a SymInt, SymFloat or SymBool, ``hint`` in the example; a number where it is one."""
+    if isinstance(hint, bool):
+        return env.create_symboolnode(expression) if expression.free_symbols else bool(expression)
+    if not expression.free_symbols:
+        return hint
+    make = env.create_symintnode if isinstance(hint, int) else env.create_symfloatnode
+    return make(expression, hint=hint)
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ class ShardedForward:
                 if any(dim.asked for dim in dims):
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self.prepare(args, kwargs, train, None, less_even(dims, self.mesh.size))
+                return self.prepare(args, kwargs, train, None, less_even(dims))
             cut = self.requests.cut(graph, bool(self.runners))
             check_whole(program, named, cut=cut)
             if first:
@@ -331,7 +331,7 @@ class ShardedForward:
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
-        dims, uneven = dims_of_call(named, asked, seen, made, self.mesh.size, everything=self.settings.dynamic is True)
+        dims, uneven = dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
         if uneven:
             announce(self.device_mesh, logging.WARNING, UNEVEN, ", ".join(uneven))
         return dims
