@@ -14,7 +14,7 @@ import torch
 
 from fxshard._torch_compat import pack
 from fxshard._torch_compat.joined_kernels import joined_kernels
-from fxshard._torch_compat.symbols import ONE_THREAD
+from fxshard._torch_compat.symbols import ONE_THREAD, GuardRefused, refusing_guards
 
 if TYPE_CHECKING:
     from torch import fx
@@ -94,12 +94,14 @@ def _any_size(env: Any) -> Iterator[None]:
     """While Inductor compiles for symbols.
 
     Whether a sum goes through a helper that adds up more precisely, and in which order dims are laid out, is asked of the example and not
-    noted as a guard, for either is right. The strides of a view are first looked for without asking anything: mostly they follow whatever
-    the sizes. What is found in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and
-    ``max``, which would ask of symbols which is the smaller one: they become symbols' own, so that a hit takes no more for granted.
+    noted as a guard, for either is right. Whether tensors overlap, where that depends on sizes, is taken for true: nothing is computed in
+    place there. The strides of a view are first looked for without asking anything: mostly they follow whatever the sizes. What is found
+    in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and ``max``, which would ask
+    of symbols which is the smaller one: they become symbols' own, so that a hit takes no more for granted.
     """
     from torch._inductor import ir, utils
     from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.fx_passes import reinplace
     from torch._subclasses import fake_impls
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
@@ -118,11 +120,19 @@ def _any_size(env: Any) -> Iterator[None]:
 
         return asked
 
-    strides = fake_impls._compute_stride
+    def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
+        try:
+            with refusing_guards(env):
+                return found(tensors)
+        except GuardRefused:
+            return set(range(len(tensors)))
+
+    strides, found = fake_impls._compute_stride, reinplace.compute_overlapping_tensors
     with ONE_THREAD, contextlib.ExitStack() as stack:
         for owner, name in ((CppKernel, "need_use_acc_helper"), (ir, "argsort_sym"), (utils, "argsort_sym")):
             stack.enter_context(mock.patch.object(owner, name, unnoted(getattr(owner, name))))
         stack.enter_context(mock.patch.object(fake_impls, "_compute_stride", strides_of_view))
+        stack.enter_context(mock.patch.object(reinplace, "compute_overlapping_tensors", overlapping))
         env.evaluate_guards_expression = evaluated
         stack.callback(delattr, env, "evaluate_guards_expression")
         yield

@@ -27,7 +27,10 @@ from fxshard._torch_compat.symbols import (
 )
 from fxshard.errors import StaticDimError, TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, distinct, guards_of, settled_by
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, broken, distinct, guards_of, settled_by
+
+ROOM = 64
+"""Sizes up to so many beyond twice the example's are tried, to tell whether a dim can be of any other."""
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
@@ -116,6 +119,10 @@ class Symbols(contextlib.AbstractContextManager[None]):
         known = self.env.known.get(dim.name)
         if known is not None and isinstance(expression(known), sympy.Integer):
             self._refuse(dim, expression(known), guards)
+        own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
+        others = [n for n in range(dim.least, 2 * dim.example + ROOM) if n != dim.example and (dim.most is None or n <= dim.most)]
+        if own and others and all(broken(own, {dim.name: size}) is not None for size in others):
+            self._refuse(dim, sympy.Integer(dim.example), own)
 
     def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
         cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)

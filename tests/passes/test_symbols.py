@@ -10,11 +10,12 @@ import pytest
 import torch
 from passes.any_size import CASES, calls, traced
 from torch import nn
+from torch.export import Dim
 
 import fxshard
 from fxshard.errors import OptionError, TraceError
 from fxshard.passes.trace import trace
-from fxshard.shapes import dynamic_dims
+from fxshard.shapes import GraphFamily, dynamic_dims
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,9 +51,23 @@ def test_a_model_that_takes_one_size_is_refused_with_its_line(model: nn.Module) 
     assert __file__.rsplit("/", 1)[-1] in (caught.value.where or "") or "test_symbols" in str(caught.value)
 
 
+def test_a_branch_for_one_size_alone_is_refused_like_it() -> None:
+    def traced_at(batch: int, bound: int) -> GraphFamily | None:
+        model, args = Branches(bound), (torch.randn(batch, 16),)
+        return trace(model, args, dynamic=dynamic_dims(model, args, {}, {"x": {0: Dim("batch", min=1)}})).family
+
+    with pytest.raises(TraceError, match=r"cannot change, the model takes it for 1: it takes for granted that batch <= 1 .*test_symbols"):
+        traced_at(1, bound=1)
+    assert traced_at(1, bound=2) is not None and traced_at(2, bound=1) is not None
+
+
 class Branches(nn.Module):
+    def __init__(self, bound: int = 3) -> None:
+        super().__init__()
+        self.bound = bound
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[0] > 3 else x
+        return x * 2 if x.shape[0] > self.bound else x
 
 
 def test_a_branch_is_a_guard() -> None:
