@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, hint_of, is_symbolic
+from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, hint_of, is_symbolic
 from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
 from fxshard.targets import name_of
 
@@ -67,16 +67,16 @@ class Call:
     def __hash__(self) -> int:
         return self._hash
 
-
-def is_hashable(call: Call) -> bool:
-    """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
-    if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((call.args, call.kwargs))):
-        return False
-    try:
-        hash(call)
-    except TypeError:
-        return False
-    return True
+    @cached_property
+    def is_hashable(self) -> bool:
+        """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
+        if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
+            return False
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
 
 
 KNOWN = 50_000
@@ -105,7 +105,7 @@ def call_of(node: fx.Node) -> Call:
 def example_call(node: fx.Node) -> Call:
     """The ``Call`` behind a graph node, its symbolic sizes those of the example."""
     call = call_of(node)
-    return call if is_hashable(call) else _at_example(call)
+    return call if call.is_hashable else _at_example(call)
 
 
 def _at_example(value: Any) -> Any:
@@ -126,10 +126,11 @@ def _look(value: Any) -> Hashable:
     kind = type(value)
     if kind in _CONSTANTS:
         return kind, value
-    if isinstance(value, fx.Node):
+    if kind is fx.Node:
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
             raise TypeError("a call of such a node holds the node itself")
+        return _sizes(value), value.dtype
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype
     if isinstance(value, (list, tuple)):
@@ -146,9 +147,10 @@ _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
-    if any(type(size) is not int for size in value.shape):
+    shape = value.shape
+    if not are_numbers(shape):
         raise TypeError("a symbolic size")
-    return value.shape
+    return shape
 
 
 def _call_of(node: fx.Node) -> Call:

@@ -18,9 +18,9 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import hint_of, is_symbolic
+from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
 from fxshard.shapes import GraphFamily
-from fxshard.targets import name_of
+from fxshard.targets import kept, name_of
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
@@ -220,7 +220,10 @@ UNKNOWN = -1
 
 def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     """Sizes as numbers, UNKNOWN for those that only running tells."""
-    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
+    sizes = tuple(shape)
+    if are_numbers(sizes):
+        return sizes
+    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in sizes)
 
 
 def example_shape(shape: Iterable[Any]) -> tuple[int, ...]:
@@ -248,7 +251,7 @@ def at_run_time(node: fx.Node) -> bool:
 def run_time_cause(node: fx.Node) -> str:
     """What about ``node`` only running tells, in words; empty where nothing is."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
-    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
+    by_values = _gives_any_shape(node.target) and not _by_places(node, read)
     if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
@@ -261,10 +264,15 @@ def run_time_cause(node: fx.Node) -> str:
     return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
 
 
+@kept
+def _gives_any_shape(target: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in getattr(target, "tags", ())
+
+
 def _is_known(value: Any) -> bool:
     """Whether it is a tensor whose sizes are numbers, or several: as nearly all are, which is asked first."""
     if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and all(type(size) is int for size in value.shape)
+        return value.layout is torch.strided and are_numbers(value.shape)
     return isinstance(value, (tuple, list)) and all(map(_is_known, value))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -187,6 +187,14 @@ def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:
     known = size.node.shape_env.bound_sympy(size.node.expr)
     least = int(known.lower) if known.lower.is_Integer else 0
     return least, int(known.upper) if known.upper.is_Integer and known.upper < LARGEST else None
+
+
+_NUMBER = frozenset({int})
+
+
+def are_numbers(sizes: Iterable[Any]) -> bool:
+    """Whether none is a symbol; asked of each tensor many times, so without a loop in Python."""
+    return _NUMBER.issuperset(map(type, sizes))
 
 
 def is_symbolic(value: Any) -> bool:

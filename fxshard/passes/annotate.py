@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
-from fxshard.call import Call, is_hashable
+from fxshard.call import Call
 from fxshard.errors import RuleError, SizesError
 from fxshard.layout import Layout, all_layouts, extent
 from fxshard.mesh import Mesh
@@ -267,7 +267,7 @@ def _calls(graph: PlanningGraph) -> dict[str, Call]:
     """The calls of a graph; equal ones are one object, so that whoever asks about them again need not compare them."""
     known: dict[Call, Call] = {}
     calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    return {name: known.setdefault(call, call) if is_hashable(call) else call for name, call in calls.items()}
+    return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in calls.items()}
 
 
 def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:
