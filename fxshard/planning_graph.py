@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
@@ -285,9 +286,27 @@ def _is_unknown_number(value: Any) -> bool:
 
 
 def _describe(node: fx.Node) -> list[Any]:
-    args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
+    args = _written(node.args), _written(node.kwargs)
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [node.name, node.op, name_of(node.target), repr(args), metas]
+
+
+def _written(value: Any) -> Any:
+    """An argument with all in it as text; pytree, which takes long, is asked of what is not among the usual."""
+    kind = type(value)
+    if kind is fx.Node:
+        return f"%{value.name}"
+    if kind is tuple:
+        return tuple(map(_written, value))
+    if kind is immutable_list:
+        return list(map(_written, value))
+    if kind is immutable_dict:
+        return {key: _written(item) for key, item in value.items()}
+    return _plain(value) if kind in (int, float, bool, str, type(None)) else pytree.tree_map(_leaf, value)
+
+
+def _leaf(value: Any) -> str:
+    return f"%{value.name}" if isinstance(value, fx.Node) else _plain(value)
 
 
 def _plain(value: Any) -> str:

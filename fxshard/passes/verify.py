@@ -85,8 +85,9 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
         _check_identity(node, planned.pop(node.name), plan)
-        _check_form(node, spec, plan, fine)
-        for k, (operand, want) in enumerate(zip(operands(node), spec.inputs, strict=True)):
+        reads = operands(node)
+        _check_form(node, spec, plan, reads, fine)
+        for k, (operand, want) in enumerate(zip(reads, spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
             if want != have or (node.name, k) in moves:
@@ -147,9 +148,9 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
             raise PlanError(f"the plan gives {node.name} the {fact} {said!r}, the model {true!r}", where=_where(node), remedy=remedy)
 
 
-def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, fine: set[Hashable]) -> None:
+def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], fine: set[Hashable]) -> None:
     """``fine``: (spec, by its id, and numbers of dims) of nodes that were looked at before."""
-    reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
+    gives = outputs_of(node) if node.op != "output" else ()
     form = id(spec), *(o.meta["val"].dim() for o in reads), None, *(None if v is None else v.dim() for v in gives)
     if form in fine:
         return
