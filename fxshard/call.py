@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from torch import fx
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, hint_of, is_symbolic
-from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
+from fxshard.planning_graph import PlanningGraph, is_tensor, operands, outputs_of, plain_shape, planned_nodes
 from fxshard.targets import name_of
 
 
@@ -100,6 +100,14 @@ def call_of(node: fx.Node) -> Call:
         if len(_KNOWN) > KNOWN:
             _KNOWN.pop(next(iter(_KNOWN)))
     return known
+
+
+def calls_of(graph: PlanningGraph) -> Mapping[str, Call]:
+    """The ``Call`` behind each call of a graph, by the name of its node; worked out once."""
+    if "calls" not in graph.kept:
+        graph.kept["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    found: Mapping[str, Call] = graph.kept["calls"]
+    return found
 
 
 def example_call(node: fx.Node) -> Call:

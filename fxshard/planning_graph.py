@@ -142,6 +142,16 @@ class PlanningGraph:
         """The user's source line behind each node that has one."""
         return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
 
+    @cached_property
+    def late(self) -> dict[str, str]:
+        """What about calls only running tells (``run_time_cause``), by the node's name, where there is something."""
+        return {n.name: cause for n in planned_nodes(self) if n.op == "call_function" and (cause := run_time_cause(n))}
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was worked out of the graph alone, and is asked again, by name: ``call.calls_of``."""
+        return {}
+
     def inputs_of(self, kind: str) -> tuple[GraphInput, ...]:
         return tuple(i for i in self.inputs if i.kind == kind)
 

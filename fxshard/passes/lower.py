@@ -20,7 +20,7 @@ from torch.distributed.tensor import Partial
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, oblivious, surely
-from fxshard.call import Call
+from fxshard.call import Call, calls_of
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, is_emptied
 from fxshard.passes.emit import emit_step
@@ -31,7 +31,6 @@ from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_blocks, verify_edges
 from fxshard.planning_graph import (
     PlanningGraph,
-    at_run_time,
     example_shape,
     is_getitem,
     is_tensor,
@@ -46,7 +45,7 @@ from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, Size
 from fxshard.redistribution import sent_bytes, walk
 from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, guard_on, guards_of, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
-from fxshard.strategies import call_of, local_form
+from fxshard.strategies import local_form
 from fxshard.strategies.conversion import identity
 from fxshard.strategies.factors import same
 
@@ -210,6 +209,7 @@ class _Lowering:
 
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
+        self.calls = calls_of(self.graph)
         times = Lifetimes(self.graph)
         self.returned: dict[str, list[int]] = {}
         self.ahead: dict[str, list[int]] = {}
@@ -304,10 +304,10 @@ class _Lowering:
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
-        if at_run_time(node):
+        if node.name in self.graph.late:
             results: Any = self.local.copied(node, *self._arguments(node, reads))
         else:
-            call = call_of(node)
+            call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
             results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted) if call.is_hashable else emitted()
         if outputs_of(node):
