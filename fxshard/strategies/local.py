@@ -53,7 +53,10 @@ class LocalContext(Protocol):
 
 
 LocalForm = Callable[[LocalContext], Any]
-"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""
+"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs.
+
+What it emits must follow from what the context tells, and of operands from shapes, strides and dtypes: it is asked once for calls that are alike.
+"""
 
 
 def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
