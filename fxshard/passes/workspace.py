@@ -65,7 +65,9 @@ def takes(node: fx.Node) -> bool:
         return False
     entry = lookup(name_of(node.target))
     local = node.target in KERNELS or (entry is not None and entry.local is not None)
-    return (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node))) and not at_run_time(node)
+    if not local and is_tensor(node):  # one result
+        return False
+    return not at_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
 
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
