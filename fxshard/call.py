@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, hint_of, is_symbolic
-from fxshard.planning_graph import is_tensor, operands, outputs_of, plain_shape
+from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, hint_of, is_symbolic
+from fxshard.planning_graph import PlanningGraph, is_tensor, operands, outputs_of, plain_shape, planned_nodes
 from fxshard.targets import name_of
 
 
@@ -67,16 +67,16 @@ class Call:
     def __hash__(self) -> int:
         return self._hash
 
-
-def is_hashable(call: Call) -> bool:
-    """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
-    if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((call.args, call.kwargs))):
-        return False
-    try:
-        hash(call)
-    except TypeError:
-        return False
-    return True
+    @cached_property
+    def is_hashable(self) -> bool:
+        """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
+        if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
+            return False
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
 
 
 KNOWN = 50_000
@@ -102,10 +102,18 @@ def call_of(node: fx.Node) -> Call:
     return known
 
 
+def calls_of(graph: PlanningGraph) -> Mapping[str, Call]:
+    """The ``Call`` behind each call of a graph, by the name of its node; worked out once."""
+    if "calls" not in graph.kept:
+        graph.kept["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    found: Mapping[str, Call] = graph.kept["calls"]
+    return found
+
+
 def example_call(node: fx.Node) -> Call:
     """The ``Call`` behind a graph node, its symbolic sizes those of the example."""
     call = call_of(node)
-    return call if is_hashable(call) else _at_example(call)
+    return call if call.is_hashable else _at_example(call)
 
 
 def _at_example(value: Any) -> Any:
@@ -126,10 +134,11 @@ def _look(value: Any) -> Hashable:
     kind = type(value)
     if kind in _CONSTANTS:
         return kind, value
-    if isinstance(value, fx.Node):
+    if kind is fx.Node:
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
             raise TypeError("a call of such a node holds the node itself")
+        return _sizes(value), value.dtype
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype
     if isinstance(value, (list, tuple)):
@@ -146,9 +155,10 @@ _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
-    if any(type(size) is not int for size in value.shape):
+    shape = value.shape
+    if not are_numbers(shape):
         raise TypeError("a symbolic size")
-    return value.shape
+    return shape
 
 
 def _call_of(node: fx.Node) -> Call:

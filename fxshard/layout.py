@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.symbols import are_numbers, surely
 from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
@@ -70,7 +70,7 @@ class Layout(tuple[Placement, ...]):
 
     def axes_on(self, dim: int) -> tuple[int, ...]:
         """Indexes of the mesh axes that shard tensor dim ``dim``, in mesh order."""
-        return tuple(i for i, p in enumerate(self) if isinstance(p, Shard) and p.dim == dim)
+        return _axes_on(self, dim)
 
     def held_on(self, dim: int) -> tuple[int, ...]:
         """Indexes of the mesh axes that hold pieces of ``dim``, folded or not."""
@@ -97,6 +97,11 @@ class Layout(tuple[Placement, ...]):
 
     def __repr__(self) -> str:
         return f"Layout({str(self)!r})"
+
+
+@lru_cache(maxsize=65536)
+def _axes_on(layout: Layout, dim: int) -> tuple[int, ...]:
+    return tuple(i for i, p in enumerate(layout) if isinstance(p, Shard) and p.dim == dim)
 
 
 @lru_cache(maxsize=4096)
@@ -242,6 +247,8 @@ def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) 
 
 def is_emptied(local: Sequence[int], whole: Sequence[int]) -> bool:
     """Whether a dim that has elements in the whole has none on a rank; other dims may have none at all."""
+    if are_numbers(local) and 0 not in local:
+        return False
     return any(a == 0 != b for a, b in zip(local, whole, strict=True) if isinstance(a, int))
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import hint_of, is_symbolic
+from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
 from fxshard.left import Attribute, Left
 from fxshard.shapes import GraphFamily
-from fxshard.targets import name_of
+from fxshard.targets import kept, name_of
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(__file__), "passes", "")
@@ -146,6 +147,16 @@ class PlanningGraph:
         """The user's source line behind each node that has one."""
         return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
 
+    @cached_property
+    def late(self) -> dict[str, str]:
+        """What about calls only running tells (``run_time_cause``), by the node's name, where there is something."""
+        return {n.name: cause for n in planned_nodes(self) if n.op == "call_function" and (cause := run_time_cause(n))}
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was worked out of the graph alone, and is asked again, by name: ``call.calls_of``."""
+        return {}
+
     def inputs_of(self, kind: str) -> tuple[GraphInput, ...]:
         return tuple(i for i in self.inputs if i.kind == kind)
 
@@ -225,7 +236,10 @@ UNKNOWN = -1
 
 def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     """Sizes as numbers, UNKNOWN for those that only running tells."""
-    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in shape)
+    sizes = tuple(shape)
+    if are_numbers(sizes):
+        return sizes
+    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in sizes)
 
 
 def example_shape(shape: Iterable[Any]) -> tuple[int, ...]:
@@ -253,7 +267,7 @@ def at_run_time(node: fx.Node) -> bool:
 def run_time_cause(node: fx.Node) -> str:
     """What about ``node`` only running tells, in words; empty where nothing is."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
-    by_values = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not _by_places(node, read)
+    by_values = _gives_any_shape(node.target) and not _by_places(node, read)
     if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
@@ -266,10 +280,15 @@ def run_time_cause(node: fx.Node) -> str:
     return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
 
 
+@kept
+def _gives_any_shape(target: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in getattr(target, "tags", ())
+
+
 def _is_known(value: Any) -> bool:
     """Whether it is a tensor whose sizes are numbers, or several: as nearly all are, which is asked first."""
     if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and all(type(size) is int for size in value.shape)
+        return value.layout is torch.strided and are_numbers(value.shape)
     return isinstance(value, (tuple, list)) and all(map(_is_known, value))
 
 
@@ -282,9 +301,27 @@ def _is_unknown_number(value: Any) -> bool:
 
 
 def _describe(node: fx.Node) -> list[Any]:
-    args = pytree.tree_map(lambda a: f"%{a.name}" if isinstance(a, fx.Node) else _plain(a), (node.args, node.kwargs))
+    args = _written(node.args), _written(node.kwargs)
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [node.name, node.op, name_of(node.target), repr(args), metas]
+
+
+def _written(value: Any) -> Any:
+    """An argument with all in it as text; pytree, which takes long, is asked of what is not among the usual."""
+    kind = type(value)
+    if kind is fx.Node:
+        return f"%{value.name}"
+    if kind is tuple:
+        return tuple(map(_written, value))
+    if kind is immutable_list:
+        return list(map(_written, value))
+    if kind is immutable_dict:
+        return {key: _written(item) for key, item in value.items()}
+    return _plain(value) if kind in (int, float, bool, str, type(None)) else pytree.tree_map(_leaf, value)
+
+
+def _leaf(value: Any) -> str:
+    return f"%{value.name}" if isinstance(value, fx.Node) else _plain(value)
 
 
 def _plain(value: Any) -> str:

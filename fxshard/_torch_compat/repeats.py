@@ -6,10 +6,10 @@ Whether it is alike is what Dynamo's own guards say: those on all that the first
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -212,7 +212,7 @@ class _Same:
 
 
 def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources: Any, result: Any) -> Traced:
-    from torch._dynamo.variables.invoke_subgraph import InputFingerprint, InputTag, build_reuse_condition, is_reusable
+    from torch._dynamo.variables.invoke_subgraph import InputFingerprint, InputTag, build_reuse_condition
 
     key, tensors = given
     if self.source is None:
@@ -235,17 +235,62 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
             raise Unlike(f"arguments or the call are others than those of {name}")
         if type(other.value) is not type(self.value) or other.source is None:
             raise Unlike(f"it is of another class than {name}")
-        replaced = {self.source: other.source}
-        if not known_to_move and any(s.clone(lambda x: replaced.get(x, x)) == s for s in inside):
+        there = _There(self.source, other.source)
+        if not known_to_move and any(there.of(s) == s for s in inside):
             raise Unlike("Dynamo names its attributes in a way that cannot be asked")
         known_to_move.append(True)
-        if not is_reusable(
-            tx, condition, InputFingerprint([(InputTag.MODULE, other)], [other.source]), SimpleNamespace(arg_sources=[self.source])
-        ):
+        if not _holds(tx, condition, there):
             raise Unlike(f"attributes that the forward reads are others than those of {name}")
 
     one.asked, one.made = asked, (look, result, metas)
     return one
+
+
+class _There:
+    """Dynamo's names of what the first call read, as they are from the other module on.
+
+    What ``Source.clone`` gives, each part of a name once: they begin alike, and have a dozen parts.
+    """
+
+    def __init__(self, here: Any, there: Any) -> None:
+        self.known: dict[Any, Any] = {here: there}
+
+    def of(self, source: Any) -> Any:
+        """``source`` itself where nothing in it changes."""
+        from torch._guards import ChainedSource, Source
+
+        found = self.known.get(source)
+        if found is None:
+            found = source
+            if isinstance(source, ChainedSource):
+                held = {f.name: value for f in dataclasses.fields(source) if isinstance(value := getattr(source, f.name), Source)}
+                moved = {name: self.of(value) for name, value in held.items()}
+                if any(moved[name] is not value for name, value in held.items()):
+                    found = dataclasses.replace(source, **moved)
+            self.known[source] = found
+        return found
+
+
+def _holds(tx: Any, condition: Any, there: _There) -> bool:
+    """Whether the guards of a condition hold of another module, and nothing that they ask of has changed: torch's ``is_reusable``."""
+    from torch._dynamo.variables.invoke_subgraph import has_mutated_vars
+    from torch.utils._ordered_set import OrderedSet
+
+    if has_mutated_vars(tx, OrderedSet(map(there.of, condition.traced_sources))):
+        return False
+    root, found, values = tx.output.root_tx, dict[str, Any](), dict[Any, Any]()
+    names = {"G": root.f_globals, "L": root.f_locals}
+    for source, handler, expected, _ in condition.guards:
+        moved = there.of(source)
+        if moved == source:
+            continue
+        try:
+            value = moved.get_value(names, found, values)
+        except Exception:
+            return False
+        if not handler.eval_fn(value, expected):
+            return False
+    return True
 
 
 def _stamped(tx: Any, number: int, name: str, one: Traced, given: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,14 @@ def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:
     known = size.node.shape_env.bound_sympy(size.node.expr)
     least = int(known.lower) if known.lower.is_Integer else 0
     return least, int(known.upper) if known.upper.is_Integer and known.upper < LARGEST else None
+
+
+_NUMBER = frozenset({int})
+
+
+def are_numbers(sizes: Iterable[Any]) -> bool:
+    """Whether none is a symbol; asked of each tensor many times, so without a loop in Python."""
+    return _NUMBER.issuperset(map(type, sizes))
 
 
 def is_symbolic(value: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import fx
 from torch.distributed.tensor import Replicate
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import Call, example_call, is_hashable
+from fxshard.call import Call, example_call
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.layout import Layout
@@ -114,7 +114,7 @@ def _operator_time(node: fx.Node, mesh: Mesh) -> float:
     if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in FREE:
         return 0.0
     call = example_call(node)
-    return _whole_time(call, mesh) if is_hashable(call) else _whole_time.__wrapped__(call, mesh)
+    return _whole_time(call, mesh) if call.is_hashable else _whole_time.__wrapped__(call, mesh)
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
-from fxshard.call import Call, is_hashable
+from fxshard.call import Call, calls_of
 from fxshard.errors import RuleError, SizesError
 from fxshard.layout import Layout, all_layouts, extent
 from fxshard.mesh import Mesh
@@ -22,7 +22,7 @@ from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.overlap import Windows
 from fxshard.passes.prices import Prices
 from fxshard.passes.regions import region_specs
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, run_time_cause
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, broken, depends, sizes_named
 from fxshard.sharding_plan import WRITTEN_OUT, Fallbacks, OpSpec, ShardingPlan
 from fxshard.strategies import OpStrategy, call_of, op_strategy
@@ -240,7 +240,7 @@ def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[st
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     calls = _calls(graph)
-    late = {n.name: cause for n in planned_nodes(graph) if n.op == "call_function" and (cause := run_time_cause(n))}
+    late = graph.late
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
@@ -270,8 +270,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
 def _calls(graph: PlanningGraph) -> dict[str, Call]:
     """The calls of a graph; equal ones are one object, so that whoever asks about them again need not compare them."""
     known: dict[Call, Call] = {}
-    calls = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    return {name: known.setdefault(call, call) if is_hashable(call) else call for name, call in calls.items()}
+    return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in calls_of(graph).items()}
 
 
 def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:

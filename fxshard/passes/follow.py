@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import Call, call_of, is_hashable
+from fxshard.call import Call, call_of
 from fxshard.errors import RuleError
 from fxshard.planning_graph import UNKNOWN, is_tensor, operands
 from fxshard.strategies.factors import Factors, resolve
@@ -140,7 +140,7 @@ def _followed(node: fx.Node) -> Call | None:
         return None
     call = call_of(node)
     (result,) = call.outputs
-    return call if result is not None and UNKNOWN not in result.shape and is_hashable(call) else None
+    return call if result is not None and UNKNOWN not in result.shape and call.is_hashable else None
 
 
 KEPT = 1024

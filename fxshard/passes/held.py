@@ -72,6 +72,8 @@ def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[st
     """When a value is needed no more in the layout in which it is made."""
     source, index = producer(value)
     moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
+    if not moves:
+        return max((times.born(value) + 1, *(_read_until(value, r, times, entries, specs) for r in times.readers.get(value, ()))))
     moved = {reader for entry in moves for reader in entry.readers}
     ends = [times.born(value) + 1]
     ends += [_begins(value, entry, times) + 1 for entry in moves if entry.source == have]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
+from fxshard._torch_compat.nodes import new_node
 from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
+from fxshard.passes.emitted import Emitted
 from fxshard.planning_graph import UNKNOWN, plain_shape
 from fxshard.targets import kept, number_of
 
@@ -49,14 +51,40 @@ class Values:
         """(symbolic length that must not be 0, for which operator)."""
         self._results: dict[Any, Any] = {}
         self._fakes: dict[Any, Any] = {}
+        self._looks: dict[int, tuple[torch.Tensor, Hashable]] = {}  # tensors are kept: another may not get the id of one that is gone
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
         """The value of an input."""
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
+    def look(self, value: torch.Tensor) -> Hashable:
+        """Shape, strides and dtype, worked out once of each tensor."""
+        found = self._looks.get(id(value))
+        if found is None:
+            found = self._looks[id(value)] = value, (tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype)
+            _bound(self._looks)
+        return found[1]
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """What the value of a call follows from."""
+        return number_of(target), *map(self._key, args), *((name, self._key(kwargs[name])) for name in sorted(kwargs))
+
+    def _key(self, value: Any) -> Hashable:
+        """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
+        kind = type(value)
+        if kind is fx.Node:
+            value = value.meta["val"]
+        elif kind is int:
+            return int, value
+        if isinstance(value, torch.Tensor):
+            return self.look(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._key, value))
+        return type(value), _size(value)
+
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
         """The value of a call on nodes whose values are meta tensors or fakes."""
-        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = self._call(target, args, kwargs)
         known = self._results
         if key not in known:
             values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
@@ -85,7 +113,7 @@ class Values:
     def _fake(self, value: torch.Tensor) -> Any:
         if isinstance(value, FakeTensor):
             return value
-        key = _key(value)
+        key = self.look(value)
         if key not in self._fakes:
             with self.mode:
                 self._fakes[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
@@ -105,7 +133,7 @@ class SymbolicValues(Values):
             return torch.empty(tuple(shape), dtype=dtype)
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
-        key = (number_of(target), *map(_key, args), *((name, _key(kwargs[name])) for name in sorted(kwargs)))
+        key = self._call(target, args, kwargs)
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
             with self.mode, torch.no_grad(), symbolic_kernels():
@@ -138,38 +166,17 @@ def _bound(cache: dict[Any, Any]) -> None:
         cache.pop(next(iter(cache)))
 
 
-def _key(value: Any) -> Any:
-    """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
-    if isinstance(value, fx.Node):
-        value = value.meta["val"]
-    if type(value) is torch.Tensor:  # a meta tensor, whose sizes are numbers
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, torch.Tensor):
-        return tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    return type(value), _size(value)
-
-
 def _size(value: Any) -> Any:
     """A symbolic number as its expression, which unlike it can be compared without asking anything of its symbols."""
     return expression(value) if is_symbolic(value) else value
 
 
 def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
-    """A new node; its arguments are set behind, for ``create_node`` looks through them for symbolic sizes, which takes most of its time.
-
-    They are set by the properties themselves: an assignment looks the node up in its graph, in case it got another target.
-    """
-    node = graph.create_node(op, target, name=_begun(target) if name is None and op == "call_function" else name)
-    _set_args(node, args)
-    if kwargs:
-        _set_kwargs(node, kwargs)
-    return node
+    """A new node; a call without a ``name`` gets that of its target."""
+    return new_node(graph, op, target, args, kwargs, _begun(target) if name is None and op == "call_function" else name)
 
 
 _begun = kept(name_of_call)
-_set_args, _set_kwargs = fx.Node.args.fset, fx.Node.kwargs.fset
 
 
 class LocalGraph:
@@ -186,6 +193,9 @@ class LocalGraph:
         self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
+        self._emitted: dict[Hashable, tuple[Any, Emitted]] = {}
+        self._noted: list[fx.Node] | None = None
+        """What is emitted, where it may be emitted again."""
 
     @property
     def origin(self) -> fx.Node | None:
@@ -214,8 +224,44 @@ class LocalGraph:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
         node = added(self.graph, "call_function", target, args, kwargs)
         value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
-        node.meta.update(val=value, turn=self.turn, **self._kept)
+        return self._added(node, value)
+
+    def _added(self, node: fx.Node, value: Any) -> fx.Node:
+        node.meta = {"val": value, "turn": self.turn, **self._kept}
+        if self._noted is not None:
+            self._noted.append(node)
         return node
+
+    def once(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+        """What ``make`` emits and returns, nodes and tuples of nodes; where that was made before for ``key``, it is emitted again.
+
+        It must follow from ``key``, which may hold ids of ``objects``, and from shapes, strides and dtypes of the ``operands``. Where sizes
+        are symbols everything is made anew.
+        """
+        if self.known is not NUMBERS:
+            return make()
+        same = tuple(map(operands.index, operands)) if len(set(operands)) < len(operands) else None
+        place = key, same, *(self.known.look(n.meta["val"]) for n in operands)
+        found = self._emitted.get(place)
+        if found is not None:
+            return found[1].again(operands, self._again)
+        nodes: list[fx.Node] = []
+        with self._noting(nodes):
+            result = make()
+        if {*self._axis_index.values(), *self._offsets.values()}.isdisjoint(operands):  # these are what calls share
+            self._emitted[place] = objects, Emitted.of(operands, nodes, result)
+        return result
+
+    def _again(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        return self._added(added(self.graph, "call_function", target, args, kwargs), value)
+
+    @contextlib.contextmanager
+    def _noting(self, nodes: list[fx.Node] | None) -> Iterator[None]:
+        before, self._noted = self._noted, nodes
+        try:
+            yield
+        finally:
+            self._noted = before
 
     def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """The call ``origin`` of the planning graph as it is, on whole tensors: its value is the one that was traced."""
@@ -227,9 +273,7 @@ class LocalGraph:
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         made = added(self.graph, "call_function", operator.getitem, (node, index), {})
-        made.meta = {k: v for k, v in node.meta.items() if k in KEPT}
-        made.meta["val"], made.meta["turn"] = node.meta["val"][index], self.turn
-        return made
+        return self._added(made, node.meta["val"][index])
 
     def axis_index(self, axis: int) -> fx.Node:
         """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""
@@ -244,10 +288,11 @@ class LocalGraph:
         key = (_size(size), axes)
         if key not in self._offsets:
             total: Any = None
-            for axis in axes:
-                start = self.start(size, axis)
-                total = start if total is None else self.emit(aten.add.Tensor, total, start)
-                size = chunk(size, self.mesh.shape[axis], self.coordinate[axis])[1]
+            with self._noting(None):
+                for axis in axes:
+                    start = self.start(size, axis)
+                    total = start if total is None else self.emit(aten.add.Tensor, total, start)
+                    size = chunk(size, self.mesh.shape[axis], self.coordinate[axis])[1]
             self._offsets[key] = total
         return self._offsets[key]
 
@@ -269,7 +314,7 @@ class LocalGraph:
         """Behind the placeholders, so that every later node may use it."""
         behind = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         origin, self.origin = self.origin, None
-        with contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
+        with self._noting(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
             node = self.emit(target, *args)
         self.origin = origin
         return node

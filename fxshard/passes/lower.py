@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious, surely
-from fxshard.call import Call
+from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, oblivious, surely
+from fxshard.call import Call, calls_of
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, indexes, is_emptied
 from fxshard.passes.emit import emit_step
@@ -30,7 +31,6 @@ from fxshard.passes.size_classes import cuts, size_classes
 from fxshard.passes.verify import verify_blocks, verify_edges
 from fxshard.planning_graph import (
     PlanningGraph,
-    at_run_time,
     example_shape,
     is_getitem,
     is_tensor,
@@ -45,7 +45,7 @@ from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, Size
 from fxshard.redistribution import sent_bytes, walk
 from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
-from fxshard.strategies import call_of, local_form
+from fxshard.strategies import local_form
 from fxshard.strategies.conversion import identity
 from fxshard.strategies.factors import same
 
@@ -216,6 +216,7 @@ class _Lowering:
 
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
+        self.calls = calls_of(self.graph)
         times = Lifetimes(self.graph)
         self.returned: dict[str, list[int]] = {}
         self.ahead: dict[str, list[int]] = {}
@@ -262,13 +263,23 @@ class _Lowering:
             return self.moved[index]
         entry, shape = self.plan.redistributions[index], _shape(operand)
         x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
-        for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps)):
-            x, collective = emit_step(self.local, x, step, layout, shape)
+        steps = partial(self._steps, x, entry, shape)
+        made = self.local.once((entry.source, entry.steps, shape), None, [x], steps) if are_numbers(shape) else steps()
+        for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):
             if collective is not None:
                 self._record(collective, entry, shape, index, number, step, layout)
+        x = made[-1][0] if made else x
         self._verify(x, shape, entry.target, operand)
         self.moved[index] = x
         return x
+
+    def _steps(self, x: fx.Node, entry: Redistribution, shape: tuple[int, ...]) -> tuple[tuple[fx.Node, fx.Node | None], ...]:
+        """(result, collective if there is one) of each step."""
+        made = []
+        for layout, step, _ in walk(entry.source, entry.steps):
+            x, collective = emit_step(self.local, x, step, layout, shape)
+            made.append((x, collective))
+        return tuple(made)
 
     def _made(self, operand: fx.Node) -> Layout:
         source, output = producer(operand)
@@ -299,21 +310,29 @@ class _Lowering:
 
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
-        context = Context(node, call_of(node), spec, self.local)
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
-        count = iter(reads)
-        context.args, context.kwargs = fx.map_arg(
-            (node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name]
-        )
-        if at_run_time(node):
-            results: Any = self.local.copied(node, context.args, context.kwargs)
+        if node.name in self.graph.late:
+            results: Any = self.local.copied(node, *self._arguments(node, reads))
         else:
-            self._fill(context)
-            results = self._neutral(context) if context.is_empty else local_form(context.call)(context)
+            call = self.calls[node.name]
+            emitted = partial(self._emitted, node, call, spec, reads)
+            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted) if call.is_hashable else emitted()
         if outputs_of(node):
             self._keep(node, spec, results)
         else:
             self.numbers[node.name] = results
+
+    def _arguments(self, node: fx.Node, reads: list[fx.Node]) -> Any:
+        """Arguments and keywords with the local tensors that it reads."""
+        count = iter(reads)
+        return fx.map_arg((node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name])
+
+    def _emitted(self, node: fx.Node, call: Call, spec: OpSpec, reads: list[fx.Node]) -> Any:
+        """What the local form of a call gives, emitted."""
+        context = Context(node, call, spec, self.local)
+        context.args, context.kwargs = self._arguments(node, reads)
+        self._fill(context)
+        return self._neutral(context) if context.is_empty else local_form(call)(context)
 
     def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
@@ -367,10 +386,12 @@ class _Lowering:
 
     def _verify(self, x: fx.Node, shape: tuple[int, ...], layout: Layout, node: fx.Node) -> None:
         """The local tensor has the shape that its layout promises."""
-        want = self.local.local_shape(shape, layout)
-        if not all(same(a, b) for a, b in zip(self.local.shape(x), want, strict=True)):
+        want, have = self.local.local_shape(shape, layout), self.local.shape(x)
+        if are_numbers(want) and want == have:
+            return
+        if not all(same(a, b) for a, b in zip(have, want, strict=True)):
             raise PlanError(
-                f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {self.local.shape(x)}",
+                f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {have}",
                 where=source_line(node),
                 remedy="a rule offers a sharding that its operator cannot do; please report it",
             )

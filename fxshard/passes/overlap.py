@@ -142,8 +142,7 @@ class Windows:
         """Parameters, and what is made of one by relabelling."""
         found = {self.graph.by_name[end.node] for end in self.graph.inputs_of("parameter")}
         for node in planned_nodes(self.graph):
-            read = operands(node)
-            if name_of(node.target) in RELABELS and read and all(producer(value)[0] in found for value in read):
+            if name_of(node.target) in RELABELS and (read := operands(node)) and all(producer(value)[0] in found for value in read):
                 found.add(node)
         return found
 
@@ -151,17 +150,19 @@ class Windows:
     def _returned(self) -> set[fx.Node]:
         """Values that are nothing but a parameter's gradient, or relabelled for one."""
         trained = {end.name for end in self.graph.inputs_of("parameter")}
+        ends = zip(self.graph.outputs, operands(self.graph.module.graph.output_node()), strict=True)
+        kept = {value for end, value in ends if end.kind != "gradient" or end.name not in trained}
         found: set[fx.Node] = set()
+
+        def passes_on(value: fx.Node, user: fx.Node) -> bool:
+            if user.op == "output":
+                return value not in kept
+            return user in found and operands(user) == (value,) and name_of(user.target) in RELABELS
+
         for node in reversed(list(self.graph.nodes)):
-            if is_tensor(node) and node.users and all(self._only_returned(node, user, trained, found) for user in node.users):
+            if is_tensor(node) and node.users and all(passes_on(node, user) for user in node.users):
                 found.add(node)
         return found
-
-    def _only_returned(self, value: fx.Node, user: fx.Node, trained: set[str], found: set[fx.Node]) -> bool:
-        if user.op != "output":
-            return user in found and operands(user) == (value,) and name_of(user.target) in RELABELS
-        ends = [end for end, operand in zip(self.graph.outputs, operands(user), strict=True) if operand is value]
-        return all(end.kind == "gradient" and end.name in trained for end in ends)
 
     @cached_property
     def _windows(self) -> Mapping[tuple[bool, Place], float]:

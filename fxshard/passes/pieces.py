@@ -48,12 +48,12 @@ class Pieces:
 
     def _made(self, emit: Emitter, node: fx.Node, piece: int) -> fx.Node:
         cut = self.cuts[node]
-        reads = read(node, cut)
+        reads, given = read(node, cut), operands(node)
         assert reads is not None, "a cut is followed before anything is emitted"
-        own = [c if c is None else self.cuts.get(o, c) for o, c in zip(operands(node), reads, strict=True)]
+        own = [c if c is None else self.cuts.get(o, c) for o, c in zip(given, reads, strict=True)]
 
         def operand(k: int) -> fx.Node:
-            o, c = operands(node)[k], own[k]
+            o, c = given[k], own[k]
             return o if c is None else self(emit, o, c, piece)
 
         if node.target is aten.cat.default:

@@ -9,7 +9,7 @@ from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module
 from fxshard.passes.local_graph import KEPT, added, fake_result
-from fxshard.planning_graph import is_getitem
+from fxshard.planning_graph import is_getitem, is_tensor
 
 
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
@@ -18,11 +18,11 @@ def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
     copies: dict[fx.Node, fx.Node] = {}
     inputs = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
     for node in (*inputs, *calls, module.graph.output_node()):
-        for one in (node, *filter(is_getitem, node.users)):
+        for one in (node,) if is_tensor(node) else (node, *filter(is_getitem, node.users)):
             if one not in copies:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), copies.__getitem__)
-                copies[one] = added(graph, one.op, one.target, args, kwargs, one.name)
-                copies[one].meta.update(one.meta)
+                copies[one] = copy = added(graph, one.op, one.target, args, kwargs, one.name)
+                copy.meta = dict(one.meta)
     return lazy_graph_module(graph)
 
 

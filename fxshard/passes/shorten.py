@@ -301,14 +301,18 @@ STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 def renamed_meta(meta: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     """Of a node in the module ``old``, for its copy in ``new``."""
-    named = pattern(old)
     changed = dict(meta)
     for stack in STACKS:
         if meta.get(stack):
             changed[stack] = OrderedDict(
-                (k, (named.sub(rf"\g<1>{new}\g<2>", path, count=1), kind)) for k, (path, kind) in meta[stack].items()
+                (k, (_renamed(path, old, new), kind)) for k, (path, kind) in meta[stack].items()
             )
     return changed
+
+
+@lru_cache(maxsize=4096)
+def _renamed(path: str, old: str, new: str) -> str:
+    return pattern(old).sub(rf"\g<1>{new}\g<2>", path, count=1)
 
 
 @lru_cache

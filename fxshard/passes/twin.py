@@ -60,10 +60,11 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in module.parameters(recurse=False):  # those of functional_call are of other types
-            memo.setdefault(id(value), nn.Parameter(fake_tensor(value, mode, False), value.requires_grad and train))
+            if id(value) not in memo:
+                memo[id(value)] = nn.Parameter(_fake_of(value, mode), value.requires_grad and train)
         for value in (*own_tensors(module), *plain_tensors(module).values()):
-            if isinstance(value, torch.Tensor):
-                memo.setdefault(id(value), fake_tensor(value, mode, train))
+            if isinstance(value, torch.Tensor) and id(value) not in memo:
+                memo[id(value)] = fake_tensor(value, mode, train)
     try:
         copied = copy.deepcopy(model, memo)
         rebind(copied, memo)
@@ -80,12 +81,17 @@ def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
     """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    check_dense(value)
+    fake = _fake_of(value, mode)
     with mode:
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         if isinstance(value, nn.Parameter):
             return nn.Parameter(fake, requires_grad=value.requires_grad and train)
         return fake.requires_grad_(value.requires_grad and train)
+
+
+def _fake_of(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    check_dense(value)
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -342,6 +342,7 @@ def _zipped(a: Any, b: Any, make: Any) -> Any:
     return a
 
 
+@lru_cache(maxsize=65536)
 def _split(name: str) -> tuple[str, int]:
     found = re.fullmatch(r"(.*?)_(\d+)", name)
     return (found[1], int(found[2])) if found else (name, 0)

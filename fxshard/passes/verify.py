@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 from torch import fx
 
@@ -79,13 +79,15 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
         if move.source == _made(graph, plan, move):
             kept.setdefault(move.value, set()).add(move.target)
     served: dict[tuple[str, int], tuple[str, Layout]] = {}
+    fine: set[Hashable] = set()
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
         _check_identity(node, planned.pop(node.name), plan)
-        _check_form(node, spec, plan)
-        for k, (operand, want) in enumerate(zip(operands(node), spec.inputs, strict=True)):
+        reads = operands(node)
+        _check_form(node, spec, plan, reads, fine)
+        for k, (operand, want) in enumerate(zip(reads, spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
             if want != have or (node.name, k) in moves:
@@ -146,8 +148,13 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
             raise PlanError(f"the plan gives {node.name} the {fact} {said!r}, the model {true!r}", where=_where(node), remedy=remedy)
 
 
-def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan) -> None:
-    reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
+def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], fine: set[Hashable]) -> None:
+    """``fine``: (spec, by its id, and numbers of dims) of nodes that were looked at before."""
+    gives = outputs_of(node) if node.op != "output" else ()
+    form = id(spec), *(o.meta["val"].dim() for o in reads), None, *(None if v is None else v.dim() for v in gives)
+    if form in fine:
+        return
+    fine.add(form)
     if len(spec.inputs) != len(reads) or len(spec.outputs) != len(gives):
         raise PlanError(
             f"the plan's spec {spec} of {node.name} is not for {len(reads)} operands and {len(gives)} outputs",

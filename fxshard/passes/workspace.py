@@ -61,11 +61,13 @@ def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
 
 def takes(node: fx.Node) -> bool:
     """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
-    if node.op != "call_function" or name_of(node.target) in FREE or at_run_time(node):
+    if node.op != "call_function" or name_of(node.target) in FREE:
         return False
     entry = lookup(name_of(node.target))
     local = node.target in KERNELS or (entry is not None and entry.local is not None)
-    return local or len(_counted(node)) != sum(v is not None for v in outputs_of(node))
+    if not local and is_tensor(node):  # one result
+        return False
+    return not at_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
 
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:

@@ -91,8 +91,8 @@ def _certified(
 
 def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
     """The cheapest of some plans that is allowed and fits, None where none is."""
-    fitting = [p for p in plans if p is not None and np.isfinite(model.evaluate(p)) and model.fits(p)]
-    return min(fitting, key=model.evaluate, default=None)
+    priced = [(model.evaluate(p), p) for p in plans if p is not None]
+    return min([one for one in priced if np.isfinite(one[0]) and model.fits(one[1])], key=lambda one: one[0], default=(np.inf, None))[1]
 
 
 def _trivial_bound(model: Model) -> float:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import Call, TensorMeta, is_hashable
+from fxshard.call import Call, TensorMeta
 from fxshard.layout import REDUCE_OPS, Layout, extent
 from fxshard.mesh import Mesh
 from fxshard.sharding_plan import NO_RULE, OpSpec
@@ -78,7 +78,7 @@ def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) 
     ``reductions``: pending reductions to pass through operators; a graph in which only sums occur needs only those.
     """
     wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
-    if not is_hashable(call):
+    if not call.is_hashable:
         return _strategy(call, mesh.shape, wanted)
     return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op))
 

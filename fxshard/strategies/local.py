@@ -53,7 +53,11 @@ class LocalContext(Protocol):
 
 
 LocalForm = Callable[[LocalContext], Any]
-"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs."""
+"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs.
+
+What it emits must follow from what the context tells, and of operands from shapes, strides and dtypes: of calls that are alike it is
+asked once.
+"""
 
 
 def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:

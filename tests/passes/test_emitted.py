@@ -1,0 +1,102 @@
+"""Calls and moves that are alike are lowered once and emitted again: the graph is the one in which each was lowered by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from zoo import gpt2, llama
+
+from fxshard.mesh import parse_mesh
+from fxshard.passes.annotate import Annotated, annotate
+from fxshard.passes.local_graph import LocalGraph
+from fxshard.passes.lower import lower
+from fxshard.passes.trace import trace
+from fxshard.program import ShardedProgram
+from fxshard.testing.random_plan import random_graph_plan
+
+
+class Typed(nn.Module):
+    """Calls that compare as equal, and differ: 1, 1.0; operands that are one tensor, or two; draws, which ask for places of shards."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = (x + 1) + 1.0 + (y + 1.0) + (y + 1)
+        x = x * y + x * x + y * y + y * x
+        return nn.functional.dropout(x) + nn.functional.dropout(x) + nn.functional.dropout(y)
+
+
+def nodes_of(program: ShardedProgram) -> list[Any]:
+    return [[_described(n) for n in module.graph.nodes] for module in program.modules.values()]
+
+
+def _described(node: fx.Node) -> tuple[Any, ...]:
+    value, meta = node.meta.get("val"), {k: v for k, v in node.meta.items() if k != "val"}
+    several = value if isinstance(value, (tuple, list)) else [] if value is None else [value]
+    values = [(v.shape, v.stride(), v.dtype, str(v.device)) for v in several]
+    return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), [u.name for u in node.users], values, meta
+
+
+def anew(self: LocalGraph, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+    return make()
+
+
+CASES: dict[str, Callable[[], Annotated]] = {
+    "llama": lambda: annotate(trace(*llama()), parse_mesh("dp=2,tp=2")),
+    "uneven": lambda: annotate(trace(*llama(5)), parse_mesh("dp=2,tp=2")),
+    "gpt2": lambda: annotate(trace(*gpt2(vocabulary=64)), parse_mesh("a=3")),
+    "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    annotated = CASES[case]()
+    plans = [random_graph_plan(annotated, seed, frugal=bool(seed % 2)) for seed in range(2)]
+    programs = [lower(annotated.graph, plan) for plan in plans]
+    monkeypatch.setattr(LocalGraph, "once", anew)
+    for plan, program in zip(plans, programs, strict=True):
+        by_itself = lower(annotated.graph, plan)
+        assert nodes_of(program) == nodes_of(by_itself)
+        assert program.collectives == by_itself.collectives
+
+
+def test_a_second_layer_asks_no_local_form_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four equal steps the last two ask for nothing: an operator's operand in the first is an input, whose value is as theirs."""
+    asked = []
+    once = LocalGraph.once
+
+    def counted(self: LocalGraph, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+        return once(self, key, objects, operands, lambda: asked.append(key) or make())
+
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(4):
+                x = (x @ x).relu()
+            return x
+
+    annotated = annotate(trace(Steps(), (torch.randn(4, 4),)), parse_mesh("a=2"))
+    plan = random_graph_plan(annotated, None)
+    monkeypatch.setattr(LocalGraph, "once", counted)
+    lower(annotated.graph, plan)
+    assert len(asked) == 2
+
+
+def test_what_is_emitted_again_reads_its_own_operands() -> None:
+    local = LocalGraph(parse_mesh("a=2"), (0,))
+    aten, value = torch.ops.aten, torch.empty(4, 4, device="meta")
+    x, y, z = (local.placeholder(name, (4, 4), value) for name in "xyz")
+
+    def made(a: fx.Node, b: fx.Node) -> Callable[[], Any]:
+        return lambda: (local.emit(aten.cat.default, [a, local.emit(aten.sub.Tensor, b, local.offset(8, (0,)))]), None, a)
+
+    first = local.once("key", None, [x, y], made(x, y))
+    again = local.once("key", None, [y, z], made(x, y))
+    both = local.once("key", None, [z, z], made(z, z))
+    for (joined, nothing, given), (a, b) in zip((first, again, both), ((x, y), (y, z), (z, z)), strict=True):
+        taken = joined.args[0][1]
+        assert nothing is None and given is a and joined.args[0][0] is a and taken.args[0] is b
+        assert joined.meta["val"].shape == (8, 4) and taken.args[1] is first[0].args[0][1].args[1]
+    assert len({joined.name for joined, _, _ in (first, again, both)}) == 3
