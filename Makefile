@@ -16,10 +16,10 @@ STAMP := .venv/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1
 
 # What `make test-fast` runs: each stage of the pipeline in one process, nothing that compiles or starts ranks.
 FAST := tests/shapes tests/cost tests/inspect tests/strategies/test_notation.py tests/strategies/test_matmul.py tests/strategies/test_engine.py \
-	tests/solver/test_core.py tests/solver/test_exact.py tests/solver/test_limited.py tests/solver/test_brute_force.py \
+	tests/solver/test_core.py tests/solver/test_exact.py tests/solver/test_limited.py \
 	$(addprefix tests/passes/test_,$(addsuffix .py,annotate capture constrain constrain_errors lower pipeline symbols verify)) \
 	tests/runtime/test_module_state.py tests/runtime/test_objects.py \
-	$(addprefix tests/test_,$(addsuffix .py,api errors layout mesh plan_json redistribution))
+	$(addprefix tests/test_,$(addsuffix .py,errors layout mesh plan_json redistribution))
 
 # One thread a process: the workers of pytest share the cores, and results do not depend on the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
