@@ -100,7 +100,7 @@ def _missed(name: str, one: PlacementProblem, least: Least) -> InfeasibleError:
     what = "sum" if one.rows else "peak"
     message = f"no allowed choice fits in {name}: the least {what} found is {found:.17g}, and none is below {bound:.17g}"
     choices = None if least.choices is None else tuple(int(x) for x in least.choices)
-    return InfeasibleError(message, (), found, bound, one.rows[0].name if one.rows else None, choices)
+    return InfeasibleError(message, (), found, bound, one.rows[0].name if one.rows else None, choices, least.cut)
 
 
 def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:

@@ -11,6 +11,7 @@ class InfeasibleError(Exception):
     usage_bound: no allowed choice peaks below this, bytes (None: not memory).
     least_choices: the choices that use so little (None: neither memory nor a row).
     row: name of the row that cannot be kept, in whose units these two are then (None: memory).
+    cut: whether the budget ended the search for the least; longer, it may find less.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class InfeasibleError(Exception):
         usage_bound: float | None = None,
         row: str | None = None,
         least_choices: tuple[int, ...] | None = None,
+        cut: bool = False,
     ) -> None:
         super().__init__(message)
         self.nodes = nodes
@@ -28,6 +30,7 @@ class InfeasibleError(Exception):
         self.usage_bound = usage_bound
         self.row = row
         self.least_choices = least_choices
+        self.cut = cut
 
 
 class NoPlanError(Exception):

@@ -159,8 +159,8 @@ class LimitedSession:
         if error.least_usage is None or error.row is not None:
             return error
         last = budget.last(2 * LEAST_WORK)
-        counts = (self.counts.problem, last.share(0.5)), (self.counts.floor, last)
-        larger, floor = (Limits(replace(one, rows=(), usage_limit=0.0)).least_usage(part) for one, part in counts)
+        larger = _least_usage(self.counts.problem, last.share(0.5))
+        floor = error if proven and not error.cut else _least_usage(self.counts.floor, last)  # the least is the same under any limit
         plans = [one.least_choices for one in (error, larger, floor) if one.least_choices is not None]
         if not plans:
             return error
@@ -172,3 +172,8 @@ class LimitedSession:
     def _certified(found: Solution, bound: float) -> Solution:
         """Cut where it is not proven: the search ended before the counts met."""
         return certify(found.choices, found.objective, min(bound, found.objective), True, found.steps)
+
+
+def _least_usage(problem: PlacementProblem, budget: Budget) -> InfeasibleError:
+    """The least that choices take, whatever the limit."""
+    return Limits(replace(problem, rows=(), usage_limit=0.0)).least_usage(budget)

@@ -25,7 +25,7 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
     Scenarios are module-level functions. A scenario that fails on some ranks only may take later ones along.
     """
     context = mp.get_context("forkserver")  # torch is imported once, in the server, not once a rank
-    context.set_forkserver_preload(["fxshard.runtime.backend", "torch._inductor.compile_fx"])
+    context.set_forkserver_preload(["tests.distributed.warm"])
     arguments = [(dict(scenarios), rank, world, str(folder)) for rank in range(world)]
     processes = [context.Process(target=_process, args=a, daemon=True) for a in arguments]
     for process in processes:

@@ -193,7 +193,7 @@ def tokens(length: int) -> tuple[Tensor, Tensor]:
 def lengths_of_a_llama_through_inductor() -> None:
     """Eight lengths: Dynamo captures twice, and Inductor compiles a forward and a backward each time."""
     torch.manual_seed(3)
-    model = Llama.small()
+    model = Llama.small(layers=1)
     single, sharded = copy.deepcopy(model), compiled(model, compiler="inductor")
     counters.clear()
     found = []

@@ -20,7 +20,7 @@ BY_HEADS = {"*.keys": "S(1)", "*.values": "S(1)"}
 COLUMNS = {"*.[qkv]_proj.weight": "S(0)", "*.o_proj.weight": "S(1)"}
 
 
-def llama(layers: int = 2) -> nn.Module:
+def llama(layers: int = 1) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

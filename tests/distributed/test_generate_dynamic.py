@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 def dynamic_cache() -> None:
     """A program for the prompt and one for tokens, whatever the cache's length; the cache stays as it was first asked for."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama(1)
+    model = llama()
     sharded: Any = fxshard.parallelize(
         copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", pins=COLUMNS, output_layouts=BY_HEADS
     )
@@ -46,7 +46,7 @@ def dynamic_cache() -> None:
 def compiled_dynamic_cache() -> None:
     """Three compilations for any number of tokens: the example's, the prompt's, and one for tokens, its cache of any length."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = llama(1)
+    model = llama()
     torch._dynamo.utils.counters.clear()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, pins=COLUMNS, output_layouts=BY_HEADS)
     same_tokens(model, sharded, 6, False)

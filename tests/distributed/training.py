@@ -88,8 +88,8 @@ def one_device(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     return _train(case, model, lambda: model(*args, **kwargs))
 
 
-def plan_of(case: Case, model: nn.Module, args: Any, kwargs: Any) -> ShardingPlan:
-    mesh, graph = parse_mesh(case.mesh, "h100"), trace(model, args, kwargs)
+def plan_of(case: Case, graph: PlanningGraph) -> ShardingPlan:
+    mesh = parse_mesh(case.mesh, "h100")
     if case.seed is not None:
         return random_graph_plan(annotate(graph, mesh), case.seed, whole_outputs=True, frugal=case.frugal)
     return plan_graph(graph, mesh, Request(output_layouts="R" * mesh.ndim, **case.request))
@@ -97,7 +97,8 @@ def plan_of(case: Case, model: nn.Module, args: Any, kwargs: Any) -> ShardingPla
 
 def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     """All ranks in this process; the tangents are the gradients of ``objective``."""
-    program = lower_plan(trace(model, args, kwargs), plan_of(case, model, args, kwargs))
+    graph = trace(model, args, kwargs)
+    program = lower_plan(graph, plan_of(case, graph))
     with torch.no_grad():
         outputs = tree_leaves(copy.deepcopy(model)(*args, **kwargs))
     tangents = [torch.full_like(o, len(outputs) == 1 or o.ndim == 0) for o in outputs]
@@ -115,8 +116,9 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 
 def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     """This process is one of the ranks; what it issues is what the program says, one for one."""
-    plan, mesh = plan_of(case, model, args, kwargs), parse_mesh(case.mesh)
-    dropped = unread(trace(model, args, kwargs), plan)
+    graph, mesh = trace(model, args, kwargs), parse_mesh(case.mesh)
+    plan = plan_of(case, graph)
+    dropped = unread(graph, plan)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
     parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, compiler=case.compiler)
     with record_collectives() as issued:

@@ -37,12 +37,12 @@ class Net(nn.Module):
 
 
 @lru_cache
-def graph() -> PlanningGraph:
-    return trace(Net(), (torch.zeros(4, 6, dtype=torch.int64), torch.ones(4, 6, 8)))
+def graph(train: bool = True) -> PlanningGraph:
+    return trace(Net(), (torch.zeros(4, 6, dtype=torch.int64), torch.ones(4, 6, 8)), train=train)
 
 
-def planned(mesh: Mesh = MESH, **request: Any) -> ShardingPlan:
-    plan = plan_graph(graph(), mesh, Request(**request))
+def planned(mesh: Mesh = MESH, train: bool = True, **request: Any) -> ShardingPlan:
+    plan = plan_graph(graph(train), mesh, Request(**request))
     assert 0 <= plan.gap <= 1e-8
     return plan
 

@@ -96,17 +96,19 @@ def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
         gc.set_threshold(*before)
 
 
+class Node:
+    itself: Node
+
+
+def cycle() -> weakref.ref[Node]:
+    """To an object that nothing but itself refers to."""
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+
+
 def test_what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
     """Cycles made in the pass are; afterwards all are again."""
-
-    class Node:
-        pass
-
-    def cycle() -> weakref.ref[Node]:
-        node = Node()
-        node.itself = node  # type: ignore[attr-defined]
-        return weakref.ref(node)
-
     old = cycle()
     with few_collections():
         young = cycle()
@@ -117,12 +119,25 @@ def test_what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
     assert old() is None
 
 
+def test_the_interpreter_is_asked_once_what_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts all objects to answer: a pass within a pass, of which a program takes twenty, does not ask again."""
+    asked: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: asked.append(0) or 0)
+    for times in (1, 2):
+        with few_collections(), few_collections(), few_collections():
+            pass
+        assert len(asked) == times
+
+
 def test_what_a_user_has_set_aside_stays_so() -> None:
+    old = cycle()
     gc.freeze()
     try:
-        before = gc.get_freeze_count()
         with few_collections():
-            assert gc.get_freeze_count() == before
-        assert gc.get_freeze_count() == before
+            gc.collect()
+        gc.collect()
+        assert old() is not None
     finally:
         gc.unfreeze()
+    gc.collect()
+    assert old() is None

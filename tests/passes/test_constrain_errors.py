@@ -204,14 +204,18 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
 
 def test_memory_limits() -> None:
     """What does not fit names the least that would and what weighs most; what does is within the limit."""
-    error = wrong(ConstraintError, "nothing fits in memory_limit=100 bytes", r"least found is \d.* no plan takes less", memory_limit=100)
+    nothing, least, serving = "nothing fits in memory_limit=100 bytes", r"least found is \d.* no plan takes less", {"train": False}
+    wrong(ConstraintError, nothing, least, PAIR, memory_limit=100, **serving)
+    whole = {"*.weight": "RR", "*.bias": "RR"}  # the least that all choices take is not told so soon on two axes
+    error = wrong(ConstraintError, nothing, least, memory_limit=100, pins=whole, **serving)
     head, titles, _, *heaviest = str(error.where).splitlines()
     assert head.startswith("mesh dp=2,tp=2; the least found holds most at ") and len(heaviest) == 5 and "shard" in titles
     assert max(map(len, heaviest)) <= 114 and "layers" not in head and re.search(r"\w+\.py:\d+", head + "".join(heaviest))
     most = sum(planned(PAIR).memory.values())
     assert planned(PAIR, memory_limit=2 * most).objective == planned(PAIR).objective
     assert sum(planned(PAIR, memory_limit=int(0.97 * most)).memory.values()) <= 0.97 * most
-    wrong(ConstraintError, "nothing fits", "least found", PAIR, memory_limit=most // 2, pins={"*": "R"})
+    served = sum(planned(PAIR, **serving).memory.values())
+    wrong(ConstraintError, "nothing fits", "least found", PAIR, memory_limit=served // 2, pins={"*": "R"}, **serving)
     wrong(OptionError, "cannot read '2 GBs' as a number of bytes", "80GB", memory_limit="2 GBs")
     wrong(OptionError, "memory_limit=-1", "give bytes", memory_limit=-1)
     wrong(OptionError, "memory_limit=0.5", "give bytes", memory_limit=0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,25 +18,29 @@ import fxshard
 
 transformers = pytest.importorskip("transformers")
 PROMPT = torch.arange(1, 17).view(2, 8)
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
 ENDS = {"vocab_size": 32, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-MODELS: dict[str, Any] = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=64)),
-    "mistral": lambda window: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **ENDS, sliding_window=window)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, n_positions=64, **ENDS)),
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "llama": lambda n: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, **ENDS, num_hidden_layers=n, max_position_embeddings=64)
+    ),
+    "mistral": lambda n, window: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SIZES, **ENDS, num_hidden_layers=n, sliding_window=window)
+    ),
+    "gpt2": lambda n: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=2, n_layer=n, n_positions=64, **ENDS)),
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     dist.destroy_process_group()
 
 
-def pair(name: str, mesh: DeviceMesh, *sizes: int, **options: Any) -> tuple[nn.Module, Any]:
+def pair(name: str, mesh: DeviceMesh, layers: int = 1, *sizes: int, **options: Any) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = MODELS[name](*sizes).eval()
+    model = MODELS[name](layers, *sizes).eval()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", **options)
     return model, sharded
 
@@ -58,20 +62,14 @@ def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: De
         assert made == (0 if options.get("do_sample") else 2)  # beams are another batch
 
 
-def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh) -> None:
-    model, sharded = pair("llama", mesh)
-    assert torch.equal(tokens(sharded, 8), tokens(model, 8))
+def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """Two layers. The second length of a prompt makes one more program, for all lengths; a mask, which grows with the cache, two in
+    place of two. No layer counts in Python."""
+    model, sharded = pair("llama", mesh, layers=2)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        assert torch.equal(tokens(sharded, 8), tokens(model, 8))
+    assert not any("a Python number" in line for line in caplog.messages)
     assert len(sharded.forward.programs) == 3  # that of the example, for the prompt, for a token
-    cache = transformers.DynamicCache(config=model.config)
-    first = sharded.generate(PROMPT, max_new_tokens=2, past_key_values=cache, return_dict_in_generate=True)
-    assert first.past_key_values is cache and cache.get_seq_length() == PROMPT.shape[1] + 1
-    cache.crop(-1)
-    assert cache.get_seq_length() == PROMPT.shape[1]
-
-
-def test_prompts_of_other_lengths_and_masks(mesh: DeviceMesh) -> None:
-    """The second length of a prompt makes one more program, for all lengths; a mask, which grows with the cache, two in place of two."""
-    model, sharded = pair("llama", mesh)
     for length, masked, programs in ((8, False, 3), (12, False, 4), (5, False, 4), (8, True, 6), (11, True, 7), (6, True, 7)):
         prompt = torch.randint(1, 32, (2, length), generator=torch.Generator().manual_seed(length))
         mask = torch.ones(2, length, dtype=torch.long)
@@ -79,12 +77,17 @@ def test_prompts_of_other_lengths_and_masks(mesh: DeviceMesh) -> None:
         options = {"max_new_tokens": 4, "do_sample": False, **({"attention_mask": mask} if masked else {})}
         assert torch.equal(sharded.generate(prompt, **options), model.generate(prompt, **options))
         assert len(sharded.forward.programs) == programs, (length, masked, len(sharded.forward.programs))
+    cache = transformers.DynamicCache(config=model.config)
+    first = sharded.generate(PROMPT, max_new_tokens=2, past_key_values=cache, return_dict_in_generate=True)
+    assert first.past_key_values is cache and cache.get_seq_length() == PROMPT.shape[1] + 1
+    cache.crop(-1)
+    assert cache.get_seq_length() == PROMPT.shape[1]
 
 
 @pytest.mark.parametrize(("window", "programs"), [(6, 3), (12, 4)])
 def test_a_sliding_window_counts_its_tokens(window: int, programs: int, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     """That of the example, for the prompt, for a token while the window has room, and for one when it is full."""
-    model, sharded = pair("mistral", mesh, window)
+    model, sharded = pair("mistral", mesh, 2, window)
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert torch.equal(tokens(sharded, 16), tokens(model, 16))
     assert len(sharded.forward.programs) == programs
@@ -101,7 +104,7 @@ def test_what_generate_asks_of_the_module(mesh: DeviceMesh) -> None:
 
 
 def test_a_plan_says_the_layouts_of_a_cache_by_path(mesh: DeviceMesh) -> None:
-    model = MODELS["llama"]().eval()
+    model = MODELS["llama"](2).eval()
     layouts = {"outputs['past_key_values'].layers[?].keys": "S(0)", "*.layers[1].values": "S(2)"}
     with torch.no_grad():
         plan = fxshard.plan(model, (PROMPT,), fxshard.Mesh({"tp": 2}), train=False, output_layouts=layouts)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, limited
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, least, limited
 
 TIMES, STATES = 4, 3
 
@@ -115,3 +115,18 @@ def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     del given[:]
     session.again({0: np.array([True, True, True])})
     assert given == pytest.approx([4e6])
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.4])
+def test_the_least_of_each_count_is_searched_for_once(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the floor, which proves that nothing fits, is the same under any limit; it is that of all choices tried."""
+    given_, searched = counts(3, spread, 1.0), []
+    real = least.least_excess
+    watched = lambda problem, *rest: searched.append(problem.lives) or real(problem, *rest)  # noqa: E731
+    monkeypatch.setattr("fxshard.solver.conflicts.least_excess", watched)
+    with pytest.raises(InfeasibleError) as caught:
+        LimitedSession(given_, Budget(work_limit=1e9))
+    assert searched == [given_.floor.lives, given_.problem.lives]
+    every = list(itertools.product(range(STATES), repeat=5))
+    assert caught.value.usage_bound == pytest.approx(min(_at(given_.floor, x).max() for x in every))
+    assert caught.value.least_usage == pytest.approx(given_.counted(caught.value.least_choices).max())
