@@ -65,7 +65,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from."""
+    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from; ``legal``:
+    whether the plan was verified for the graph before."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -78,6 +79,7 @@ class Compilation:
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()
     cached: Path | None = None
+    legal: bool = False
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
@@ -162,7 +164,7 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     checked = lower.check_plan(c.graph, c.plan)
-    if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
+    if c.annotated is None and not c.legal:  # a plan from elsewhere: its specs are asked for here
         verify.verify_specs(annotate.annotate(checked, c.plan.mesh), c.plan)
     program = lower.lower_checked(c.graph, checked, c.plan)
     draw_from(program, c.request.rng)
@@ -324,10 +326,13 @@ def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard
 
 
 def lower_plan(
-    graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = ()
+    graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = (), legal: bool = False
 ) -> ShardedProgram:
-    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph."""
+    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph.
+
+    ``legal``: ``plan_graph`` gave the plan for this graph, here or on another rank, and has verified it.
+    """
     request = Request(rng=rng, without=optimise.check_without(without))
-    state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan), dump)
+    state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan, legal=legal), dump)
     assert state.program is not None
     return state.program

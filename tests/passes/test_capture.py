@@ -126,3 +126,15 @@ def test_what_a_user_has_set_aside_stays_so() -> None:
         assert gc.get_freeze_count() == before
     finally:
         gc.unfreeze()
+
+
+def test_objects_set_aside_are_counted_once_not_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting goes through all of them."""
+    counted = []
+    real = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(real()) or counted[-1])
+    with few_collections():
+        for _ in range(3):
+            run_passes((Pass("look", lambda state: (state, ""), str),), Seen(), dump=False)
+            assert gc.get_threshold()[0] == COLLECT_EVERY and real() > 0
+    assert counted == [0] and real() == 0
