@@ -15,10 +15,10 @@ from torch.distributed.tensor import Shard
 from fxshard.errors import PlanError
 from fxshard.layout import Folded, Layout
 from fxshard.mesh import Mesh
+from fxshard.passes import pipeline
 from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.lower import lower
-from fxshard.passes import pipeline
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.passes.verify import verify_plan
