@@ -36,7 +36,7 @@ _HOME = {
     "load": "fxshard.api",
     "local_batch": "fxshard.api",
     "lower": "fxshard.api",
-    "parallelize": "fxshard.api",
+    "parallelize": "fxshard.runtime.module",
     "plan": "fxshard.api",
     "simulate": "fxshard.api",
     "Communication": "fxshard.constraints",

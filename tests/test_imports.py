@@ -20,11 +20,12 @@ gc.callbacks.append(lambda phase, info: seen.append(phase))
 fxshard.parallelize
 searches = len(seen)
 gc.callbacks.clear()
-late = "highspy", "torch._inductor.debug"
+late = "fxshard.solver", "fxshard.api", "highspy", "torch._inductor.debug"
 assert searches == 0 and gc.isenabled(), searches
 assert not [name for name in late if name in sys.modules]
-import fxshard.solver.highs
-assert "highspy" not in sys.modules
+from fxshard.passes import choose
+assert "fxshard.solver.highs" in sys.modules and "highspy" not in sys.modules
+assert fxshard.plan and fxshard.api.parallelize is fxshard.parallelize
 print("done")
 """
 

@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fxshard import plan_cache
+from fxshard.constraints import OBJECTIVES
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh import Mesh
-from fxshard.passes import annotate, choose, constrain, formulate, lower, optimise, trace, verify
+from fxshard.passes import annotate, constrain, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.defer import deferred
-from fxshard.passes.formulate import OBJECTIVES, Formulation
 from fxshard.passes.generator import check_generator, draw_from
 from fxshard.passes.mixed_precision import MixedPrecision
 from fxshard.passes.recompute import expanded
@@ -31,8 +31,11 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 from fxshard.sharding_plan import ShardingPlan, by_cause
-from fxshard.solver import Solved
 from fxshard.verify_program import verify_program
+
+if TYPE_CHECKING:  # imported by the passes that need them: a plan of the cache needs no solver
+    from fxshard.passes.formulate import Formulation
+    from fxshard.solver import Solved
 
 log = logging.getLogger("fxshard")
 
@@ -129,6 +132,8 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
+    from fxshard.passes import formulate
+
     assert c.annotated is not None and c.constraints is not None
     made = formulate.formulate(c.annotated, c.constraints, c.request.objective)
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
@@ -139,6 +144,8 @@ FREE = 0.25
 
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
+    from fxshard.passes import choose
+
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
     limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None
     budget = choose.allowance(c.request.time_limit, limited=limited)
