@@ -144,11 +144,13 @@ def oblivious() -> Iterator[None]:
     """
     from torch.fx.experimental import _config
 
+    from fxshard._torch_compat.convolution import convolutions_of_any_size
+
     with ONE_THREAD:
         before = SymNode.has_hint
         SymNode.has_hint = _has_hint_for_python
         try:
-            with _config.patch(backed_size_oblivious=True):
+            with _config.patch(backed_size_oblivious=True), convolutions_of_any_size():
                 yield
         finally:
             SymNode.has_hint = before
