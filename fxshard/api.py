@@ -189,8 +189,8 @@ def export(
     ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
 
     ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; others have those of the example. The program serves all their sizes,
-    odd ones too, for which each of up to 16 ranks has a graph of its own; ``even``: sizes alone that the mesh cuts evenly, by one graph
-    for all ranks. So is a program of a ``plan`` that is given, or of more ranks; ``program.refuses`` says which sizes it does not serve.
+    odd ones too, by one graph for all ranks; ``even``: sizes alone that the mesh cuts evenly, which takes fewer copies. So is a program
+    of a ``plan`` that is given; ``program.refuses`` says which sizes it does not serve.
     ``rng`` and ``without`` as in ``lower``. Other arguments, ``example_sizes`` too, and errors as ``plan``; a ``plan`` must be for
     inference (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
     """

@@ -137,9 +137,28 @@ def placement_str(placement: Placement) -> str:
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
 
 
+class RankIndex(int):
+    """A rank's index on an axis that stands for those of others too: ``symbol`` is anyone's, and cuts sizes that are symbols; sizes that
+    are numbers are cut by the number, which is that of one rank of the size class."""
+
+    symbol: Any
+
+    def __new__(cls, index: int, symbol: Any) -> RankIndex:
+        made = super().__new__(cls, index)
+        made.symbol = symbol
+        return made
+
+
+def indexes(coordinate: Sequence[int], numbers: Sequence[Any]) -> tuple[int, ...]:
+    """``coordinate`` with the symbols of a rank's ``numbers`` on the axes, which count from 1."""
+    return tuple(RankIndex(index, number - 1) for index, number in zip(coordinate, numbers, strict=True))
+
+
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     """(offset, length) of chunk ``index`` when ``size`` elements, a number or a symbol, are cut over ``parts`` ranks."""
-    return symbolic_chunk(size, parts, index) if isinstance(size, torch.SymInt) else _chunk(size, parts, index)
+    if isinstance(size, torch.SymInt):
+        return symbolic_chunk(size, parts, index.symbol if isinstance(index, RankIndex) else index)
+    return _chunk(size, parts, index)
 
 
 @lru_cache(maxsize=65536)
@@ -150,9 +169,10 @@ def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others."""
+    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others; the first one
+    never is."""
     step = -(-size // parts)
-    if surely(step * parts == size):
+    if (isinstance(index, int) and index == 0) or surely(step * parts == size):
         return index * step, step
     return torch.sym_min(index * step, size), torch.sym_max(0, torch.sym_min(step, size - index * step))  # no less than 0, as all can see
 

@@ -13,12 +13,12 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
-from fxshard.layout import Layout
+from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
+from fxshard.layout import Layout, indexes
 from fxshard.mesh import Mesh
 from fxshard.planning_graph import GraphInput, GraphOutput
-from fxshard.shapes import Guard, broken
+from fxshard.shapes import Guard, broken, guards_of, guards_on, instantiated
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.timeline import PassEffect
 
@@ -119,6 +119,9 @@ class ShardedProgram:
     """Its dynamic sizes: shapes, arguments and values hold expressions of their symbols, collectives tell of the example."""
     guards: tuple[Guard, ...] = ()
     """What it takes for granted of them."""
+    ranks: tuple[ProgramSize, ...] = ()
+    """Where lengths of shards are expressions of the rank's place too: its number on each axis, counted from 1, as symbols. Local graphs
+    are then those of all ranks of a class; ``local`` puts the numbers in."""
 
     def refuses(self, sizes: Mapping[str, int]) -> str | None:
         """Why it cannot run at these sizes, by name; None where it can."""
@@ -138,7 +141,8 @@ class ShardedProgram:
     def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
         """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
         sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
-        return {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+        found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+        return {**found, **self.numbers_of(self.origin)}
 
     def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
         """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
@@ -153,9 +157,52 @@ class ShardedProgram:
 
         return tuple(map(said, shape))
 
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Coordinate of the first rank, on which passes decide for all."""
+        return (0,) * self.mesh.ndim
+
+    @property
+    def first(self) -> fx.GraphModule:
+        """The graph of the first rank's class, whose examples are the first rank's."""
+        return self.modules[self.classes[self.origin]]
+
+    def numbers_of(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+        """What the symbols of ``ranks`` are for the rank at ``coordinate``."""
+        return {expression(one.value): sympy.Integer(index + 1) for one, index in zip(self.ranks, coordinate, strict=False)}
+
+    def indexes(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+        """``coordinate`` as local graphs have it: it stands for all ranks of its class where there are symbols for them."""
+        return indexes(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
+
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
-        """The graph of the rank at ``coordinate``."""
-        return self.modules[self.classes[coordinate]]
+        """The graph of the rank at ``coordinate``: that of its class with its own place in it."""
+        module = self.modules[self.classes[coordinate]]
+        if not self.ranks:
+            return module
+        env, values = self.ranks[0].value.node.shape_env, self.numbers_of(coordinate)
+        example = {expression(one.value): sympy.Integer(hint_of(one.value)) for one in self.sizes}
+
+        def make(expr: sympy.Basic, _: Any) -> Any:
+            own = expr.xreplace(values)
+            return symbolic_number(env, own, evaluated(own, example))
+
+        with oblivious():
+            return instantiated(module, values, make, FakeTensorMode(allow_non_fake_inputs=True, shape_env=env))
+
+    def noted_guards(self) -> tuple[Guard, ...]:
+        """What has been taken for granted of its symbols so far, on any rank."""
+        return guards_of(*self._symbols)
+
+    def guards_on(self, condition: Any, where: str) -> tuple[Guard, ...]:
+        """A condition on its symbols that ``where`` takes for granted of all ranks."""
+        return guards_on(condition, where, *self._symbols)
+
+    @property
+    def _symbols(self) -> tuple[dict[str, torch.SymInt], dict[str, int], list[tuple[torch.SymInt, int]]]:
+        """(sizes, the unit of each, numbers of ranks and how many there are)."""
+        symbols, units = {one.name: one.value for one in self.sizes}, {one.name: one.unit for one in self.sizes}
+        return symbols, units, [(one.value, one.most or 1) for one in self.ranks]
 
     def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
         """The same program with other local graphs, and what they issue."""
@@ -170,6 +217,12 @@ class ShardedProgram:
         """SHA-256 of the plan and of the local graphs with all their arguments: what ranks compare."""
         graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
         return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
+
+
+def rank_numbers(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
+    """The symbols of a rank's number on each axis, counted from 1; in the example those of the first rank."""
+    axes = zip(mesh.axis_names, mesh.shape, strict=True)
+    return tuple(ProgramSize(f"rank_on_{name}", (), 1, env.symbol(f"rank on {name}", 1, 1, size), 1, size) for name, size in axes)
 
 
 def is_collective(node: fx.Node) -> bool:

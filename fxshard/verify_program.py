@@ -60,7 +60,7 @@ def _verify_ends(
         raise PlanError(f"{len(nodes)} ends in a graph for {len(ends)}", where=where, remedy=REMEDY)
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
         value = node.meta["val"]
-        want = local_shape(shape, layout, program.mesh.shape, coordinate)
+        want = local_shape(shape, layout, program.mesh.shape, program.indexes(coordinate))
         alike = len(value.shape) == len(want) and all(surely(a == b) for a, b in zip(plain_shape(value.shape), want, strict=True))
         if not alike or str(value.dtype) != dtype:
             what = f"{end.kind} {end.name} in {layout} is {tuple(value.shape)} {value.dtype}, not {want} {dtype}"
@@ -71,7 +71,7 @@ def _verify_ends(
 
 def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) -> None:
     """Those that the program lists, in its order, and a wait for each."""
-    first = {n.name for n in program.local((0,) * program.mesh.ndim).graph.nodes}
+    first = {n.name for n in program.first.graph.nodes}
     decided = {(c.entry, c.step) for c in program.plan.collectives}
     foreign = [c.node for c in program.collectives if c.node not in first or not c.serves or not decided.issuperset(c.serves)]
     if foreign:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -19,11 +19,14 @@ from fxshard.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.redistribution import COLLECTIVES
-from fxshard.shapes import Guard, guards_of
+from fxshard.shapes import Guard
 from fxshard.sharding_plan import ShardingPlan
 from fxshard.verify_program import verify_program
 
-_FIELDS = ("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants", "sizes", "guards")
+_FIELDS = (
+    *("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants"),
+    *("sizes", "guards", "by_rank"),
+)
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
@@ -50,7 +53,7 @@ def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -
             "ranks": [order.index(p.classes[coordinate]) for coordinate in p.mesh.coordinates()],
             "aliases": dict(sorted(p.aliases.items())),
             "constants": [{"name": name, "value": _write_constant(value)} for name, value in p.constants.items()],
-            **({"sizes": write_sizes(p.sizes), "guards": write_guards(p.guards)} if p.sizes else {}),
+            **({"sizes": write_sizes(p.sizes), "guards": write_guards(p.guards), "by_rank": bool(p.ranks)} if p.sizes else {}),
         }
     )
 
@@ -102,11 +105,10 @@ class Description:
         if plan.mesh != self.mesh:
             raise self.root.fail(f"the program is for mesh {self.mesh}, its plan for {plan.mesh}")
         by_class = {self.graphs[name][0]: module for name, module in modules.items()}
-        noted = guards_of(self.sizes.env.known, {one.name: one.unit for one in self.sizes.sizes})
-        known = {guard.expression for guard in self.fields["guards"]}
-        guards = (*self.fields["guards"], *(guard for guard in noted if guard.expression not in known))
-        fields = {**self.fields, "guards": guards}
-        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **fields)
+        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **self.fields)
+        known = {guard.expression for guard in program.guards}
+        noted = [guard for guard in program.noted_guards() if guard.expression not in known]
+        program = replace(program, guards=(*program.guards, *noted))
         for name, module in modules.items():
             _restore_meta(module, self.graphs[name][1], self.root)
         try:
@@ -121,7 +123,8 @@ def read_description(text: bytes, where: str) -> Description:
     root = parse_json(text, where)
     root.known(_FIELDS)
     mesh = root.get("mesh", read_mesh)
-    sizes = FileSizes(root.get("sizes", lambda f: f.items(), list[Field]()))
+    by_rank = root.get("by_rank", Field.boolean, False)
+    sizes = FileSizes(root.get("sizes", lambda f: f.items(), list[Field]()), mesh if by_rank else None)
     ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh, sizes))) for name in ("inputs", "outputs"))
     graphs = root.get("classes", _read_classes)
     order = [size_class for size_class, _ in graphs.values()]
@@ -142,6 +145,7 @@ def read_description(text: bytes, where: str) -> Description:
             "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
             "constants": root.get("constants", lambda f: dict(map(_read_constant, f.items()))),
             "sizes": sizes.sizes,
+            "ranks": sizes.ranks,
             "guards": root.get("guards", lambda f: f.tuple_of(sizes.guard), tuple[Guard, ...]()),
         },
         classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},

@@ -15,8 +15,9 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.program import ProgramSize
-from fxshard.shapes import Guard, counted_range
+from fxshard.mesh import Mesh
+from fxshard.program import ProgramSize, rank_numbers
+from fxshard.shapes import Guard, counted_range, depends
 from fxshard.shapes.expressions import parsed, written
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
@@ -55,14 +56,18 @@ def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
 
 
 class FileSizes:
-    """The dynamic sizes of a file that is being read, with symbols of their own; ``mode``: of the values of its graphs."""
+    """The dynamic sizes of a file that is being read, with symbols of their own; ``mode``: of the values of its graphs.
 
-    def __init__(self, sizes: Sequence[Field] = ()) -> None:
+    ``mesh``: of whose ranks the graphs hold numbers as symbols too.
+    """
+
+    def __init__(self, sizes: Sequence[Field] = (), mesh: Mesh | None = None) -> None:
         self.env = SymbolEnv()
         self.sizes = tuple(self._size(field) for field in sizes)
-        shape_env = self.env.shape_env if self.sizes else None
+        self.ranks = () if mesh is None else rank_numbers(mesh, self.env)
+        shape_env = self.env.shape_env if self.sizes or self.ranks else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
-        self.values = [one.value for one in self.sizes]
+        self.values = [one.value for one in (*self.sizes, *self.ranks)]
         self.symbols = {str(symbol_of(value)): symbol_of(value) for value in self.values}
         self.example = {symbol_of(value): sympy.Integer(hint_of(value)) for value in self.values}
         self.known: dict[str, Any] = {}
@@ -91,6 +96,8 @@ class FileSizes:
         number = self.number(field)
         if not isinstance(number, (int, torch.SymInt)) or isinstance(number, bool):
             raise field.fail("a size is a whole number")
+        if any(depends(number, {symbol_of(one.value)}) for one in self.ranks):
+            raise field.fail("the whole size of a tensor does not depend on the rank")
         return number
 
     def number(self, field: Field) -> Any:

@@ -28,7 +28,7 @@ def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.
             file cannot.
     """
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
-    graphs = {names[size_class]: write_graph(module, program.sizes) for size_class, module in program.modules.items()}
+    graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
     description = write_description(program, names)
     kept = None if weights is None else chosen(program, weights)
     with weights_file(kept, Path(path).parent) as file:

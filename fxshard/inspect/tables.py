@@ -80,8 +80,15 @@ def _head(subject: Subject) -> str:
         *told(plan),
     ]
     if isinstance(subject, ShardedProgram):
-        rows.append(("local graphs", f"{len(subject.modules)}, {'shards are even' if len(subject.modules) == 1 else 'one a size class'}"))
+        rows.append(("local graphs", f"{len(subject.modules)}, {_shared(subject)}"))
     return labelled(rows)
+
+
+def _shared(program: ShardedProgram) -> str:
+    """Which ranks share a local graph."""
+    if len(program.modules) > 1:
+        return "one a size class"
+    return "of all ranks" if program.ranks else "shards are even"
 
 
 def _traffic(subject: Subject) -> str:

@@ -175,8 +175,8 @@ DRAWN = 2000
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
-    of the mesh's size, or of dims that may be uneven such as no axis divides and leave no shard empty. Dims that follow from others are
-    as these say.
+    of the mesh's size, or of dims that may be uneven such as no axis divides and, but where the range is narrow, leave no shard empty.
+    Dims that follow from others are as these say.
 
     Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
     """
@@ -213,7 +213,11 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
     last = tuple(n - 1 for n in mesh.shape)
     sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
     odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
-    return odd or sizes
+    if len(odd) >= LEAST:
+        return odd
+    narrow = [s for s in range(dim.least, most + 1) if s != dim.example and all(s % n for n in mesh.shape if n > 1)]
+    some = (odd, [s for s in narrow if s >= count], narrow, sizes)
+    return next((found for found in some if len(found) >= LEAST), odd or sizes)
 
 
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:

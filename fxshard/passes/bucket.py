@@ -49,7 +49,7 @@ def bucket(program: ShardedProgram) -> ShardedProgram:
         modules[size_class] = copy
     joined = {k: b for b in found for k in b.members}
     issued = []
-    names = [n.name for n in modules[program.classes[(0,) * program.mesh.ndim]].graph.nodes if is_collective(n)]
+    names = [n.name for n in modules[program.classes[program.origin]].graph.nodes if is_collective(n)]
     places = {b.members[0] if b.early else b.members[-1]: b for b in found}
     for k, one in enumerate(program.collectives):
         if k in places:
@@ -74,7 +74,7 @@ def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
 def buckets(program: ShardedProgram) -> list[Bucket]:
     """Which collectives to join, found on the first rank's graph and possible on all."""
     graphs = [_Collectives([n for n in module.graph.nodes if is_collective(n)]) for module in program.modules.values()]
-    reference = program.local((0,) * program.mesh.ndim).graph
+    reference = program.first.graph
     first = forward_nodes(program, reference)
     began = _began(reference, program.mesh)
     open_: dict[Any, Bucket] = {}

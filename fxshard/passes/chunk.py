@@ -62,7 +62,7 @@ def cut_program(program: ShardedProgram, found: dict[int, Choice]) -> ShardedPro
         halves = Halves.of(program, copy.graph)
         begun = [cut_up(copy.graph, n, found.get(k), halves) for k, n in enumerate([*filter(is_collective, copy.graph.nodes)])]
         modules[size_class] = copy
-        if size_class == program.classes[(0,) * program.mesh.ndim]:
+        if size_class == program.classes[program.origin]:
             issued = [p for c, nodes in zip(program.collectives, begun, strict=True) for p in _issued(c, nodes)]
     return program.with_modules(modules, issued)
 
@@ -133,7 +133,7 @@ def choices(program: ShardedProgram) -> dict[int, Choice]:
     if mesh.hardware.overlap == 0:
         return {}
     waited = {e.name: e.waited for e in predicted(program).events}
-    graph = program.local((0,) * mesh.ndim).graph
+    graph = program.first.graph
     halves = Halves.of(program, graph)
     nodes = list(graph.nodes)
     places = {n: i for i, n in enumerate(nodes)}

@@ -14,7 +14,7 @@ from fxshard._torch_compat.symbols import surely
 from fxshard.layout import Layout, ceil_shape, chunk
 from fxshard.passes.folded import Passage, emit_passage
 from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.shaping import alike, contiguous, cut_to, joined, pad_to, piece, wait
+from fxshard.passes.shaping import alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
 from fxshard.redistribution import LOCAL_STEPS, Step, exchange_shape
 
 aten = torch.ops.aten
@@ -81,6 +81,8 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     result = local.local_shape(shape, after)
     if dim == 0 and alike(local.shape(gathered), result):
         return gathered, collective
+    if at_once(result[dim], n):
+        return side_by_side(local, local.emit(aten.view.default, gathered, [n, *before_ceil]), result, dim), collective
     blocks = [piece(local, gathered, 0, i * before_ceil[0], before_ceil[0]) for i in range(n)]
     return joined(local, blocks, result, dim), collective
 
@@ -100,6 +102,8 @@ def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, sh
 
 def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> fx.Node:
     size = local.shape(x)[dim]
+    if at_once(size, n):
+        return local.emit(aten.view.default, contiguous(local, stacked(local, x, dim, n, block)), [n * block[0], *block[1:]])
     pieces = [pad_to(local, piece(local, x, dim, *chunk(size, n, i)), block) for i in range(n)]
     return local.emit(aten.cat.default, pieces, 0)
 
@@ -111,11 +115,15 @@ def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     after, _, _, group, n = _shapes(local, step, layout, shape)
     block = exchange_shape(step, layout, shape, local.mesh)
     size = local.shape(x)[new]
-    blocks = [pad_to(local, piece(local, x, new, *chunk(size, n, i)), block) for i in range(n)]
-    stacked = local.emit(aten.stack.default, blocks)
-    collective = local.emit(c10d.all_to_all_single.default, stacked, [1] * n, [1] * n, group)
+    if at_once(size, n):
+        sent = contiguous(local, stacked(local, x, new, n, block))
+    else:
+        sent = local.emit(aten.stack.default, [pad_to(local, piece(local, x, new, *chunk(size, n, i)), block) for i in range(n)])
+    collective = local.emit(c10d.all_to_all_single.default, sent, [1] * n, [1] * n, group)
     arrived = wait(local, collective)
     result = local.local_shape(shape, after)
+    if at_once(result[old], n):
+        return side_by_side(local, arrived, result, old), collective
     return joined(local, [local.emit(aten.select.int, arrived, 0, i) for i in range(n)], result, old), collective
 
 

@@ -12,16 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx
 from torch.distributed.tensor import Partial
 
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.symbols import is_symbolic, surely
 from fxshard.layout import Layout, ceil_shape, chunk, dim_cut_by, folded_piece, local_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.shaping import contiguous, cut_to, pad_to, piece, wait
+from fxshard.passes.shaping import MANY, contiguous, cut_to, pad_to, piece, wait
 from fxshard.steps import Step, exchange_shape
 
 aten = torch.ops.aten
@@ -29,6 +30,32 @@ c10d = torch.ops._c10d_functional
 
 Lengths = Sequence[tuple[int, int]]
 """(offset, length) of pieces in a plain dim."""
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A plain dim of ``length`` that axes of ``parts`` ranks cut in turn, into pieces that are filled up to ``piece``."""
+
+    length: Any
+    parts: tuple[int, ...]
+    piece: Any
+
+    @property
+    def filled(self) -> bool:
+        """Whether each piece has its full length already."""
+        return surely(math.prod(self.parts) * self.piece == self.length)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether elements are taken by their indexes, all pieces at once (as ``shaping.at_once``)."""
+        return is_symbolic(self.length) or math.prod(self.parts) > MANY
+
+    @property
+    def pieces(self) -> Lengths:
+        found = [(0, self.length)]
+        for n in self.parts:
+            found = [(start + offset, length) for start, size in found for offset, length in (chunk(size, n, i) for i in range(n))]
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,23 +118,22 @@ class Passage:
         return Grid(dim, before, sizes[axis], behind, folded_piece(self.shape[dim], nest, sizes))
 
     @cached_property
-    def taken_apart(self) -> Lengths:
-        """The pieces of the entered dim, where it is plain before; none where they are filled up already."""
-        return self._pieces(self.layout, self.entered)
+    def taken_apart(self) -> Nested | None:
+        """The pieces of the entered dim, where it is plain before; None where they are filled up already."""
+        return self._nested(self.layout, self.entered)
 
     @cached_property
-    def put_together(self) -> Lengths:
-        """The pieces of the dim that was left, where it is plain behind; none where they stay filled up."""
-        return self._pieces(self.after, self.left)
+    def put_together(self) -> Nested | None:
+        """The pieces of the dim that was left, where it is plain behind; None where they stay filled up."""
+        return self._nested(self.after, self.left)
 
-    def _pieces(self, plain: Layout, grid: Grid | None) -> Lengths:
+    def _nested(self, plain: Layout, grid: Grid | None) -> Nested | None:
         if grid is None or plain.nest_on(grid.dim):
-            return []
-        found = [(0, local_shape(self.shape, plain, self.mesh.shape, self.coordinate)[grid.dim])]
-        for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :]:
-            n = self.mesh.shape[axis]
-            found = [(start + offset, length) for start, size in found for offset, length in (chunk(size, n, i) for i in range(n))]
-        return [] if all(surely(length == grid.piece) for _, length in found) else found
+            return None
+        length = local_shape(self.shape, plain, self.mesh.shape, self.coordinate)[grid.dim]
+        parts = tuple(self.mesh.shape[axis] for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :])
+        found = Nested(length, parts, grid.piece)
+        return None if found.filled else found
 
     @cached_property
     def whole(self) -> tuple[int, ...]:
@@ -133,7 +159,7 @@ class Passage:
             held = size
 
         if self.entered and self.taken_apart:
-            short = sum(length < self.entered.piece for _, length in self.taken_apart)
+            short = sum(length < self.entered.piece for _, length in self.taken_apart.pieces)
             take(whole, short * self.entered.piece * whole // max(self.entered.length, 1))
         sends = self.step.kind != "slice"
         if sends and ((self.entered and self.entered.apart(self.whole)) or not (held or dense)):
@@ -159,9 +185,7 @@ def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.No
     """Applies the step to the local tensor ``x``; returns (result, collective node)."""
     p, step = passage, passage.step
     if p.entered and p.taken_apart:
-        block = (*local.shape(x)[: p.entered.dim], p.entered.piece, *local.shape(x)[p.entered.dim + 1 :])
-        parts = [pad_to(local, piece(local, x, p.entered.dim, *one), block) for one in p.taken_apart]
-        x = local.emit(aten.cat.default, parts, p.entered.dim)
+        x = _taken_apart(local, x, p.entered.dim, p.taken_apart)
     x = pad_to(local, x, p.whole)
     if step.kind == "slice":
         return _cut(local, _own(local, x, p), p), None
@@ -169,12 +193,82 @@ def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.No
     arrived, collective = _exchange(local, sent, p)
     result = _to_place(local, arrived, p.left, p.block) if p.left else arrived
     if p.left and p.put_together:
-        ends = [(k * p.left.piece, length) for k, (_, length) in enumerate(p.put_together)]
-        result = local.emit(aten.cat.default, [piece(local, result, p.left.dim, *one) for one in ends], p.left.dim)
+        result = _put_together(local, result, p.left.dim, p.put_together)
     result = _cut(local, result, p)
     if isinstance(step.source, Partial) and step.source.reduce_op == "avg":  # a mean is a sum first
         result = local.emit(aten.div.Tensor, result, p.entered_or_left.n)
     return result, collective
+
+
+def _taken_apart(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.Node:
+    """The pieces of a plain dim one behind the other, each filled up with zeros."""
+    if nested.at_once:
+        shape = local.shape(x)
+        with_zero = pad_to(local, x, (*shape[:dim], nested.length + 1, *shape[dim + 1 :]))
+        return local.emit(aten.index_select.default, with_zero, dim, _places_apart(local, nested))
+    block = (*local.shape(x)[:dim], nested.piece, *local.shape(x)[dim + 1 :])
+    return local.emit(aten.cat.default, [pad_to(local, piece(local, x, dim, *one), block) for one in nested.pieces], dim)
+
+
+def _put_together(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.Node:
+    """The reverse: a plain dim from its pieces, of which each is filled up."""
+    if nested.at_once:
+        return local.emit(aten.index_select.default, x, dim, _places_together(local, nested))
+    ends = [(k * nested.piece, length) for k, (_, length) in enumerate(nested.pieces)]
+    return local.emit(aten.cat.default, [piece(local, x, dim, *one) for one in ends], dim)
+
+
+def _places_apart(local: LocalGraph, nested: Nested) -> fx.Node:
+    """For each element of the filled pieces, in their order, where it is in the plain dim; ``length``, behind the end, of what is none.
+
+    Of axis after axis: a piece begins ``min(index * step, size)`` behind the one around it, and has ``min(step, the rest)`` elements.
+    """
+    ndim = len(nested.parts) + 1
+    begin, size = None, nested.length
+    for level, n in enumerate(nested.parts):
+        index = _along(local, n, level, ndim)
+        step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
+        offset = _least(local, local.emit(aten.mul.Tensor, index, step), size)
+        begin = offset if begin is None else local.emit(aten.add.Tensor, begin, offset)
+        rest = local.emit(aten.sub.Tensor, size, offset) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, offset, size)
+        size = _least(local, rest, step)
+    inner = _along(local, nested.piece, ndim - 1, ndim)
+    there = local.emit(aten.lt.Tensor, inner, size)
+    places = local.emit(aten.where.ScalarOther, there, local.emit(aten.add.Tensor, inner, begin), nested.length)
+    return local.emit(aten.view.default, places, [math.prod(nested.parts) * nested.piece])
+
+
+def _places_together(local: LocalGraph, nested: Nested) -> fx.Node:
+    """For each element of the plain dim where it is in the filled pieces."""
+    rest: Any = local.emit(aten.arange.default, nested.length, dtype=torch.int64)
+    number, size = None, nested.length
+    for n in nested.parts:
+        step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
+        index = local.emit(DIVIDED[isinstance(step, fx.Node)], rest, step, rounding_mode="floor")
+        begin = local.emit(aten.mul.Tensor, index, step)
+        rest = local.emit(aten.sub.Tensor, rest, begin)
+        left = local.emit(aten.sub.Tensor, size, begin) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, begin, size)
+        size = _least(local, left, step)
+        number = index if number is None else local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, n), index)
+    return local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, nested.piece), rest)
+
+
+DIVIDED = (aten.div.Scalar_mode, aten.div.Tensor_mode)
+
+
+def _ceil(local: LocalGraph, size: fx.Node, n: int) -> fx.Node:
+    return local.emit(aten.div.Scalar_mode, local.emit(aten.add.Tensor, size, n - 1), n, rounding_mode="floor")
+
+
+def _least(local: LocalGraph, x: fx.Node, other: Any) -> fx.Node:
+    return local.emit(aten.minimum.default, x, other) if isinstance(other, fx.Node) else local.emit(aten.clamp_max.default, x, other)
+
+
+def _along(local: LocalGraph, n: Any, dim: int, ndim: int) -> fx.Node:
+    """0 to n - 1 along one of ``ndim`` dims."""
+    shape = [1] * ndim
+    shape[dim] = n
+    return local.emit(aten.view.default, local.emit(aten.arange.default, n, dtype=torch.int64), shape)
 
 
 def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx.Node]:

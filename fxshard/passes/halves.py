@@ -34,14 +34,14 @@ def by_order(program: ShardedProgram) -> bool:
 
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
-    graph = program.local((0,) * program.mesh.ndim).graph
+    graph = program.first.graph
     early = _first(program, graph, _results(program, graph))
     return tuple(n in early for n in graph.nodes if is_collective(n))
 
 
 def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     """The nodes of a local graph that the forward runs for certain: where a shard is empty, what the other ranks' collectives need too."""
-    if graph is program.local((0,) * program.mesh.ndim).graph and not by_order(program):  # whose own collectives decide
+    if graph is program.first.graph and not by_order(program):  # whose own collectives decide
         return ancestors(_results(program, graph))
     collectives = [n for n in graph.nodes if is_collective(n)]
     needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}

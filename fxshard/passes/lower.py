@@ -21,7 +21,7 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.symbols import SymbolEnv, is_symbolic, oblivious, surely
 from fxshard.call import Call
 from fxshard.errors import PlanError
-from fxshard.layout import Layout, is_emptied
+from fxshard.layout import Layout, indexes, is_emptied
 from fxshard.passes.emit import emit_step
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
@@ -41,9 +41,9 @@ from fxshard.planning_graph import (
     producer,
     source_line,
 )
-from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass
+from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, guard_on, guards_of, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -55,6 +55,9 @@ FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten
 """Operators whose result a neutral element more leaves as it is."""
 OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
 """Operators that have a result, the neutral one, of no elements too."""
+
+
+NEEDS = "takes no shard without elements"
 
 
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
@@ -82,7 +85,7 @@ def _lower_at(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
 def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan) -> ShardedProgram:
     """Lowers a graph for all sizes of its dynamic dims: multiples of their units, where shards are even and one graph serves all ranks.
 
-    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and the rank's place, so that each rank has a graph.
+    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and of the rank's number on each axis.
     """
     mesh = plan.mesh
     cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
@@ -95,13 +98,13 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
         classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
-        if by_rank:
-            classes = {c: (c, *found) for c, found in classes.items()}
+        ranks = rank_numbers(mesh, env) if by_rank else ()
         known = SymbolicValues(mode)
-        program = _lowered(symbolic, plan, classes, known)
-        needed = [guard_on(size > 0, counted, units, f"{operator} takes no shard without elements") for size, operator in known.needed]
-    sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
-    return replace(program, sizes=sizes, guards=tuple(dict.fromkeys((*family.guards, *guards_of(counted, units), *needed))))
+        program = _lowered(symbolic, plan, classes, known, ranks)
+        sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
+        program = replace(program, sizes=sizes)
+        needed = [one for size, operator in known.needed for one in program.guards_on(size > 0, f"{operator} {NEEDS}")]
+    return replace(program, guards=distinct((*family.guards, *program.noted_guards(), *needed)))
 
 
 def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:
@@ -122,13 +125,16 @@ def _expanded(graph: PlanningGraph, module: fx.GraphModule, plan: ShardingPlan) 
     return expand(replace(graph, module=module, family=None), plan.recomputed)
 
 
-def _lowered(graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values) -> ShardedProgram:
+def _lowered(
+    graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values, ranks: tuple[ProgramSize, ...] = ()
+) -> ShardedProgram:
     modules: dict[Any, fx.GraphModule] = {}
     issued: tuple[ProgramCollective, ...] = ()
     for coordinate, size_class in classes.items():
         if size_class in modules:
             continue
-        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, coordinate, known))
+        place = indexes(coordinate, [one.value for one in ranks]) if ranks else coordinate
+        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, place, known))
         modules[size_class] = lowering.run()
         issued = issued or tuple(lowering.collectives)
     ends = [n for n in graph.nodes if n.op == "placeholder"]
@@ -151,6 +157,7 @@ def _lowered(graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, 
         classes=classes,
         aliases=graph.aliases,
         constants=graph.constants,
+        ranks=ranks,
     )
 
 

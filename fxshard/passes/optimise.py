@@ -20,7 +20,7 @@ from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
 from fxshard.passes.storages import with_storages
 from fxshard.program import ShardedProgram
-from fxshard.shapes import Guard, guards_of
+from fxshard.shapes import Guard, distinct
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
@@ -63,8 +63,7 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
 
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
     """Those of the program, and what passes have taken for granted of its symbols since."""
-    found = guards_of({one.name: one.value for one in program.sizes}, {one.name: one.unit for one in program.sizes})
-    return tuple(dict.fromkeys((*program.guards, *found)))
+    return distinct((*program.guards, *program.noted_guards()))
 
 
 def _before(program: ShardedProgram) -> Timeline:
@@ -87,7 +86,7 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
 def _peak(program: ShardedProgram) -> int:
     """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
     sizes at which the plan's memory counts."""
-    graph = with_storages(program.local((0,) * program.mesh.ndim)).graph
+    graph = with_storages(program.first).graph
     given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
     ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
     return profile_stages([Stage(graph, given, ends)], values=program.counted).peak + program.plan.memory.get("optimizer", 0)

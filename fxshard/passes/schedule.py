@@ -46,7 +46,7 @@ class Begin:
 
 def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
-    reference = program.local((0,) * program.mesh.ndim).graph
+    reference = program.first.graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
     forward, first, backward = late = _late(program, reference)
     stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
@@ -65,7 +65,7 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
 
 def predicted(program: ShardedProgram) -> Timeline:
     """The timeline of the first rank: the forward, then the backward."""
-    graph = program.local((0,) * program.mesh.ndim).graph
+    graph = program.first.graph
     return timeline([n for part in parts(program, graph) for n in part], program.mesh)
 
 

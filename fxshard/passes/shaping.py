@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import surely
-from fxshard.layout import chunk_lengths
+from fxshard._torch_compat.symbols import is_symbolic, surely
+from fxshard.layout import chunk, chunk_lengths
 from fxshard.passes.local_graph import LocalGraph
 
 aten = torch.ops.aten
@@ -46,6 +46,39 @@ def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
     if not surely(start == 0):
         places = local.emit(aten.add.Tensor, places, start)
     return local.emit(aten.index_select.default, x, dim, places)
+
+
+MANY = 16
+"""More chunks than this are cut, and put side by side, by views and paddings of all at once."""
+
+
+def at_once(size: Any, n: int) -> bool:
+    """Whether ``n`` chunks of a dim are taken all at once: where they are many, and where their lengths depend on a symbol. Else each is a
+    slice of its own, which copies no more than it has."""
+    return n > MANY or (is_symbolic(size) and not surely(-(-size // n) * n == size))
+
+
+def stacked(local: LocalGraph, x: fx.Node, dim: int, n: int, block: Sequence[int]) -> fx.Node:
+    """(n, *block): the chunks of ``dim``, each filled up with zeros; a few calls, however many chunks."""
+    shape = local.shape(x)
+    length = chunk(shape[dim], n, 0)[1]
+    x = pad_to(local, x, (*block[:dim], n * length, *block[dim + 1 :]))
+    x = local.emit(aten.view.default, x, [*block[:dim], n, length, *block[dim + 1 :]])
+    x = pad_to(local, x, (*block[:dim], n, *block[dim:]))
+    if dim:
+        x = local.emit(aten.permute.default, x, [dim, *range(dim), *range(dim + 1, len(block) + 1)])
+    return x
+
+
+def side_by_side(local: LocalGraph, blocks: fx.Node, shape: Sequence[int], dim: int) -> fx.Node:
+    """The reverse: from (n, *block) a tensor of ``shape``, in which the blocks' own parts stand one behind the other along ``dim``."""
+    n, *block = local.shape(blocks)
+    length = chunk(shape[dim], n, 0)[1]
+    x = cut_to(local, blocks, (n, *block[:dim], length, *block[dim + 1 :]))
+    if dim:
+        x = local.emit(aten.permute.default, x, [*range(1, dim + 1), 0, *range(dim + 1, len(block) + 1)])
+    x = local.emit(aten.view.default, contiguous(local, x), [*block[:dim], n * length, *block[dim + 1 :]])
+    return cut_to(local, x, shape)
 
 
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
-from fxshard.objects import outputs_in_objects
+from fxshard.objects import is_length, lengths_after, outputs_in_objects
 from fxshard.passes.annotate import legal_at
 from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
@@ -129,40 +129,36 @@ def traced_where_it_can_be(
             dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
 
-RANKS = 16
-"""Up to so many ranks a program for shards of unequal lengths is made, which has a graph for each."""
-
-
 def dims_of_call(
     named: Mapping[str, Any],
     asked: Sequence[DynamicDim],
     seen: Sequence[Shapes],
     made: Sequence[tuple[Sized, Shapes]],
-    ranks: int,
     *,
     everything: bool = False,
 ) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
     """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
 
-    ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. ``ranks`` of the
-    mesh. Other arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something
-    else for granted: the next one is for such lengths too. None is dynamic where a program was made for this very call and does not
-    serve it, for tensors without elements, and on a mesh of too many ranks for a graph of each.
+    ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. Other
+    arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something else for
+    granted: the next one is for such lengths too. None is dynamic where a program was made for this very call and does not serve it, and
+    for tensors without elements.
     """
     leaves = list(named.values())
     tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
     uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
     own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
-    if any(0 in (shape or ()) for shape in shapes_of(leaves)) or (own and not uneven) or (own and tried) or (uneven and ranks > RANKS):
+    empty = any(0 in leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_length(leaf))
+    if empty or (own and not uneven - tried):
         return (), ()
     dims = changed_dims(named, asked, seen, everything=everything)
-    found = tuple(replace(dim, uneven=dim.name in uneven | tried, asked=dim.asked and not made) for dim in dims)
+    found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
     return found, tuple(sorted(uneven - tried))
 
 
-def less_even(dims: Sequence[DynamicDim], ranks: int) -> tuple[DynamicDim, ...]:
+def less_even(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
     """What to try where no program for ``dims`` can be: with shards of unequal lengths, then with none of them dynamic."""
-    if ranks > RANKS or any(dim.uneven for dim in dims):
+    if any(dim.uneven for dim in dims):
         return ()
     return tuple(replace(dim, uneven=True) for dim in dims)
 
@@ -196,13 +192,14 @@ def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
 
 
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves: in
-    the next call of its kind they have another size. With them go other arguments' dims that are as long as what becomes of one, as a
-    mask over a cache and the new token is."""
+    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves,
+    and the numbers in these: in the next call of its kind they have another size. With them go other arguments' dims that are as long as
+    what becomes of one, as a mask over a cache and the new token is."""
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
-    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items()}
-    leaves = {path: leaf.shape for path, leaf in named.items() if isinstance(leaf, torch.Tensor) and leaf.numel()}
+    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
+    left |= {path: (number, 0) for path, number in zip(named, lengths_after(graph.out_spec, len(named)), strict=True) if number is not None}
+    leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for path, shape in leaves.items():
         for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):

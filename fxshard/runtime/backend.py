@@ -219,7 +219,7 @@ class GraphPrograms:
                 if not dims:
                     raise
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self._make(args, less_even(dims, self.options.planning_mesh.size))
+                return self._make(args, less_even(dims))
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
         ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, self.options.timeout)
         planned = Planned(runner, graph, shapes_of(tensors), ranks_alike, not all(output.computed for output in outputs))
@@ -243,7 +243,7 @@ class GraphPrograms:
             return ()
         named = {self.graph.names[i]: args[i] for i in self.places}
         pairs = [(planned.runner, planned.shapes) for planned in made]
-        dims, uneven = dims_of_call(named, opened, (), pairs, self.options.planning_mesh.size)
+        dims, uneven = dims_of_call(named, opened, (), pairs)
         if uneven:
             self._say(logging.WARNING, UNEVEN, ", ".join(uneven))
         return dims
@@ -317,7 +317,7 @@ class GraphPrograms:
         if options.plan is not None and not self.made:
             kind = "training" if graph.train else "inference"
             self._say(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
-        request = request_of(graph, held, distributed, options, self.graph.part)
+        request = request_of(graph, held, distributed, options, self.graph.part, not self.made)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 

@@ -49,7 +49,9 @@ class BoundProgram:
 
     @property
     def size_class(self) -> SizeClass:
-        return self.program.classes[self.coordinate]
+        """Ranks that have it in common run one artefact: with lengths that are expressions of the rank's place none but itself."""
+        found = self.program.classes[self.coordinate]
+        return (*found, self.coordinate) if self.program.ranks else found
 
     @cached_property
     def axis_values(self) -> list[torch.Tensor]:

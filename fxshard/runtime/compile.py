@@ -38,7 +38,7 @@ from fxshard.runtime.outline import outline
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, differentiates, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
-from fxshard.shapes import Guard, guards_of
+from fxshard.shapes import Guard, distinct
 
 log = logging.getLogger("fxshard")
 COMPILERS = ("inductor", "eager")
@@ -117,7 +117,7 @@ class CompiledProgram:
     @property
     def guards(self) -> tuple[Guard, ...]:
         """What the program and its compiler take for granted of its sizes."""
-        return tuple(dict.fromkeys((*self.program.guards, *self.artefact.guards)))
+        return distinct((*self.program.guards, *self.artefact.guards))
 
     @cached_property
     def may_share(self) -> tuple[int, ...]:
@@ -185,8 +185,7 @@ def _made(b: Building, dump: Dump, cache: bool) -> Artefact:
             return replace(Artefact(forward, backward, *ends), guards=kept.guards)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
     assert made.artefact is not None
-    sizes = b.program.sizes
-    guards = guards_of({s.name: s.value for s in sizes}, {s.name: s.unit for s in sizes}) if sizes else ()
+    guards = b.program.noted_guards() if b.program.sizes else ()
     if path is not None and made.kept is not None:
         artefact_cache.write(path, replace(made.kept, guards=guards))
     return replace(made.artefact, guards=guards)

@@ -25,7 +25,7 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, r
 from fxshard.passes.runner import Dump
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.any_size import RANKS, take_the_same_for_granted
+from fxshard.runtime.any_size import take_the_same_for_granted
 from fxshard.runtime.bind import BoundProgram, bind
 from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
 from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
@@ -178,10 +178,9 @@ class BoundModule(nn.Module):
 def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> ShardedProgram:
     """Plans and lowers what ``request`` asks for, for all sizes of its dynamic dims.
 
-    Unless ``even``, or where the mesh has more ranks than may have graphs of their own, shards may be of unequal lengths; where no such
-    program can be, one that cuts evenly is made, and the log says so.
+    Unless ``even`` shards may be of unequal lengths; where no such program can be, one that cuts evenly is made, and the log says so.
     """
-    if request.dynamic and not even and mesh.size <= RANKS:
+    if request.dynamic and not even:
         try:
             return _lowered(replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic)), mesh, dump)
         except SizesError as error:

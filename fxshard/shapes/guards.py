@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +39,49 @@ class Guard:
         return f"{self.condition} ({self.where})"
 
 
-def guard_on(condition: Any, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], where: str) -> Guard:
-    """A condition on ``symbols``, by name, each in its unit, that is taken for granted by ``where``."""
-    names = {symbol_of(value): name for name, value in symbols.items()}
-    expr = expression(condition)
-    return Guard(expr, tuple((names[s], s, units[names[s]]) for s in sorted(expr.free_symbols, key=str)), where)
+Ranks = Sequence[tuple[torch.SymInt, int]]
+"""(the number of a rank on an axis, counted from 1, as a symbol, ranks on the axis)."""
 
 
-def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None) -> tuple[Guard, ...]:
-    """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default."""
+def guards_on(
+    condition: Any, where: str, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], ranks: Ranks = ()
+) -> tuple[Guard, ...]:
+    """A condition on ``symbols``, by name, each in its unit, that ``where`` takes for granted; of any rank where it names ``ranks``."""
+    return _guards(expression(condition), symbols, units, where, ranks)
+
+
+def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None, ranks: Ranks = ()) -> tuple[Guard, ...]:
+    """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default. What was of a
+    number among ``ranks`` is of each."""
     env = next((value.node.shape_env for value in symbols.values()), None)
+    found = [one for expr, where in noted_guards(env) for one in _guards(expr, symbols, units or {}, where, ranks)]
+    return tuple(dict.fromkeys(found))
+
+
+def _guards(expr: Any, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], where: str, ranks: Ranks) -> tuple[Guard, ...]:
     names = {symbol_of(value): name for name, value in symbols.items()}
     found = []
-    for expr, where in noted_guards(env):
-        known = [s for s in sorted(expr.free_symbols, key=str) if s in names]
-        found.append(Guard(expr, tuple((names[s], s, (units or {}).get(names[s], 1)) for s in known), where))
-    return tuple(dict.fromkeys(found))
+    for one in _of_each_rank(expr, ranks):
+        known = [s for s in sorted(one.free_symbols, key=str) if s in names]
+        found.append(Guard(one, tuple((names[s], s, units.get(names[s], 1)) for s in known), where))
+    return tuple(found)
+
+
+def _of_each_rank(expr: sympy.Basic, ranks: Ranks) -> Iterator[sympy.Basic]:
+    """A condition with the numbers of all ranks put in, but where it holds then whatever the sizes."""
+    named = [(symbol_of(number), count) for number, count in ranks if symbol_of(number) in expr.free_symbols]
+    for numbers in itertools.product(*(range(1, count + 1) for _, count in named)):
+        one = expr.xreplace({symbol: sympy.Integer(number) for (symbol, _), number in zip(named, numbers, strict=True)})
+        if one != sympy.true:
+            yield one
+
+
+def distinct(guards: Iterable[Guard]) -> tuple[Guard, ...]:
+    """One guard for each condition, with the place that asked first: what traces found before what asks once more later."""
+    found: dict[str, Guard] = {}
+    for guard in guards:
+        found.setdefault(guard.condition, guard)
+    return tuple(found.values())
 
 
 def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:

@@ -35,10 +35,10 @@ def perceptron() -> nn.Module:
     return Perceptron(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
 
 
-def exported(path: Path | None, **options: Any) -> tuple[nn.Module, Any]:
+def exported(path: Path | None, ranks: int = 2, **options: Any) -> tuple[nn.Module, Any]:
     model = perceptron()
     args = (torch.randn(6, 8).double(),)
-    program = fxshard.export(model, args, fxshard.Mesh({"tp": 2}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
+    program = fxshard.export(model, args, fxshard.Mesh({"tp": ranks}), input_layouts="S(0)", dynamic_shapes=BATCH, **options)
     if path is not None:
         program.save(path)
     return model, program
@@ -53,7 +53,7 @@ def served(path: Path, model: nn.Module, rows: int) -> None:
 def test_roundtrip(tmp_path: Path, even: bool) -> None:
     _, program = exported(tmp_path / "m.pt2", even=even)
     loaded = fxshard.load(tmp_path / "m.pt2")
-    assert loaded.hash == program.hash and loaded.sizes == program.sizes and len(loaded.modules) == (1 if even else 2)
+    assert loaded.hash == program.hash and loaded.sizes == program.sizes and len(loaded.modules) == 1
     assert [(str(g), g.holds({"batch": 7})) for g in loaded.guards] == [(str(g), g.holds({"batch": 7})) for g in program.guards]
     others = {"modules", "effects", "sizes", "guards", "input_shapes", "output_shapes"}
     for name in {f.name for f in dataclasses.fields(ShardedProgram)} - others:
@@ -64,7 +64,7 @@ def test_roundtrip(tmp_path: Path, even: bool) -> None:
         assert all(a.format_node() == b.format_node() and str(a.meta.get("val")) == str(b.meta.get("val")) for a, b in pairs)
 
 
-S = "Symbol('s26', positive=True, integer=True)"
+S, RANK = (f"Symbol('{name}', positive=True, integer=True)" for name in ("s26", "s37"))
 
 
 def test_every_size_by_one_file(tmp_path: Path) -> None:
@@ -75,6 +75,15 @@ def test_every_size_by_one_file(tmp_path: Path) -> None:
         served(tmp_path / "m.pt2", model, 41)
     with pytest.raises(SizesError, match=r"takes for granted that .*test_dynamic.py"):
         served(tmp_path / "m.pt2", model, 1)
+
+
+def test_a_file_for_more_ranks_holds_no_more_graphs(tmp_path: Path) -> None:
+    model, program = exported(tmp_path / "m.pt2", 18)
+    exported(tmp_path / "two.pt2", 2)
+    assert len(program.modules) == 1 and program.sizes[0].uneven
+    assert len(entries(tmp_path / "m.pt2")[GRAPH]) < 1.5 * len(entries(tmp_path / "two.pt2")[GRAPH])
+    for rows in (2, 17, 37):  # fewer than ranks, so that most have none
+        served(tmp_path / "m.pt2", model, rows)
 
 
 def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:
@@ -119,9 +128,9 @@ def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path
         exported(tmp_path / name)
     assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
     opened = torch.export.load(tmp_path / "a.pt2")
-    (limits,) = opened.range_constraints.values()
-    assert (int(limits.lower), int(limits.upper)) == (1, 40)
-    assert opened.graph_signature.user_inputs[0] == "size_0"
+    limits = [(int(one.lower), int(one.upper)) for one in opened.range_constraints.values()]
+    assert limits == [(1, 40), (1, 2)]  # rows, and the number of the rank
+    assert opened.graph_signature.user_inputs[:2] == ("size_0", "size_1")
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
@@ -193,11 +202,13 @@ TAMPERED = [
     (_graph(lambda g: g["nodes"][0].update(target="_operator.mod")), "the file says|cannot have these"),
     (_graph(lambda g: g["nodes"][0]["inputs"][0].update(arg={"as_string": "x"})), "a size is computed of sizes only"),
     (_graph(lambda g: g["tensor_values"]["args_0"]["sizes"][0].update(as_expr={"expr_str": S})), "the file says otherwise"),
-    (_graph(lambda g: g["inputs"].pop(0)), "does not take all sizes"),
-    (_graph(lambda g: g["inputs"].insert(0, g["inputs"][0])), "takes more sizes than the program has"),
+    (_graph(lambda g: g["inputs"].pop(1)), "does not take all sizes"),
+    (_graph(lambda g: g["inputs"].insert(2, g["inputs"][0])), "takes more sizes than the program has"),
     ((PROGRAM, lambda p: p["sizes"].clear()), "there is no size 's26'"),
     ((PROGRAM, lambda p: p["sizes"].append(p["sizes"][0])), "two sizes are called 'batch'"),
     ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"Add(Integer(1), {S})")), "hold together"),
+    ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"Add({S}, {RANK})")), "does not depend on the rank"),
+    ((PROGRAM, lambda p: p.update(by_rank=False)), "takes more sizes than the program has"),
     (_first(unit=0), "at least 1, found 0"),
     (_first(example=2**50), "out of bounds"),
     (_first(most=0), "at least 1, found 0"),

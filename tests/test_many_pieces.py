@@ -1,0 +1,20 @@
+"""Redistributions among more than 16 ranks, whose chunks are cut and put side by side all at once, against whole tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxshard.layout import all_layouts
+from fxshard.mesh import Mesh
+from tests.moved import pairs, run_pairs
+
+
+@pytest.mark.parametrize("shape", [(36, 18), (37, 20), (5, 1), (0, 19)], ids=str)
+def test_on_one_axis(shape: tuple[int, ...]) -> None:
+    run_pairs(pairs(all_layouts(2, 1, ("sum", "max"))), shape, Mesh({"a": 18}))
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (41, 7), (22, 0)], ids=str)
+def test_on_two_axes(shape: tuple[int, ...]) -> None:
+    """Pieces within pieces, too."""
+    run_pairs(pairs(all_layouts(2, 2), most=60), shape, Mesh({"a": 4, "b": 5}))
