@@ -9,7 +9,7 @@ Names are imported when they are first asked for, so that ``fxshard --help`` doe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fxshard.collecting import few_collections
+from fxshard.collecting import no_collections
 
 if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
@@ -36,7 +36,7 @@ _HOME = {
     "load": "fxshard.api",
     "local_batch": "fxshard.api",
     "lower": "fxshard.api",
-    "parallelize": "fxshard.api",
+    "parallelize": "fxshard.runtime.module",
     "plan": "fxshard.api",
     "simulate": "fxshard.api",
     "Communication": "fxshard.constraints",
@@ -96,12 +96,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        with few_collections():
+        with no_collections():
             value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
     if name in _MODULES:
-        with few_collections():
+        with no_collections():
             return import_module(f"fxshard.{name}")
     raise AttributeError(f"module 'fxshard' has no attribute {name!r}")
 

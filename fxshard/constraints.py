@@ -86,6 +86,8 @@ class Communication:
 
 
 Constraint = Pin | Equal | Forbid | Communication
+OBJECTIVES = ("time", "communication")
+"""What a plan may be cheapest in: microseconds of a step, or bytes sent per rank."""
 KINDS = (Pin, Equal, Forbid, Communication)
 
 

@@ -17,7 +17,7 @@ import fxshard
 from fxshard import plan_cache
 from fxshard.errors import OptionError
 from fxshard.mesh import HARDWARE
-from fxshard.passes import choose, pipeline
+from fxshard.passes import choose
 from fxshard.sharding_plan import ShardingPlan
 
 MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
@@ -154,7 +154,7 @@ def test_a_plan_that_time_cut_is_not_kept(folder: Path, monkeypatch: pytest.Monk
         plan = real(*args)
         return dataclasses.replace(plan, certificate=dataclasses.replace(plan.certificate, cut=True))
 
-    monkeypatch.setattr(pipeline.choose, "decide", cut)
+    monkeypatch.setattr(choose, "decide", cut)
     make(time_limit=50.0)
     assert not folder.exists()
     make()  # cut by counted work, which is the same at any time

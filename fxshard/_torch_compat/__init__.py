@@ -348,14 +348,6 @@ def operator_names() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
-@functools.cache
-def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """torch's table of operators in terms of its core ones; those of one form only (functional, no ``out=``) matter in a graph."""
-    from torch._decomp import core_aten_decompositions
-
-    return {op: f for op, f in dict(core_aten_decompositions()).items() if isinstance(op, OpOverload)}
-
-
 def sharding_functions() -> dict[str, Callable[..., Any]]:
     """What users gave to ``register_sharding``, by operator (``"mylib.op.default"``); not torch's own strategies."""
     from torch.distributed.tensor import DTensor
@@ -431,7 +423,6 @@ __all__ = [
     "captured_local_maps",
     "captured_out_spec",
     "changes_of",
-    "core_decompositions",
     "dtensor_spec",
     "dtensor_has_rule",
     "dynamo_frame",

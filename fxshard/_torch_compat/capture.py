@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -18,6 +19,17 @@ def without_guards() -> Iterator[None]:
     from torch._dynamo.convert_frame import GraphCaptureOutput
 
     with mock.patch.object(GraphCaptureOutput, "build_guards", lambda *_, **__: None):
+        yield
+
+
+@contextlib.contextmanager
+def without_headers() -> Iterator[None]:
+    """While Dynamo captures: it looks for no names of functions by tokenising their files, unless its log of calls, which prints them,
+    is on (``TORCH_LOGS=trace_call``)."""
+    from torch._dynamo import output_graph, symbolic_convert
+
+    logged = output_graph.trace_call_log.isEnabledFor(logging.DEBUG) or symbolic_convert.trace_source_log.isEnabledFor(logging.DEBUG)
+    with contextlib.nullcontext() if logged else mock.patch.object(symbolic_convert, "get_funcname", lambda *_: None):
         yield
 
 

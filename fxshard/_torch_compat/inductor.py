@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -183,7 +184,6 @@ def without_frames(compiled: Compiled) -> Compiled:
 
     Anything else stays as it is, a graph without operators, which torch hands back as its own forward, among it.
     """
-    from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
     from torch.autograd import profiler
 
@@ -193,7 +193,8 @@ def without_frames(compiled: Compiled) -> Compiled:
     assert inner is not None
 
     def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
+        debug = sys.modules.get("torch._inductor.debug")  # who records the order of graphs has imported it; it brings all of Inductor
+        if profiler._is_profiler_enabled or (debug is not None and debug.RECORD_GRAPH_EXECUTION):
             return compiled(inputs)  # which must live as long as this: it takes the parts of its code along when it goes
         return inner(inputs)
 

@@ -120,10 +120,10 @@ def stands_alone(source: str) -> bool:
     if head is None or re.search(r"^#|\bextern\b|\bkernel\b", source[head.end() :], re.MULTILINE):
         return False
     depth, rest = 0, source[head.end() :].rstrip()
-    for place, character in enumerate(rest):
-        depth += (character == "{") - (character == "}")
-        if depth == 0 and character == "}":
-            return place == len(rest) - 1
+    for brace in re.finditer("[{}]", rest):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0 and brace[0] == "}":
+            return brace.end() == len(rest)
     return False
 
 

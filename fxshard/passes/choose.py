@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
+from fxshard.constraints import OBJECTIVES
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.layout import Layout
@@ -20,7 +21,7 @@ from fxshard.passes import budgets
 from fxshard.passes.admit import contradictory, place, planned_spec
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Condition, Constraints, Equality
-from fxshard.passes.formulate import OBJECTIVES, Formulation, formulate
+from fxshard.passes.formulate import Formulation, formulate
 from fxshard.passes.held import Held, held, over_time
 from fxshard.passes.lifetimes import Lifetimes
 from fxshard.passes.moves import Specs, hiding, redistributions

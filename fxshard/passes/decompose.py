@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import core_decompositions
+from fxshard._torch_compat.decompositions import core_decompositions
 from fxshard.ops.softmax import precise
 from fxshard.passes.norms import NORMS
 from fxshard.strategies import has_rule, sharding_function

@@ -46,8 +46,6 @@ from fxshard.sharding_plan import OpSpec
 from fxshard.sharding_plan import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
-OBJECTIVES = ("time", "communication")
-
 
 @dataclass(frozen=True)
 class Formulation:

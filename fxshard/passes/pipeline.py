@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fxshard import plan_cache
+from fxshard.constraints import OBJECTIVES
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.left import Attribute
 from fxshard.mesh import Mesh
-from fxshard.passes import annotate, choose, constrain, formulate, lower, optimise, trace, verify
+from fxshard.passes import annotate, constrain, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
 from fxshard.passes.constrain import Constraints
 from fxshard.passes.defer import deferred
-from fxshard.passes.formulate import OBJECTIVES, Formulation
 from fxshard.passes.generator import check_generator, draw_from
 from fxshard.passes.mixed_precision import MixedPrecision
 from fxshard.passes.recompute import expanded
@@ -32,8 +32,11 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 from fxshard.sharding_plan import ShardingPlan, by_cause
-from fxshard.solver import Solved
 from fxshard.verify_program import verify_program
+
+if TYPE_CHECKING:  # imported by the passes that need them: a plan of the cache needs no solver
+    from fxshard.passes.formulate import Formulation
+    from fxshard.solver import Solved
 
 log = logging.getLogger("fxshard")
 
@@ -67,7 +70,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from."""
+    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from; ``legal``:
+    whether the plan was verified for the graph before."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -80,6 +84,7 @@ class Compilation:
     program: ShardedProgram | None = None
     records: tuple[PassRecord, ...] = ()
     cached: Path | None = None
+    legal: bool = False
 
 
 def _trace(c: Compilation) -> tuple[Compilation, str]:
@@ -130,6 +135,8 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
+    from fxshard.passes import formulate
+
     assert c.annotated is not None and c.constraints is not None
     made = formulate.formulate(c.annotated, c.constraints, c.request.objective)
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
@@ -140,6 +147,8 @@ FREE = 0.25
 
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
+    from fxshard.passes import choose
+
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
     limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None
     budget = choose.allowance(c.request.time_limit, limited=limited)
@@ -165,7 +174,7 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     checked = lower.check_plan(c.graph, c.plan)
-    if c.annotated is None:  # a plan from elsewhere: its specs are asked for here
+    if c.annotated is None and not c.legal:  # a plan from elsewhere: its specs are asked for here
         verify.verify_specs(annotate.annotate(checked, c.plan.mesh), c.plan)
     program = lower.lower_checked(c.graph, checked, c.plan)
     draw_from(program, c.request.rng)
@@ -327,10 +336,13 @@ def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard
 
 
 def lower_plan(
-    graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = ()
+    graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = (), legal: bool = False
 ) -> ShardedProgram:
-    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph."""
+    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph.
+
+    ``legal``: ``plan_graph`` gave the plan for this graph, here or on another rank, and has verified it.
+    """
     request = Request(rng=rng, without=optimise.check_without(without))
-    state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan), dump)
+    state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan, legal=legal), dump)
     assert state.program is not None
     return state.program

@@ -1,4 +1,4 @@
-"""Runs a captured graph on fakes, to see what it returns: nothing is computed, and no random number is drawn."""
+"""What a captured graph returns, seen on fakes where the graph alone does not tell: nothing is computed, no random number is drawn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
 from fxshard.passes.recurrent import has_recurrent, recurrent_shapes
+
+NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})
+"""Functions that models end with, whose result shares memory with nothing."""
+
+
+def returns_new_memory(graph: fx.Graph) -> bool:
+    """Whether the graph says by itself that no output shares memory with an input or with another output."""
+    leaves = [leaf for leaf in pytree.tree_leaves(graph.output_node().args[0]) if isinstance(leaf, fx.Node)]
+    return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
 
 
 def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:

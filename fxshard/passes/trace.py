@@ -30,7 +30,7 @@ from fxshard._torch_compat import (
     sizes_from_data,
     storage_key,
 )
-from fxshard._torch_compat.capture import without_code, without_guards
+from fxshard._torch_compat.capture import without_code, without_guards, without_headers
 from fxshard._torch_compat.functions import all_functions
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
@@ -53,7 +53,7 @@ from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_pa
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.objects import Reads, after_call, capture_call
-from fxshard.passes.probe import probe
+from fxshard.passes.probe import probe, returns_new_memory
 from fxshard.passes.rebind import parameter_names
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
@@ -167,6 +167,7 @@ def _capture(
         hooks.watching(fake_model),
         layers.noted(fake_model),
         without_guards(),
+        without_headers(),
     )
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
@@ -232,6 +233,8 @@ def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
 
 def separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
     """Clones outputs that are views of an input, or of another output, so that each has a tangent of its own."""
+    if returns_new_memory(module.graph):
+        return
     probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
     values = probe(module, probes)
     held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}

@@ -26,7 +26,7 @@ from fxshard.errors import PlanError, RunError, SizesError
 from fxshard.mesh import as_mesh
 from fxshard.objects import Counted, open_call
 from fxshard.passes.annotate import probes
-from fxshard.passes.pipeline import Request, lower_plan, trace_model
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace import check_call
@@ -288,9 +288,10 @@ class ShardedForward:
             try:
                 if graph.family is not None:
                     probes(graph.family, self.mesh)  # here, for of planning the other ranks learn that it failed, not how
+                verified = plan is None and self.settings.planner is plan_graph
                 if plan is None:
                     plan = self._plan(graph, named, first, dump)
-                program = self._lower(graph, plan, dump)
+                program = self._lower(graph, plan, dump, verified)
             except SizesError as error:
                 if any(dim.asked for dim in dims):
                     raise
@@ -360,9 +361,9 @@ class ShardedForward:
         with timed("plan, shared"):
             return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
 
-    def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump) -> ShardedProgram:
+    def _lower(self, graph: PlanningGraph, plan: ShardingPlan, dump: Dump, verified: bool) -> ShardedProgram:
         check_plan(plan, self.mesh)
-        program = lower_plan(graph, plan, dump, self.settings.rng, self.settings.without)
+        program = lower_plan(graph, plan, dump, self.settings.rng, self.settings.without, verified)
         self._compare({"graph": graph.hash, "plan": plan.hash, "program": program.hash})
         text = "%s program on %s, number of collectives: %d"
         announce(self.device_mesh, logging.INFO, text, _KIND[graph.train], self.mesh, len(program.collectives))

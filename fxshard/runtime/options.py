@@ -12,13 +12,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard._torch_compat.inductor import inductor_modes, replays_cuda_graphs
-from fxshard.constraints import Constraint, check_constraints
+from fxshard.constraints import OBJECTIVES, Constraint, check_constraints
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
-from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
 from fxshard.passes.optimise import check_without
 from fxshard.runtime.agreement import TIMEOUT

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fxshard.constraints import Constraint, check_constraints
+from fxshard.constraints import OBJECTIVES, Constraint, check_constraints
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.hardware import Hardware
 from fxshard.hardware_file import find_hardware
 from fxshard.mesh import Mesh
 from fxshard.ops.random import GENERATORS
-from fxshard.passes.formulate import OBJECTIVES
 from fxshard.passes.generator import check_generator
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.passes.repriced import memory_at
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.made import Made
 from fxshard.runtime.runner import Runner
@@ -42,6 +41,8 @@ def warn_beyond_limit(made: Made, leaves: Sequence[Any], optimizer: Any, warned:
     limit, known = plan.memory_limit, plan.memory_sizes
     if limit is None or made.runner in warned or all(size <= known.get(name, size) for name, size in sizes.items()):
         return
+    from fxshard.passes.repriced import memory_at  # with the solver, which most starts do without
+
     taken = memory_at(plan, made.graph, sizes, Optimizer.of(optimizer))
     if taken > limit:
         warned.add(made.runner)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import highspy
 import numpy as np
 
 from .arrays import FloatArray, IntArray
@@ -154,6 +153,8 @@ def greatest(
     matrix[:-1, 0] = 1.0
     matrix[:-1, 1 : 1 + count], matrix[:-1, 1 + count :] = -slopes / steep, slopes / steep
     matrix[-1, 1:] = 1.0
+    import highspy
+
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = matrix.shape[1], matrix.shape[0]
     lp.col_cost_ = np.append(-1.0, np.zeros(2 * count))

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import highspy
 import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .budget import Budget
 from .model import Model
+
+if TYPE_CHECKING:
+    import highspy  # imported by the functions that call it: most plans, and all from the cache, do without
 
 OBJECTIVE_RANGE = 1e6
 """The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""
@@ -66,6 +69,8 @@ def too_large(model: Model, budget: Budget) -> bool:
 
 def solve_mip(model: Model, budget: Budget) -> Answer:
     """Solve the model to optimality below its cutoff, or as far as the budget goes."""
+    import highspy
+
     columns = _columns(model)
     room = model.cutoff - model.constant
     largest = columns.cost[np.isfinite(columns.cost)].max(initial=1.0)
@@ -107,6 +112,8 @@ def _choices(model: Model, values: FloatArray) -> IntArray:
 
 
 def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
+    import highspy
+
     lp = highspy.HighsLp()
     count, rows = len(columns.cost), len(columns.lower)
     lp.num_col_, lp.num_row_ = count, rows
@@ -131,6 +138,8 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
 
 def loaded(lp: highspy.HighsLp) -> highspy.Highs:
     """HiGHS with a program, quiet and on one thread."""
+    import highspy
+
     highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard
 from fxshard.errors import PlanError
 from fxshard.layout import Folded, Layout
 from fxshard.mesh import Mesh
+from fxshard.passes import pipeline
 from fxshard.passes.annotate import Annotated, annotate
 from fxshard.passes.choose import Decision, write_plan
 from fxshard.passes.lower import lower
@@ -176,3 +177,13 @@ def test_an_outer_axis_may_not_move_under_an_inner_one(step: Step, what: str) ->
     moved = dataclasses.replace(first, value=value, shape=shape, readers=(("relu", 0),))
     with pytest.raises(PlanError, match=what):
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes, redistributions=(moved, *plan.redistributions)))
+
+
+def test_rules_are_asked_once_of_a_plan_that_was_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that the planner gave for the graph is lowered without them, any other one with them."""
+    annotated, plan = planned()
+    asked = []
+    monkeypatch.setattr(pipeline.annotate, "annotate", lambda *given: asked.append(given) or annotated)
+    first = lower_plan(annotated.graph, plan, legal=True)
+    assert not asked
+    assert lower_plan(annotated.graph, plan).hash == first.hash and len(asked) == 1

@@ -1,0 +1,51 @@
+"""parallelize asks the rules once of a plan that it made itself, when planning; of one that it was given, before it lowers it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxshard
+from fxshard.errors import PlanError
+from fxshard.passes import pipeline
+from fxshard.passes.pipeline import plan_graph
+from fxshard.sharding_plan import OpSpec
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+ARGS = (torch.ones(4, 4),)
+OPTIONS: dict[str, Any] = {"train": False, "compiler": "eager", "cache": False}
+
+
+def test_rules_are_asked_once_where_the_plan_is_its_own(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = [], pipeline.annotate.annotate
+    monkeypatch.setattr(pipeline.annotate, "annotate", lambda *given: asked.append(given) or real(*given))
+    fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, **OPTIONS)
+    assert len(asked) == 1
+    fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, planner=lambda *given: plan_graph(*given), **OPTIONS)
+    assert len(asked) == 3, "a planner of the user's may give any plan"
+
+
+def test_a_plan_that_no_rule_offers_is_refused(mesh: DeviceMesh) -> None:
+    plan = fxshard.plan(nn.Linear(4, 4), ARGS, mesh, train=False, input_layouts="R", output_layouts="R", cache=False)
+    fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, plan, compiler="eager")
+    product = next(node for node in plan.nodes if node.op == "fxshard.einsum.default")
+    pending = dataclasses.replace(product, spec=OpSpec(product.spec.inputs, (fxshard.Layout.parse("P"),)))
+    wrong = dataclasses.replace(plan, nodes=tuple(pending if node is product else node for node in plan.nodes))
+    with pytest.raises(PlanError, match=r"nothing brings|cannot run as"):
+        fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, wrong, compiler="eager")
+    with pytest.raises(PlanError, match=r"nothing brings|cannot run as"):
+        fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, planner=lambda *_: wrong, **OPTIONS)
