@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -32,7 +32,10 @@ FOREIGN = ("torch", "builtins", "functools", "pybind11_builtins")
 
 Part = tuple[Any, ...]
 """What stands at one place: ``("tensor", k)``, ``("value", type, value)``, ``("held", Same)``, ``("node", k)``, ``("tuple", type, parts)``,
-``("tree", type, context, parts)``; of an outcome also ``("given", k)``, leaf k of the arguments."""
+``("tree", type, context, parts)``, ``("length", k)``: the number that tensor k is long; of an outcome also ``("given", k)``, leaf k of the
+arguments, and ``("given length", k)``."""
+Counted = frozenset[tuple[type, Any]]
+"""Numbers that calls change: (class of an object, name of the attribute). Each is among a call's leaves, as ``as_length``, not a value."""
 Step = tuple[str, Any]
 """``("attr", name)`` or ``("item", key)``."""
 
@@ -109,9 +112,12 @@ def state_of(value: Any) -> dict[str, Any]:
 @dataclass
 class Walk:
     """Takes values apart. ``tensors`` are those met, each once, ``reached`` how: (of which node, by which steps); ``nodes`` describes
-    the ``objects``. ``known``: what is met is looked up there first (tensors that a call was given)."""
+    the ``objects``. ``known``: what is met is looked up there first (tensors that a call was given). ``counted``: numbers that are
+    leaves; ``lengths``: which leaves of the call they are, in order, where it was taken apart before."""
 
     known: Mapping[int, Part] = field(default_factory=dict)
+    counted: Counted = frozenset()
+    lengths: Iterator[int] | None = None
     tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     reached: list[tuple[int, tuple[Step, ...]]] = field(default_factory=list)
@@ -129,7 +135,7 @@ class Walk:
         if id(value) in self.seen:
             return self.seen[id(value)]
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
-            found: Part = ("tensor", len(self.tensors))
+            found: Part = ("length" if isinstance(value, torch.SymInt) else "tensor", len(self.tensors))
             self.tensors.append(value)
             self.paths.append(path)
             self.reached.append((of, steps))
@@ -170,8 +176,22 @@ class Walk:
             found = [self.part(v, f"{path}[{k!r}]", of, (*steps, ("item", k))) for k, v in value.items()]
         else:
             keys = state_of(value)
-            found = [self.part(v, f"{path}.{k}", of, (*steps, ("attr", k))) for k, v in keys.items()]
+            found = [
+                self._length(v, f"{path}.{k}") if (kind, k) in self.counted else self.part(v, f"{path}.{k}", of, (*steps, ("attr", k)))
+                for k, v in keys.items()
+            ]
         return Node(kind, tuple(keys), tuple(found))
+
+    def _length(self, value: Any, path: str) -> Part:
+        """A number that is a leaf of its own."""
+        if self.lengths is not None:
+            found = self.seen[id(value)] = ("given length", next(self.lengths))
+            return found
+        if type(value) is not int or value < 0:
+            return self.part(value, path)
+        self.tensors.append(as_length(value))
+        self.paths.append(path)
+        return ("length", len(self.tensors) - 1)
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type})
@@ -183,11 +203,24 @@ def _step(key: Any) -> Step:
     return ("item", key.key if isinstance(key, pytree.MappingKey) else key.idx)
 
 
-class Opened:
-    """An object among the arguments of a call, as a pytree node: its leaves are the tensors in it."""
+def as_length(number: Any) -> torch.Tensor:
+    """A tensor without elements that is so long: a number of which programs make a size like any other."""
+    return torch.empty(number, 0, dtype=torch.uint8)
 
-    def __init__(self, value: Any) -> None:
-        self.walk = Walk()
+
+def is_length(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype is torch.uint8 and leaf.dim() == 2 and leaf.shape[1] == 0
+
+
+def length_of(leaf: Any) -> Any:
+    return leaf.shape[0]
+
+
+class Opened:
+    """An object among the arguments of a call, as a pytree node: its leaves are the tensors in it, and the numbers ``counted``."""
+
+    def __init__(self, value: Any, counted: Counted = frozenset()) -> None:
+        self.walk = Walk(counted=counted)
         self.walk.part(value, "")
 
 
@@ -221,7 +254,9 @@ def _unflatten(tensors: Any, nodes: tuple[Node, ...]) -> Any:
 pytree.register_pytree_node(Opened, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 
-def open_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+def open_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], counted: Counted = frozenset()
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """The arguments with each object in them as ``Opened``, and all objects, lists and dicts that are in these, in order.
 
     Raises OptionError where two of them share one: they could not be told apart when one is changed.
@@ -231,7 +266,7 @@ def open_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any
     def opened(value: Any) -> Any:
         if not is_openable(type(value)):
             return value
-        one = Opened(value)
+        one = Opened(value, counted)
         for part in one.walk.objects:
             if id(part) in found:
                 what = f"two arguments hold the same {type(part).__name__}"
@@ -255,6 +290,24 @@ def _leaves_in_objects(spec: Same) -> frozenset[int]:
 
     walk(spec.value, False)
     return frozenset(i for i, one in enumerate(found) if one)
+
+
+def counted_in(spec: pytree.TreeSpec) -> tuple[Counted, tuple[int, ...]]:
+    """(the numbers that are leaves of a call of this structure, which leaves these are)."""
+    counted: set[tuple[type, Any]] = set()
+    places: list[int] = []
+
+    def walk(part: pytree.TreeSpec, first: int) -> None:
+        if part.type is Opened:
+            found = [(n.kind, key, p[1]) for n in part.context for key, p in zip(n.keys, n.parts, strict=True) if p[0] == "length"]
+            counted.update((kind, key) for kind, key, _ in found)
+            places.extend(first + k for k in sorted(k for _, _, k in found))
+        for child in part.children():
+            walk(child, first)
+            first += child.num_leaves
+
+    walk(spec, 0)
+    return frozenset(counted), tuple(places)
 
 
 def on_cpu(spec: pytree.TreeSpec) -> pytree.TreeSpec:
@@ -297,6 +350,10 @@ class Builder:
             return self.tensors[one]
         if what == "given":
             return self.given[one]
+        if what == "length":
+            return length_of(self.tensors[one])
+        if what == "given length":
+            return length_of(self.given[one])
         if what == "node":
             return self.objects[one]
         if what == "value" and one is torch.device:
@@ -337,7 +394,7 @@ class After:
     """What a call leaves: what it returns (``root``), and its objects. The first of ``nodes`` are those that it was given, None where
     nothing changed in one; ``before`` has those as they were. Tensors are the program's outputs, in the order of ``paths``, or leaves of
     the arguments; ``inside``: which outputs stand in an object, not beside others in tuples and the like; ``counts``: paths of the
-    numbers in objects that the call changes."""
+    numbers in objects that the call changes, ``counters`` what they are."""
 
     root: Part
     nodes: tuple[Node | None, ...]
@@ -345,6 +402,7 @@ class After:
     paths: tuple[str, ...]
     inside: frozenset[int]
     counts: tuple[str, ...] = ()
+    counters: Counted = frozenset()
 
     @property
     def spec(self) -> pytree.TreeSpec:
@@ -377,6 +435,18 @@ pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda
 def after_of(spec: pytree.TreeSpec) -> After | None:
     """What ``After`` is in the structure of a program's outputs, if they are such."""
     return spec.context if spec.type is Outcome else None
+
+
+def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
+    """For each leaf of a call what the number that it stands for is after the call; None where it stays, or is no number."""
+    found: list[int | None] = [None] * leaves
+    after = after_of(spec)
+    for old, new in zip(after.before, after.nodes, strict=False) if after is not None else ():
+        parts = {} if new is None else dict(zip(new.keys, new.parts, strict=True))
+        for key, was in zip(old.keys, old.parts, strict=True):
+            if was[0] == "given length" and parts.get(key, ())[:2] == ("value", int):
+                found[was[1]] = parts[key][2]
+    return found
 
 
 def outputs_in_objects(spec: pytree.TreeSpec) -> dict[str, str]:

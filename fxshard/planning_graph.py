@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import hint_of, is_symbolic
+from fxshard.left import Attribute, Left
 from fxshard.shapes import GraphFamily
 from fxshard.targets import name_of
 
@@ -125,6 +126,10 @@ class PlanningGraph:
     """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
     tapped: tuple[TappedCall, ...] = ()
     """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
+    left: Left | None = None
+    """What a call leaves in attributes of modules; tensors there are outputs behind the model's own, and what hooks are called with."""
+    fixed: frozenset[Attribute] = frozenset()
+    """Attributes that are tensors, but no buffers, and whose values are in the graph."""
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, where it has any; ``module`` is it at the example's."""
 
@@ -364,6 +369,12 @@ def source_line(node: fx.Node) -> str | None:
     """``file:line, code`` of the user's line behind ``node``, None where tracing kept none."""
     trace = node.meta.get("stack_trace")
     return _users_line(trace) if trace else None
+
+
+def users_place(trace: str) -> str | None:
+    """``file:line`` of the user's innermost line in the text of a stack trace, None where there is none."""
+    line = _users_line(trace)
+    return None if line is None else ":".join(line.split(":")[:2])
 
 
 @lru_cache(maxsize=4096)

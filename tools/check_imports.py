@@ -97,12 +97,13 @@ ROOMS = _rooms()
 
 SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
+    "left": "objects",
     "steps": "redistribution",
     "detours": "redistribution",
     "verify_program": "program",
 }
 """Files that belong to another file's room: a plan, its JSON and what can be read from it are one, hardware and its file, a program
-and what holds in it, redistributions and their steps."""
+and what holds in it, redistributions and their steps, objects and what a call leaves in them or in modules."""
 
 
 @dataclass(frozen=True, order=True)

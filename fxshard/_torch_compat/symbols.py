@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -21,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     uninteresting_files,
 )
+from torch.fx.traceback import get_current_meta
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -56,6 +59,14 @@ class SymbolEnv:
             self.known[name] = env.create_symintnode(symbol, hint=hint, source=source)
         return self.known[name]
 
+    def number(self, name: str, hint: int) -> torch.SymInt:
+        """A symbol for a whole number that is no size, negative ones included."""
+        from torch._dynamo.source import ConstantSource
+
+        source = ConstantSource(name)
+        symbol = self.shape_env.create_unspecified_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self.shape_env.create_symintnode(symbol, hint=hint, source=source)
+
     def value(self, expression: sympy.Basic, hint: Any) -> Any:
         """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a number where it is one."""
         return symbolic_number(self.shape_env, expression, hint)
@@ -72,12 +83,15 @@ def symbolic_number(env: ShapeEnv, expression: sympy.Basic, hint: Any) -> Any:
 
 
 @contextlib.contextmanager
-def noting_lines() -> Iterator[None]:
-    """While it lasts, a guard is noted with the line that asked: of the function that Dynamo is in, not of the outermost call."""
+def noting_lines(of_user: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> Iterator[None]:
+    """While it lasts, a guard is noted with the line that asked, of the function that Dynamo is in, and the user's line that called it.
+
+    ``of_user``: whether a file is the user's; ``in_trace``: the user's line in the text of a stack trace.
+    """
     noted = ShapeEnv._get_sloc
 
     def at_line(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return type(noted(self, *args, **kwargs))(None, _asking_line())
+        return type(noted(self, *args, **kwargs))(None, _asking_line(of_user, in_trace))
 
     ShapeEnv._get_sloc = at_line
     try:
@@ -86,20 +100,34 @@ def noting_lines() -> Iterator[None]:
         ShapeEnv._get_sloc = noted
 
 
-def _asking_line() -> str:
-    """``file:line`` of the innermost function that Dynamo looks into; elsewhere of the innermost frame that is not about symbols."""
+def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
+    """``file:line`` of the user's innermost function that Dynamo looks into, or of the node that is traced; then, where that is another,
+    of the innermost function or, outside of Dynamo, of the innermost frame that is not about symbols: ``model.py:8 (torch/nn/...:560)``."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-    frame, outside = sys._getframe(2), ""
+    frame, outside, asked, user = sys._getframe(2), "", "", ""
     passed = {*uninteresting_files(), __file__}
     while frame is not None:
         translator = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "run") else None
         if isinstance(translator, InstructionTranslatorBase):
-            return f"{translator.f_code.co_filename}:{translator.lineno}"
+            asked = asked or _shortened(f"{translator.f_code.co_filename}:{translator.lineno}")
+            if of_user(translator.f_code.co_filename):
+                user = f"{translator.f_code.co_filename}:{translator.lineno}"
+                break
         if not outside and frame.f_code.co_filename not in passed:
-            outside = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            outside = _shortened(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
-    return outside
+    asked = asked or outside
+    user = user or in_trace(get_current_meta().get("stack_trace") or "") or asked
+    return user if asked in ("", user) else f"{user} ({asked})"
+
+
+def _shortened(place: str) -> str:
+    """A place in torch's or our own files from the package on, which does not say where that is installed."""
+    return next((place[len(root) :] for root in _INSTALLED if place.startswith(root)), place)
+
+
+_INSTALLED = tuple(f"{Path(file).parents[depth]}{os.sep}" for file, depth in ((torch.__file__, 1), (__file__, 2)))
 
 
 def captured_sizes(captured: fx.GraphModule, inputs: Sequence[Any]) -> dict[sympy.Symbol, torch.SymInt]:
@@ -133,7 +161,12 @@ def _place(sloc: Any) -> str:
     """``file:line`` of the user's line, or of torch's or ours that asked."""
     place = getattr(sloc, "maybe_user_loc", None) or getattr(sloc, "framework_loc", None) or sloc
     file, line = getattr(place, "filename", None), getattr(place, "lineno", None)
-    return f"{file}:{line}" if file else str(place)
+    return _shortened(f"{file}:{line}" if file else str(place))
+
+
+def is_settled(symbol: sympy.Symbol, env: ShapeEnv | None) -> bool:
+    """Whether a symbol of ``env`` has become a number, or another expression."""
+    return env is not None and symbol in env.replacements
 
 
 ONE_THREAD = threading.RLock()

@@ -14,6 +14,7 @@ from torch import fx, nn
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, changes_of, pytree
 from fxshard.errors import TraceError
+from fxshard.left import Attribute
 from fxshard.ops.creation import MOST
 from fxshard.passes.probe import probe
 from fxshard.planning_graph import source_line
@@ -34,8 +35,8 @@ def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def spell_attributes(
     captured: fx.GraphModule, model: nn.Module, fake_model: nn.Module, names: Mapping[str, str], flat_args: Sequence[Any]
-) -> None:
-    """Tensors in ``captured`` that are none of the model's parameters and buffers become calls that make them.
+) -> frozenset[Attribute]:
+    """Tensors in ``captured`` that are none of the model's parameters and buffers become calls that make them; which attributes these are.
 
     ``names``: as ``parameter_names`` gives them. Raises TraceError for what is too large, trained or changed.
     """
@@ -43,26 +44,27 @@ def spell_attributes(
     held = dict(captured.named_buffers(remove_duplicate=False))
     plain = {name: value for name, value in held.items() if id(value) not in registered}
     if not plain:
-        return
+        return frozenset()
     origin = _origins(model, fake_model)
     _refuse_changed(captured, plain, origin, flat_args)
     for node in list(captured.graph.nodes):
         if node.op == "get_attr" and node.target in plain:
-            path, value = origin.get(id(plain[node.target]), (names.get(node.target, node.target), plain[node.target]))
+            path, value, _ = origin.get(id(plain[node.target]), (names.get(node.target, node.target), plain[node.target], None))
             _replace(captured, node, *creation(value, f"the attribute {path}", None))
     for name in plain:
         delattr(captured, name)
     captured.recompile()
+    return frozenset(origin[id(value)][2] for value in plain.values() if id(value) in origin)
 
 
-def _origins(model: nn.Module, fake_model: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:
-    """Id of a fake attribute -> (its path in the model, the model's own tensor)."""
+def _origins(model: nn.Module, fake_model: nn.Module) -> dict[int, tuple[str, torch.Tensor, Attribute]]:
+    """Id of a fake attribute -> (its path in the model, the model's own tensor, the attribute)."""
     found = {}
-    for (prefix, module), fake in zip(model.named_modules(), fake_model.modules(), strict=True):
+    for place, ((prefix, module), fake) in enumerate(zip(model.named_modules(), fake_model.modules(), strict=True)):
         fakes = plain_tensors(fake)
         for path, value in plain_tensors(module).items():
             if path in fakes:
-                found[id(fakes[path])] = (f"{prefix}.{path}" if prefix else path, value)
+                found[id(fakes[path])] = (f"{prefix}.{path}" if prefix else path, value, (place, path))
     return found
 
 
@@ -74,7 +76,7 @@ def _refuse_changed(
     probe(captured, probes)
     for name, value in plain.items():
         if changes_of(value) != before[name]:
-            path, _ = origin.get(id(value), (name, None))
+            path = origin[id(value)][0] if id(value) in origin else name
             raise TraceError(f"the attribute {path} is changed in the forward but is no buffer", remedy=BUFFER)
 
 

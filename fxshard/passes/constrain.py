@@ -17,6 +17,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.layout import Layout, normal_placement
 from fxshard.mesh import Mesh
+from fxshard.objects import is_length
 from fxshard.passes.names import Named, Names, Place, by_end, some
 from fxshard.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
 from fxshard.sharding_plan import OpSpec, ShardingPlan, again
@@ -132,6 +133,9 @@ class _Reader:
 
     def read_inputs(self, given: Any) -> None:
         nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
+        for name in [name for name, node in nodes.items() if is_length(self.graph.by_name[node].meta["val"])]:
+            whole = Layout.replicated(self.mesh.ndim)  # a number of the call: users know it as no tensor
+            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _Said(name, f"input_layouts[{name}]"))
         given = self._by_end(given, "input")
         for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
             self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))

@@ -43,7 +43,7 @@ from fxshard.planning_graph import (
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
 from fxshard.redistribution import sent_bytes, walk
-from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
 from fxshard.sharding_plan import OpSpec, Redistribution, ShardingPlan
 from fxshard.strategies import call_of, local_form
 from fxshard.strategies.conversion import identity
@@ -104,7 +104,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
         program = replace(program, sizes=sizes)
         needed = [one for size, operator in known.needed for one in program.guards_on(size > 0, f"{operator} {NEEDS}")]
-    return replace(program, guards=tuple(dict.fromkeys((*family.guards, *program.noted_guards(), *needed))))
+    return replace(program, guards=distinct((*family.guards, *program.noted_guards(), *needed)))
 
 
 def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:

@@ -18,11 +18,11 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
 from fxshard.errors import FxshardError, TraceError
-from fxshard.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, is_openable
+from fxshard.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, as_length, counted_in, is_openable, length_of
 from fxshard.passes.bound import Bound, is_bound
 
-Reads = tuple[tuple[int, tuple[Step, ...]], ...]
-"""How each output is reached after the call: from which object (-1: what the model returned), by which steps."""
+Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
+"""How each output is reached after the call: from which object (-1: what the model returned), by which steps, whether as a number."""
 Fill = tuple[int, Step, Part]
 """In which object, at which of its places, what stands that is made of inputs."""
 
@@ -35,7 +35,8 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
     """
     call = pytree.tree_unflatten(leaves, spec)
     given: dict[int, Part] = {id(x): ("given", i) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
-    before = _walked(call, given)
+    before = _walked(call, given, spec)
+    given |= {i: part for i, part in before.seen.items() if part[0] == "given length"}
     env = mode.shape_env
     fresh = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     with mode, fresh, torch.random.fork_rng(devices=[]):
@@ -49,26 +50,32 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
     nodes = tuple(None if i < len(known) and node == known[i] else node for i, node in enumerate(walk.nodes))
     _refuse_unseen(root, nodes, known)
     plain = all(node is None or node.kind in LISTS or node.kind in MAPPINGS for node in nodes)
-    if plain and not any(map(_takes_inputs, known)):
+    if plain and not any(map(_takes_inputs, known)) and all(node is None for node in nodes[: len(known)]):
         return None
-    counts = tuple(_counts(before, nodes))
-    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes), counts), tuple(walk.reached)
+    counts = dict(_counts(before, nodes))
+    counters = frozenset(one for one in counts.values() if one is not None)
+    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
 
 
-def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[str]:
-    """The whole numbers in objects that are others after the call: counters of calls, of tokens."""
+def _reads(walk: Walk) -> Reads:
+    return tuple((of, steps, isinstance(x, torch.SymInt)) for (of, steps), x in zip(walk.reached, walk.tensors, strict=True))
+
+
+def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
+    """The whole numbers in objects that are others after the call (counters of calls, of tokens), and which attributes they are."""
     for old, new, path in zip(before.nodes, nodes, before.places, strict=False):
-        if old is None or new is None or old.keys != new.keys:
+        if old is None or new is None:
             continue
-        for key, was, now in zip(old.keys, old.parts, new.parts, strict=True):
-            if was[:2] == now[:2] == ("value", int) and was != now:
-                plain = old.kind in LISTS or old.kind in MAPPINGS
-                yield f"{path}[{key!r}]" if plain else f"{path}.{key}"
+        parts, plain = dict(zip(new.keys, new.parts, strict=True)), old.kind in LISTS or old.kind in MAPPINGS
+        for key, was in zip(old.keys, old.parts, strict=True):
+            if was[:2] == ("value", int) == parts.get(key, ())[:2] and was != parts[key]:
+                yield (f"{path}[{key!r}]", None) if plain else (f"{path}.{key}", (old.kind, key))
 
 
-def _walked(call: Any, given: dict[int, Part]) -> Walk:
-    """The objects among the arguments, taken apart in the order of ``open_call``."""
-    walk = Walk(given)
+def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
+    """The objects among the arguments of a call of that structure, taken apart in the order of ``open_call``."""
+    counted, lengths = counted_in(spec)
+    walk = Walk(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
         if is_openable(type(leaf)):
             walk.part(leaf, ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]))
@@ -83,8 +90,14 @@ def _parts(part: Part) -> Iterable[Part]:
             yield from _parts(inner)
 
 
+_GIVEN = ("given", "given length")
+
+
 def _takes_inputs(node: Node) -> bool:
-    return any(inner[0] == "given" for part in node.parts for inner in _parts(part))
+    return any(inner[0] in _GIVEN for part in node.parts for inner in _parts(part))
+
+
+_MADE = ("tensor", "length")
 
 
 def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
@@ -94,12 +107,12 @@ def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
     while todo:
         for part in _parts(todo.pop()):
             node = nodes[part[1]] if part[0] == "node" else None
-            if part[0] == "tensor":
+            if part[0] in _MADE:
                 plain.add(part[1])
             elif node is not None and part[1] not in done and (node.kind in LISTS or node.kind in MAPPINGS):
                 done.add(part[1])
                 todo += node.parts
-    every = {p[1] for node in nodes if node is not None for part in node.parts for p in _parts(part) if p[0] == "tensor"}
+    every = {p[1] for node in nodes if node is not None for part in node.parts for p in _parts(part) if p[0] in _MADE}
     return frozenset(every - plain)
 
 
@@ -123,7 +136,7 @@ FIXED = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, range, 
 
 
 class Unfolded(nn.Module):
-    """``model`` as a function of tensors (and numbers) alone, which returns those that ``reads`` reaches.
+    """``model`` as a function of tensors alone, which returns those that ``reads`` reaches; numbers are lengths of tensors.
 
     ``leaves``: those of the call; ``spec``: their structure, with objects opened; ``bound``: for each leaf whether it is held fast
     rather than an input.
@@ -135,7 +148,7 @@ class Unfolded(nn.Module):
         free = [i for i, held in enumerate(bound) if not held]
         marks = [_Mark(i) for i in range(len(leaves))]
         call = pytree.tree_unflatten([x if held else mark for x, held, mark in zip(leaves, bound, marks, strict=True)], spec)
-        walk = _walked(call, {id(mark): ("given", mark.place) for mark in marks})
+        walk = _walked(call, {id(mark): ("given", mark.place) for mark in marks}, spec)
         self.objects = walk.objects
         place = {leaf: index for index, leaf in enumerate(free)}
         self.fills = tuple(_fills(walk.nodes, place))
@@ -155,16 +168,18 @@ class Unfolded(nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         result = self.model(*args, **kwargs, **taps)
         found = []
-        for k, steps in self.reads:
+        for k, steps, number in self.reads:
             value = result if k < 0 else self.objects[k]
             for how, key in steps:
                 value = getattr(value, key) if how == "attr" else value[key]
-            found.append(value)
+            found.append(as_length(value) if number else value)
         return tuple(found)
 
     def _value(self, part: Part, free: Any) -> Any:
         if part[0] == "given":
             return free[part[1]]
+        if part[0] == "given length":
+            return length_of(free[part[1]])
         if part[0] == "node":
             return self.objects[part[1]]
         if part[0] == "value":
@@ -174,12 +189,16 @@ class Unfolded(nn.Module):
 
 
 class _Mark:
-    """Stands in the place of an input."""
+    """Stands in the place of an input, and of its length."""
 
     __slots__ = ("place",)
 
     def __init__(self, place: int) -> None:
         self.place = place
+
+    @property
+    def shape(self) -> tuple[_Mark]:
+        return (self,)
 
 
 def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill]:
@@ -188,14 +207,14 @@ def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill
             continue
         how = "item" if node.kind in LISTS or node.kind in MAPPINGS else "attr"
         for key, part in zip(node.keys, node.parts, strict=True):
-            if any(inner[0] == "given" for inner in _parts(part)):
+            if any(inner[0] in _GIVEN for inner in _parts(part)):
                 yield k, (how, key), _template(part, place)
 
 
 def _template(part: Part, place: dict[int, int]) -> Part:
     """A part that is made of inputs, these by their places among the inputs."""
-    if part[0] == "given":
-        return ("given", place[part[1]])
+    if part[0] in _GIVEN:
+        return (part[0], place[part[1]])
     if part[0] == "tuple":
         return ("tuple", part[1], tuple(_template(p, place) for p in part[2]))
     if part[0] == "node":

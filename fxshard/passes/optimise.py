@@ -20,7 +20,7 @@ from fxshard.passes.schedule import predicted, schedule
 from fxshard.passes.share import share
 from fxshard.passes.storages import with_storages
 from fxshard.program import ShardedProgram
-from fxshard.shapes import Guard
+from fxshard.shapes import Guard, distinct
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
@@ -63,7 +63,7 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
 
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
     """Those of the program, and what passes have taken for granted of its symbols since."""
-    return tuple(dict.fromkeys((*program.guards, *program.noted_guards())))
+    return distinct((*program.guards, *program.noted_guards()))
 
 
 def _before(program: ShardedProgram) -> Timeline:

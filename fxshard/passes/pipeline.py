@@ -17,6 +17,7 @@ from torch import nn
 
 from fxshard import plan_cache
 from fxshard.errors import OptionError, PlanError, closest
+from fxshard.left import Attribute
 from fxshard.mesh import Mesh
 from fxshard.passes import annotate, choose, constrain, formulate, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
@@ -40,7 +41,7 @@ log = logging.getLogger("fxshard")
 @dataclass(frozen=True)
 class Request:
     """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out;
-    ``observe`` as in ``trace``; ``sampled``: the plan's ``example_sizes``."""
+    ``observe``, ``written`` as in ``trace``; ``sampled``: the plan's ``example_sizes``."""
 
     model: nn.Module | None = None
     args: tuple[Any, ...] = ()
@@ -61,6 +62,7 @@ class Request:
     observe: bool = False
     dynamic: tuple[DynamicDim, ...] = ()
     sampled: tuple[WeightedSizes, ...] = ()
+    written: frozenset[Attribute] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Compilation:
 def _trace(c: Compilation) -> tuple[Compilation, str]:
     r = c.request
     assert r.model is not None
-    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic, observe=r.observe)
+    seen: dict[str, Any] = {"observe": r.observe, "written": r.written}
+    graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic, **seen)
     verify.verify_graph(graph)
     return replace(c, graph=graph), f"graph of {len(list(graph.nodes))} nodes, hash {graph.hash[:12]}"
 

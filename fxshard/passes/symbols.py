@@ -26,8 +26,8 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, plain_shape
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, guards_of, settled_by
+from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, distinct, guards_of, settled_by
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
@@ -41,13 +41,14 @@ class Symbols(contextlib.AbstractContextManager[None]):
         """Begins anew: another attempt notes guards of its own."""
         self.env = SymbolEnv()
         self.captured: tuple[Guard, ...] = ()
+        self.named: dict[sympy.Symbol, str] = {}
 
     def __enter__(self) -> None:
         self._stack = contextlib.ExitStack()
         if self.dims:
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
-            self._stack.enter_context(noting_lines())
+            self._stack.enter_context(noting_lines(of_user, users_place))
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
@@ -76,6 +77,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         own = captured_sizes(captured, inputs)
         names = {symbol_of(value): name for name, value in self.env.known.items()}
         named = {theirs: names[symbol_of(value)] for theirs, value in own.items() if symbol_of(value) in names}
+        self.named = named
         found = []
         for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
             symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
@@ -87,6 +89,14 @@ class Symbols(contextlib.AbstractContextManager[None]):
             if isinstance(settled, sympy.Integer):
                 self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
 
+    def size(self, name: str) -> torch.SymInt:
+        """The size of a dynamic dim that an input has had."""
+        return self.env.known[name]
+
+    def name_of(self, size: Any) -> Any:
+        """The name of a size that Dynamo captured, if it is that of a dynamic dim; else the size."""
+        return self.named.get(expression(size), size) if is_symbolic(size) else size
+
     def settled(self, graph: PlanningGraph) -> PlanningGraph:
         """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
 
@@ -96,7 +106,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             return graph
         self._refuse_unknown(graph)
         symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
-        guards = (*self.captured, *guards_of(self.env.known))
+        guards = distinct((*self.captured, *guards_of(self.env.known)))
         for dim in self.dims:
             self._refuse_static(dim, guards)
         family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))

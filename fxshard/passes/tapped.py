@@ -7,6 +7,7 @@ many taps there are, and their shapes, is found by a first trace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch import nn
 from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.hooks import FORWARD, FORWARD_PRE, Hook, is_capturing, while_capturing, while_capturing_tensor
 from fxshard.errors import TraceError
+from fxshard.passes.symbols import Symbols
 from fxshard.planning_graph import TappedCall
 
 TAPS = "fxshard_taps"
 """The name of the argument by which taps are given while a model is captured."""
-Kind = tuple[tuple[int, ...], torch.dtype]
+Kind = tuple[tuple[Any, ...], torch.dtype]
+"""The shape and dtype of a tap; a dynamic size by the name of its dim."""
 
 
 def tap_name(index: int) -> str:
@@ -57,15 +60,21 @@ class Taps:
                 f"{self.unfit[0]} has a backward hook and returns neither a tensor nor a tuple of tensors, so that torch would not call it"
             )
             raise TraceError(what, where=self.unfit[0], remedy="return a tensor or a tuple, or take the hook off")
-        if any(not isinstance(size, int) for shape, _ in self.kinds for size in shape):
-            what = f"{self.calls[0].module} has a backward hook, whose gradients are inputs of the program in sizes that do not change"
+        other = next((size for shape, _ in self.kinds for size in shape if not isinstance(size, (int, str))), None)
+        if other is not None:
+            what = f"a module with a backward hook takes or returns a tensor of a size that is computed of others ({other})"
             raise TraceError(what, where=self.calls[0].module, remedy="take the hook off, or leave sizes static (dynamic=False)")
         known, self.known = self.known, self.kinds
         return known == self.kinds
 
-    def inputs(self, mode: FakeTensorMode) -> list[torch.Tensor]:
+    def name_sizes(self, name_of: Callable[[Any], Any]) -> None:
+        """Once the trace has ended: ``name_of`` gives the name of a dynamic size, and what is no such as it is."""
+        self.kinds = [(tuple(map(name_of, shape)), dtype) for shape, dtype in self.kinds]
+
+    def inputs(self, mode: FakeTensorMode, symbols: Symbols) -> list[torch.Tensor]:
         with mode:
-            return [torch.empty(shape, dtype=dtype, requires_grad=True) for shape, dtype in self.known]
+            shapes = [[symbols.size(n) if isinstance(n, str) else n for n in shape] for shape, _ in self.known]
+            return [torch.empty(shape, dtype=dtype, requires_grad=True) for shape, (_, dtype) in zip(shapes, self.known, strict=True)]
 
     @property
     def tapped(self) -> tuple[TappedCall, ...]:

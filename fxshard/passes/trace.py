@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,22 +26,21 @@ from fxshard._torch_compat import (
     aot_export_joint_with_descriptors,
     flex_attention_of_any_device,
     noted_side_effects,
-    own_tensors,
     pytree,
     sizes_from_data,
     storage_key,
 )
 from fxshard._torch_compat.capture import without_code, without_guards
 from fxshard._torch_compat.functions import all_functions
-from fxshard._torch_compat.hooks import without_global_hooks, without_hooks
+from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard._torch_compat.symbols import is_symbolic
-from fxshard.errors import FxshardError, OptionError, RunError, TraceError, a_kind
+from fxshard.errors import OptionError, RunError, TraceError, a_kind
+from fxshard.left import Attribute
 from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.assigned import write_assigned
 from fxshard.passes.bound import is_bound
-from fxshard.passes.changes import say_changes
-from fxshard.passes.constants import plain_tensors, spell_attributes, spell_constants
+from fxshard.passes.constants import spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
@@ -51,12 +48,13 @@ from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.hooks import TracedHooks
 from fxshard.passes.inlined import inlined
 from fxshard.passes.kernels_of_users import carry_kernels
+from fxshard.passes.left import LeftBehind
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.objects import Reads, after_call, capture_call
 from fxshard.passes.probe import probe
-from fxshard.passes.rebind import parameter_names, rebind
+from fxshard.passes.rebind import parameter_names
 from fxshard.passes.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.regions import regions
 from fxshard.passes.repeated import RepeatedLayers, first_that_works
@@ -68,6 +66,7 @@ from fxshard.passes.symbols import Symbols, fold_sizes
 from fxshard.passes.tapped import TAPS, tap_name
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
+from fxshard.passes.twin import Call, fake_copy, fake_tensor, path_name
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.shapes import DynamicDim
 
@@ -85,44 +84,47 @@ def trace(
     mixed_precision: MixedPrecision | None = None,
     dynamic: Sequence[DynamicDim] = (),
     observe: bool = False,
+    written: Collection[Attribute] = (),
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
     are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
-    submodules the graph returns what some are called with, see ``fxshard.passes.hooks``. Raises TraceError with the user's line
-    when the model is not one graph, OptionError for what is no model or no tuple of arguments.
+    submodules the graph returns what some are called with, see ``fxshard.passes.hooks``; of a model whose forward sets attributes it has
+    what that leaves there, see ``fxshard.passes.left``. ``written``: attributes that other calls set. Raises TraceError with the user's
+    line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
+    call = Call(model, arguments, train, mixed_precision, tuple(dynamic))
+    left = LeftBehind(call, observe, written)
 
     def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
         def once() -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
             symbols.forget()
             again = RepeatedLayers(layers.wanted)
-            return _capture(model, arguments, train, SPELLED if spelled else {}, mixed_precision, symbols, hooks, again)
+            return _capture(call, SPELLED if spelled else {}, symbols, hooks, again, left)
 
-        return hooks.settle(once)
+        return left.settle(lambda: hooks.settle(once))
 
     with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
         joint, names, out_spec = first_that_works(model, capture)
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
-    paths = [_path_name(path) for path, leaf in leaves if not is_bound(leaf)]
+    paths = [path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
     with symbols:
         graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = renamed(graph.returned, other_names(model))
-    return replace(
-        graph, constants=constants_of(*arguments), returned=returned, unreduced=marks, watched=hooks.watched, tapped=hooks.taps.tapped
-    )
+    graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, left=left.found, fixed=left.fixed)
+    return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks)
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    named += [(_path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments, is_packed)[0]]
+    named += [(path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments, is_packed)[0]]
     for name, value in named:
         if is_packed(value):
             raise packed_error(name)
@@ -131,28 +133,22 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 
 
 def _capture(
-    model: nn.Module,
-    arguments: tuple[Any, Any],
-    train: bool,
-    spelled: Mapping[Any, Any],
-    precision: MixedPrecision | None,
-    symbols: Symbols,
-    hooks: TracedHooks,
-    layers: RepeatedLayers,
+    call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, left: LeftBehind
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
+    model, arguments, train, precision = call.model, call.arguments, call.train, call.precision
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
     paths, in_spec = pytree.tree_flatten_with_path(arguments)
     in_spec = on_cpu(in_spec)
-    given = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    given = [symbols.fake(path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     leaves = given
     masters = {} if precision is None else lower_parameters(fake_model, precision)
     if precision is not None:
         leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not is_bound(a)]
-    root, taps = hooks.install(model, fake_model), hooks.taps.inputs(mode)
+    root, taps = left.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
     named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
@@ -175,18 +171,23 @@ def _capture(
     with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
-        outcome = partial(_outcome, model, arguments, train, precision, symbols.dims)
+
+        def outcome() -> tuple[After, Reads] | None:
+            twin = call.twin()
+            return after_call(left.around(twin.model, twin.model), twin.leaves, twin.spec, twin.mode)
+
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
     symbols.note(captured, flat)
-    say_changes(type(model).__name__, changed)
+    hooks.taps.name_sizes(symbols.name_of)
+    left.changed = tuple(changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     layers.shorten(captured, fake_model)
     spell_flex_attention(captured)
     names = parameter_names(fake_model, captured)
     with again():
-        spell_attributes(captured, model, fake_model, names, flat)
+        left.fixed = spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:
@@ -197,21 +198,6 @@ def _capture(
     joint = joint_graph(captured, flat, train, spelled)
     layers.unroll(joint)
     return joint, names, out_spec
-
-
-def _outcome(
-    model: nn.Module, arguments: tuple[Any, Any], train: bool, precision: MixedPrecision | None, dims: Sequence[DynamicDim]
-) -> tuple[After, Reads] | None:
-    """What a call leaves, found on fakes of its own."""
-    symbols = Symbols(dims)
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
-    twin = without_hooks(fake_copy(model, mode, train))  # what they see are no fakes
-    paths, spec = pytree.tree_flatten_with_path(arguments)
-    leaves = [symbols.fake(_path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
-    if precision is not None:
-        lower_parameters(twin, precision)
-        leaves = [lower_input(a, precision) for a in leaves]
-    return after_call(twin, leaves, on_cpu(spec), mode)
 
 
 def check_call(model: Any, args: Any) -> None:
@@ -291,39 +277,6 @@ def planning_graph(
     joint.graph.lint()
     joint.recompile()
     return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases, returned=returned)
-
-
-def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
-    """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in module.parameters(recurse=False):  # those of functional_call are of other types
-            memo.setdefault(id(value), nn.Parameter(fake_tensor(value, mode, False), value.requires_grad and train))
-        for value in (*own_tensors(module), *plain_tensors(module).values()):
-            if isinstance(value, torch.Tensor):
-                memo.setdefault(id(value), fake_tensor(value, mode, train))
-    try:
-        copied = copy.deepcopy(model, memo)
-        rebind(copied, memo)
-        return copied
-    except FxshardError:
-        raise
-    except Exception as error:
-        raise TraceError(
-            f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses"
-        ) from error
-
-
-def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
-    """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    check_dense(value)
-    with mode:
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        if isinstance(value, nn.Parameter):
-            return nn.Parameter(fake, requires_grad=value.requires_grad and train)
-        return fake.requires_grad_(value.requires_grad and train)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -469,12 +422,6 @@ def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
     taken.add(unique)
     node.name = unique
     node.target = unique
-
-
-def _path_name(path: tuple[Any, ...]) -> str:
-    """``args[0]`` or ``kwargs['mask']`` for a leaf of ``(args, kwargs)``."""
-    root = "args" if path[0].idx == 0 else "kwargs"
-    return root + pytree.keystr(path[1:])
 
 
 def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
-from fxshard.objects import outputs_in_objects
+from fxshard.objects import is_length, lengths_after, outputs_in_objects
 from fxshard.passes.annotate import legal_at
 from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
@@ -148,10 +148,11 @@ def dims_of_call(
     tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
     uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
     own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
-    if any(0 in (shape or ()) for shape in shapes_of(leaves)) or (own and not uneven) or (own and tried):
+    empty = any(0 in leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_length(leaf))
+    if empty or (own and not uneven - tried):
         return (), ()
     dims = changed_dims(named, asked, seen, everything=everything)
-    found = tuple(replace(dim, uneven=dim.name in uneven | tried, asked=dim.asked and not made) for dim in dims)
+    found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
     return found, tuple(sorted(uneven - tried))
 
 
@@ -191,13 +192,14 @@ def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
 
 
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves: in
-    the next call of its kind they have another size. With them go other arguments' dims that are as long as what becomes of one, as a
-    mask over a cache and the new token is."""
+    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves,
+    and the numbers in these: in the next call of its kind they have another size. With them go other arguments' dims that are as long as
+    what becomes of one, as a mask over a cache and the new token is."""
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
-    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items()}
-    leaves = {path: leaf.shape for path, leaf in named.items() if isinstance(leaf, torch.Tensor) and leaf.numel()}
+    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
+    left |= {path: (number, 0) for path, number in zip(named, lengths_after(graph.out_spec, len(named)), strict=True) if number is not None}
+    leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for path, shape in leaves.items():
         for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):

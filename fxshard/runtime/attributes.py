@@ -1,47 +1,116 @@
-"""What a model's forward may read besides tensors: numbers, texts and switches that its modules hold. A graph has them fixed."""
+"""What a model's forward may read besides tensors of its own: numbers, texts and switches that its modules hold, and tensors that are no
+buffers. A graph has them fixed."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection
+from operator import is_
+
+import torch
 from torch import nn
+
+from fxshard.errors import PlanError, RunError
+from fxshard.left import Attribute
+from fxshard.planning_graph import PlanningGraph
+from fxshard.sharding_plan import ShardingPlan
 
 PLAIN = (bool, int, float, str, type(None))
 Attributes = tuple[tuple[tuple[str, object], ...], ...]
-"""For each module its plain attributes, ``training`` among them, by name."""
+"""For each module its plain attributes, ``training`` among them, and tensors as ``Held``, by name."""
+
+
+MOST = 8
+"""So many values of an attribute that the forward itself sets have programs of their own."""
+
+
+class Held:
+    """A tensor among the attributes, equal to itself alone, which this does not keep alive."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.ref, self.kind = weakref.ref(value), (value.shape, value.dtype, value.device)
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.ref()
+        return self is other or (isinstance(other, Held) and mine is not None and mine is other.ref())
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class AttributeReader:
     """Reads the attributes of a model's modules on each call; makes them anew only where something changed."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = list(model.modules())
-        self.seen: list[_Seen] = []
-        self.last: Attributes = ()
+        self.seen = [_Seen(vars(module)) for module in model.modules()]
+        self.last: Attributes = tuple(seen.found for seen in self.seen)
 
     def now(self) -> Attributes:
-        """As they are now; the same object as before where they are the same."""
-        if not self.seen or not all(map(_Seen.unchanged, self.seen)):
-            self.seen = [_Seen(vars(module)) for module in self.modules]
-            self.last = tuple(seen.plain for seen in self.seen)
+        """As they are now; the same object as before where they are the same, module by module."""
+        if not all(map(_Seen.unchanged, self.seen)):
+            self.seen = [seen if seen.unchanged() else _Seen(seen.state) for seen in self.seen]
+            self.last = tuple(seen.found for seen in self.seen)
         return self.last
 
 
+class KeptAttributes:
+    """The attributes that calls of a model set, and the values of those that its programs take for granted."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.written = model, frozenset[Attribute]()
+        self.values: dict[Attribute, list[object]] = {}
+
+    def note(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
+        """Of a call that was traced with the attributes as they are ``now``; raises RunError where one is another again and again, and
+        PlanError for a ``plan`` that does not return the tensors that the forward leaves there."""
+        left = graph.left
+        if left is None:
+            return
+        if plan is not None and plan.graph_hash != graph.hash and left.reads:
+            paths = ", ".join(write.path for write in left.writes)
+            what = f"the plan does not return what the forward of {self.model} leaves in attributes ({paths})"
+            raise PlanError(what, remedy="let parallelize plan, or return those tensors from the forward instead")
+        self.written |= {write.attribute for write in left.writes}
+        for (place, name), path, where in left.read:
+            seen, value = self.values.setdefault((place, name), []), dict(now[place]).get(name)
+            if value in seen:
+                continue
+            seen.append(value)
+            if len(seen) > MOST:
+                what = f"the forward of {self.model} sets its attribute {path} and computes with what it was before"
+                raise RunError(
+                    f"{what}: there have been {len(seen)} values of it, and each takes a program of its own",
+                    where=where or path,
+                    remedy=f"keep it in a buffer, which a program reads and writes: self.register_buffer({name!r}, torch.tensor(...))",
+                )
+
+
 class _Seen:
-    """One module's attributes as they were: the plain ones, and the types of all."""
+    """One module's attributes as they were: the plain ones, the tensors, and the types of all."""
 
     def __init__(self, state: dict[str, object]) -> None:
         self.state, self.names, self.types = state, [*state], [*map(type, state.values())]
-        self.plain = tuple((name, value) for name, value in state.items() if type(value) in PLAIN)
-        self.keys, self.values = [name for name, _ in self.plain], [value for _, value in self.plain]
+        plain = tuple((name, value) for name, value in state.items() if type(value) in PLAIN)
+        tensors = tuple((name, Held(value)) for name, value in state.items() if isinstance(value, torch.Tensor))
+        self.found: tuple[tuple[str, object], ...] = plain + tensors
+        self.keys, self.values = [name for name, _ in plain], [value for _, value in plain]
+        self.tensors, self.refs = [name for name, _ in tensors], [held.ref for _, held in tensors]
 
     def unchanged(self) -> bool:
-        """Whether names, types and plain values are the same; of others the value does not matter."""
+        """Whether names, types, plain values and tensors are the same; of others the value does not matter."""
         state = self.state
-        return [*map(state.get, self.keys)] == self.values and [*state] == self.names and [*map(type, state.values())] == self.types
+        same = [*map(state.get, self.keys)] == self.values and [*state] == self.names and [*map(type, state.values())] == self.types
+        return same and (not self.tensors or all(map(is_, map(state.get, self.tensors), [ref() for ref in self.refs])))
 
 
-def differing(before: Attributes, after: Attributes) -> set[tuple[int, str]]:
-    """(place of the module, attribute) of all that are not the same."""
+def differing(before: Attributes, after: Attributes, fixed: Collection[Attribute] = ()) -> set[Attribute]:
+    """The attributes that are not the same; of tensors of one shape and dtype only those ``fixed`` in a graph."""
     if before == after:
         return set()
     pairs = [(i, dict(a), dict(b)) for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    return {(i, name) for i, a, b in pairs for name in {*a, *b} if name not in a or name not in b or a[name] != b[name]}
+    found = [(i, name, a, b) for i, a, b in pairs for name in {*a, *b} if name not in a or name not in b or a[name] != b[name]]
+    return {(i, name) for i, name, a, b in found if (i, name) in fixed or not _of_a_kind(a.get(name), b.get(name))}
+
+
+def _of_a_kind(one: object, other: object) -> bool:
+    return isinstance(one, Held) and isinstance(other, Held) and one.kind == other.kind

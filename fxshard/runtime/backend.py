@@ -317,7 +317,7 @@ class GraphPrograms:
         if options.plan is not None and not self.made:
             kind = "training" if graph.train else "inference"
             self._say(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
-        request = request_of(graph, held, distributed, options, self.graph.part)
+        request = request_of(graph, held, distributed, options, self.graph.part, not self.made)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 

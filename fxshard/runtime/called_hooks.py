@@ -1,8 +1,9 @@
-"""Hooks of submodules that no graph can do, called after the program, or its backward, with the values that they would have seen."""
+"""What is done after a program: hooks of submodules that no graph can do are called, with the values that they would have seen, and
+attributes are set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,13 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import versions_of
 from fxshard._torch_compat.hooks import BACKWARD, BACKWARD_PRE, Hook, global_hooks, has_gradient_hooks, hooks_of
 from fxshard.errors import RunError
+from fxshard.left import Left
 from fxshard.passes.hooks import described
 from fxshard.passes.tapped import tap_name
 from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
+from fxshard.program import ShardedProgram
+from fxshard.runtime.runner import Runner
+from fxshard.shapes import evaluate_all
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,15 @@ class Tapping:
     calls: tuple[BackwardHooks, ...]
     device: torch.device
 
-    def zeros(self) -> list[torch.Tensor]:
-        return [torch.zeros(shape, dtype=dtype, device=self.device, requires_grad=True) for shape, dtype in self.kinds]
+    def zeros(self, program: ShardedProgram | None = None, sizes: Mapping[str, int] | None = None) -> list[torch.Tensor]:
+        """What the taps of a call are; ``sizes``: the dynamic ones of it, by default those of the example."""
+        shapes = [shape for shape, _ in self.kinds]
+        if program is not None and program.sizes:
+            values = program.values(sizes or {})
+            known = {end.name: shape for end, shape in zip(program.inputs, program.input_shapes, strict=True)}
+            shapes = [evaluate_all(known[tap_name(i)], values) for i in range(len(self.kinds))]
+        kinds = [dtype for _, dtype in self.kinds]
+        return [torch.zeros(s, dtype=d, device=self.device, requires_grad=True) for s, d in zip(shapes, kinds, strict=True)]
 
     def wait(self, taps: Sequence[torch.Tensor]) -> None:
         """Calls the hooks once the backward has given all gradients, in the order in which it would have come by."""
@@ -133,25 +145,38 @@ def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Ta
 
 @dataclass(frozen=True)
 class HooksAfter:
-    """What hooks have to do with a run of a program. ``calls``: None for a program that returns what the model returns and no more."""
+    """What is done after a run of a program. ``calls``: of hooks, None for a program that returns what the model returns and no more;
+    ``left``: what the forward sets in attributes of ``modules``."""
 
     calls: tuple[HookCall, ...] | None
     tapping: Tapping | None
+    left: Left | None
+    modules: tuple[nn.Module, ...]
+    device: torch.device
+
+    @property
+    def fits(self) -> bool:
+        """Whether the attributes that the forward counts or adds to are such still."""
+        return self.left is None or self.left.serves([vars(module) for module in self.modules])
 
     def taps(self) -> dict[str, torch.Tensor]:
         """Further inputs of the program, by name."""
         return {} if self.tapping is None else {tap_name(i): zero for i, zero in enumerate(self.tapping.zeros())}
 
-    def run(self, program: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> Any:
-        """What the model returns for the ``leaves`` of its arguments; hooks are called after the program, or wait for its backward."""
-        if self.calls is None:
-            return program(leaves)
-        if self.tapping is None:
-            outputs, given = program(leaves)
-        else:
-            taps = self.tapping.zeros()
-            outputs, given = program([*leaves, *taps])
+    def run(self, program: Runner, leaves: Sequence[Any]) -> Any:
+        """What the model returns for the ``leaves`` of its arguments; then attributes are set, and hooks are called, or wait for the
+        backward."""
+        sizes = program.sizes_of(leaves)
+        taps = [] if self.tapping is None else self.tapping.zeros(program.program, sizes)
+        found = program([*leaves, *taps] if taps else leaves)
+        if self.tapping is not None:
             self.tapping.wait(taps)
+        if self.left is not None:
+            found, further = found if self.left.reads else (found, ())
+            self.left.settle(self.modules, further, sizes, self.device)
+        if self.calls is None:
+            return found
+        outputs, given = found
         for call, values in zip(self.calls, given, strict=True):
             call(values)
         return outputs
@@ -159,4 +184,4 @@ class HooksAfter:
 
 def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:
     """For the hooks that hang on ``model`` now, which ``graph`` was traced with."""
-    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device))
+    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device), graph.left, tuple(model.modules()), device)

@@ -38,7 +38,7 @@ from fxshard.runtime.outline import outline
 from fxshard.runtime.partition import Partition, is_size
 from fxshard.runtime.parts import check_limit, differentiates, parts_of, rank_graph, takes_more
 from fxshard.runtime.watchdog import BACKWARD, FORWARD, Watchdog
-from fxshard.shapes import Guard
+from fxshard.shapes import Guard, distinct
 
 log = logging.getLogger("fxshard")
 COMPILERS = ("inductor", "eager")
@@ -117,7 +117,7 @@ class CompiledProgram:
     @property
     def guards(self) -> tuple[Guard, ...]:
         """What the program and its compiler take for granted of its sizes."""
-        return tuple(dict.fromkeys((*self.program.guards, *self.artefact.guards)))
+        return distinct((*self.program.guards, *self.artefact.guards))
 
     @cached_property
     def may_share(self) -> tuple[int, ...]:

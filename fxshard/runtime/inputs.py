@@ -17,7 +17,7 @@ from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
-from fxshard.objects import leaves_in_objects, open_call, outputs_in_objects
+from fxshard.objects import Counted, leaves_in_objects, open_call, outputs_in_objects
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
@@ -84,12 +84,14 @@ class Leaves(list[Any]):
     objects: Sequence[Any] = ()
 
 
-def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec]:
+def flatten_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: Counted = frozenset()
+) -> tuple[Sequence[Any], pytree.TreeSpec]:
     """(leaves, structure) of a call's ``(args, kwargs)``; the structure is the same object for calls with leaves alone."""
     leaves = (*args, *kwargs.values()) if kwargs else args
     if _LEAVES.issuperset(map(type, leaves)):
         return leaves, _flat(len(args), tuple(kwargs))
-    *call, objects = open_call(args, kwargs)
+    *call, objects = open_call(args, kwargs, counted)
     flat, spec = pytree.tree_flatten(tuple(call))
     found = Leaves(flat)
     found.objects = objects

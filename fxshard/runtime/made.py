@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from fxshard._torch_compat import pytree
+from fxshard.left import Attribute
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.any_size import Shapes
 from fxshard.runtime.attributes import Attributes, differing
@@ -33,13 +35,26 @@ class Made:
     ranks_alike: bool
     unread: set[tuple[int, str]] = field(default_factory=set)
 
-    def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
-        return self.spec == spec and same_hooks(self.hooks, hooks) and differing(self.attributes, now) <= self.unread
+    def __post_init__(self) -> None:
+        if self.graph.left is not None:
+            self.unread.update(self.graph.left.unread)
 
-    def also_for(self, now: Attributes, hooks: Hooks, after: HooksAfter) -> Made:
-        """The same program for other attributes and hooks, its graph having been found to be the same."""
+    def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
+        return self.spec == spec and same_hooks(self.hooks, hooks) and self.after.fits and self._differing(now) <= self.unread
+
+    def _differing(self, now: Attributes) -> set[Attribute]:
+        return differing(self.attributes, now, self.graph.fixed)
+
+    def also_for(self, now: Attributes, hooks: Hooks, after: HooksAfter, graph: PlanningGraph, written: Collection[Attribute]) -> Made:
+        """The same program for other attributes and hooks, ``graph`` having been found to be the same.
+
+        Of attributes that are ``written`` by a call that proves nothing: two values of a counter may do the same, and a third one not.
+        """
+        if graph.left != self.graph.left:
+            return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())
         if same_hooks(self.hooks, hooks):
-            self.unread.update((i, name) for i, name in differing(self.attributes, now) if name != "training")
+            kept = {*written, *self.graph.fixed}
+            self.unread.update((i, name) for i, name in self._differing(now) if name != "training" and (i, name) not in kept)
         return replace(self, attributes=now, hooks=hooks, after=after)
 
     def moved(self, model: nn.Module) -> Made:

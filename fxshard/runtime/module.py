@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fnmatch
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +17,15 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard.collecting import few_collections
-from fxshard.constraints import Constraint, check_constraints, names_in
 from fxshard.errors import PlanError, RunError, SizesError
-from fxshard.layout import Layout
 from fxshard.mesh import as_mesh
-from fxshard.objects import leaves_in_objects, outputs_in_objects
+from fxshard.objects import Counted, open_call
 from fxshard.passes.annotate import probes
-from fxshard.passes.names import Names, by_end
 from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.rebind import rebound
 from fxshard.passes.runner import Dump, timed
@@ -51,12 +46,12 @@ from fxshard.runtime.any_size import (
     take_the_same_for_granted,
     traced_where_it_can_be,
 )
-from fxshard.runtime.attributes import AttributeReader, Attributes
+from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
-from fxshard.runtime.counts import warn_of_counts
+from fxshard.runtime.counts import new_counters, warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, shapes_text
 from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
@@ -70,6 +65,7 @@ from fxshard.runtime.options import (
     check_unused,
 )
 from fxshard.runtime.parameters import check_gradient_hooks, check_parameters, planned_layouts, shard_parameters
+from fxshard.runtime.plan_requests import PlanRequests
 from fxshard.runtime.runner import Runner
 from fxshard.runtime.settings import Settings, settings_of
 from fxshard.runtime.several_sizes import sampled_sizes, warn_beyond_limit
@@ -168,17 +164,19 @@ class ShardedForward:
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
+        self.requests = PlanRequests(self.model, self.settings, self.mesh)
         self.device = mesh_device(self.device_mesh)
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
-        self.counted: set[str] = set()
+        self.told: set[str] = set()
+        self.counted: Counted = frozenset()
         self.watch()
 
     def watch(self) -> None:
         """Begins to look at the modules that there are."""
         self.state = ModuleState(self.model, self.device_mesh)
-        self.attributes = AttributeReader(self.model)
+        self.attributes, self.kept = AttributeReader(self.model), KeptAttributes(type(self.model).__name__)
         s = self.settings
         self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
@@ -188,7 +186,7 @@ class ShardedForward:
             raise RunError(
                 "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM
             )
-        leaves, spec = flatten_call(args, kwargs)
+        leaves, spec = flatten_call(args, kwargs, self.counted)
         if not self.state.same_parts():
             self._refresh()
         held = self.state.held()
@@ -200,6 +198,7 @@ class ShardedForward:
                 break
         else:
             made = self._of_any_size(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
+            leaves, _ = flatten_call(args, kwargs, self.counted)
         if not (train and self.accumulation.defers()):
             return made.after.run(made.runner, leaves)
         runner, shapes = self.accumulation.runner(made.runner, made.graph), shapes_of(leaves)
@@ -252,6 +251,7 @@ class ShardedForward:
             alike |= weight_fields(weights)
         alike |= hook_fields(self.state)
         ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
+        call, (args, kwargs, _) = (args, kwargs), open_call(args, kwargs, self.counted)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
@@ -266,15 +266,19 @@ class ShardedForward:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
             graph = self._trace(args, kwargs, train, dims, dump)
+            if grows and (new := new_counters(graph, self.counted)):
+                self.counted |= new
+                return self.prepare(*call, train)
             if grows and (more := growing_dims(graph, named, dims)):
                 graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
-        warn_of_counts(graph, self.counted, self.device_mesh)
+        self.kept.note(graph, attributes, plan)
+        warn_of_counts(graph, self.told, self.device_mesh)
         after = hooks_after(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
-                also = made.also_for(attributes, hooks, after)
+                also = made.also_for(attributes, hooks, after, graph, self.kept.written)
                 self.runners[key].append(also)
                 return also
         if not first:
@@ -292,7 +296,7 @@ class ShardedForward:
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self.prepare(args, kwargs, train, None, less_even(dims))
-            cut = self._cut(graph)
+            cut = self.requests.cut(graph, bool(self.runners))
             check_whole(program, named, cut=cut)
             if first:
                 source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
@@ -342,27 +346,16 @@ class ShardedForward:
         return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        return Request(self.model, args, kwargs, train, mixed_precision=self.settings.mixed_precision, dynamic=dims, observe=True)
+        precision, written = self.settings.mixed_precision, self.kept.written
+        return Request(self.model, args, kwargs, train, mixed_precision=precision, dynamic=dims, observe=True, written=written)
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
         return folder_of_one(self.settings.dump, self.device_mesh, f"{len(self.programs):02d}_{'train' if train else 'eval'}")
 
     def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
-        s = self.settings
-        request = Request(
-            train=graph.train,
-            input_layouts=self._input_layouts(graph, leaves),
-            output_layouts=self._output_layouts(graph, leaves),
-            pins=self._pins(graph, first),
-            memory_limit=s.memory_limit,
-            objective=s.objective,
-            time_limit=s.time_limit,
-            constraints=self._constraints(graph, first),
-            optimizer=s.optimizer,
-            cache=s.cache,
-            sampled=sampled_sizes(self.sampled, graph, first=first),
-        )
+        s, sampled = self.settings, sampled_sizes(self.sampled, graph, first=first)
+        request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.runners))
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):
             return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
@@ -378,66 +371,6 @@ class ShardedForward:
     def _compare(self, fields: Mapping[str, str]) -> None:
         with timed("compare ranks"):
             compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
-
-    def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
-        """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
-        given = self._given(self.settings.input_layouts, graph, "input")
-        if given is not None and not isinstance(given, Mapping):
-            return given
-        whole = Layout.replicated(self.mesh.ndim)
-        known = {i.name: leaves[i.name] for i in graph.inputs_of("input")}
-        default = {n: Layout(x.placements) if isinstance(x, DTensor) else whole for n, x in known.items()}
-        return {**default, **(given or {})}
-
-    def _output_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> Any:
-        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes, but for one in an object that
-        takes the place of another: it lies as that one."""
-        given = self._given(self.settings.output_layouts, graph, "output")
-        if given is not None and not isinstance(given, Mapping):
-            return given
-        inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
-        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside)
-        default: dict[str, Any] = {}
-        if not distributed:
-            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output"}
-        for name, path in outputs_in_objects(graph.out_spec).items():
-            if isinstance(before := leaves.get(path), DTensor):
-                default[name] = Layout(before.placements)
-        return {**default, **(given or {})} or None
-
-    def _cut(self, graph: PlanningGraph) -> frozenset[str]:
-        """The outputs whose layouts the user asked for, one by one."""
-        given = self._given(self.settings.output_layouts, graph, "output")
-        return frozenset(given) if isinstance(given, Mapping) else frozenset()
-
-    def _given(self, layouts: Any, graph: PlanningGraph, kind: str) -> Any:
-        """The user's layouts by the names of this graph; of a later program those that mean something in it."""
-        if not isinstance(layouts, Mapping) or set(layouts) <= set(self.mesh.axis_names):
-            return layouts
-        known = {i.name for i in graph.inputs} | {o.name for o in graph.outputs if o.kind == "output"}
-        return {n: layout for n, layout in by_end(layouts, graph, kind).items() if not self.runners or n in known}
-
-    def _pins(self, graph: PlanningGraph, first: bool) -> Any:
-        """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'
-        layouts are settled, and of the user's pins those stay that mean something in this graph."""
-        given = self.settings.pins
-        whole = Layout.replicated(self.mesh.ndim)
-        known = {i.name for i in graph.inputs} | set(graph.aliases)
-        own: dict[str, Any] = {i.name: whole for i in graph.inputs_of("buffer")}
-        parameters = {n: p for n, p in self.model.named_parameters(remove_duplicate=False) if n in known}
-        own.update({n: Layout(p.placements) for n, p in parameters.items() if isinstance(p, DTensor)})
-        if first:
-            return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
-        kept = {} if given is None or isinstance(given, ShardingPlan) else given
-        others = [i.name for i in graph.inputs if i.kind != "parameter"] + [o.name for o in graph.outputs if o.kind == "output"]
-        others += [*graph.returned, *(n.name for n in graph.nodes if n.op == "call_function")]
-        return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
-
-    def _constraints(self, graph: PlanningGraph, first: bool) -> tuple[Constraint, ...]:
-        """The user's; after the first program those whose names mean something in this graph."""
-        given = check_constraints(self.settings.constraints)
-        names = Names(graph)
-        return given if first else tuple(c for c in given if all(map(names.means_something, names_in(c))))
 
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:
@@ -483,7 +416,7 @@ class ShardedForward:
         """Programs of its own for those of ``origin``, which run the same compiled code."""
         self.runners, self.alike, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
         self.__post_init__()
-        self.replaced, self.sharded = replaced, True
+        self.replaced, self.sharded, self.counted = replaced, True, origin.counted
         hooks = self.state.hooks()
         every = {id(made): made for found in origin.runners.values() for made in found}
         kept = {i: made.moved(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}

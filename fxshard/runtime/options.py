@@ -41,6 +41,7 @@ class BackendOptions:
     ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
     ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs go
     by the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
+    ``example_sizes`` too, of the dims that Dynamo leaves open, which are called after a tensor and its dim (``"tokens_0"``).
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
     tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
     ``mode``: Inductor's, as in ``torch.compile``, which takes it beside the options of no backend: "max-autotune-no-cudagraphs", "lite".
@@ -60,6 +61,7 @@ class BackendOptions:
     output_layouts: Any = None
     constraints: Sequence[Constraint] = ()
     optimizer: Any = "none"
+    example_sizes: Any = None
     plan: ShardingPlan | None = None
     dump: str | Path | None = None
     cache: bool = True
@@ -104,6 +106,7 @@ def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
     options = BackendOptions(**{**given, "constraints": constraints, "plan": _plan(given.get("plan"))})
     if options.plan is not None:
         check_plan(options.plan, options.planning_mesh)
+        check_unused(options.plan, example_sizes=options.example_sizes)
     return options
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fxshard.constraints import Constraint, Pin, names_in
-from fxshard.errors import ConstraintError, PlanError, closest
+from fxshard.errors import ConstraintError, OptionError, PlanError, closest
 from fxshard.layout import Layout
 from fxshard.passes.constrain import Condition, pattern
 from fxshard.passes.names import Names
@@ -19,6 +19,8 @@ from fxshard.passes.pipeline import Request
 from fxshard.planning_graph import GraphInput, PlanningGraph, outputs_of
 from fxshard.program import ShardedProgram
 from fxshard.runtime.options import BackendOptions
+from fxshard.runtime.several_sizes import sampled_sizes
+from fxshard.shapes import WeightedSizes, weighted_sizes
 
 log = logging.getLogger("fxshard")
 
@@ -26,11 +28,12 @@ Held = Mapping[str, torch.Tensor]
 """The user's tensors by the names of the graph's inputs."""
 
 
-def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], options: BackendOptions, part: bool) -> Request:
+def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], options: BackendOptions, part: bool, first: bool) -> Request:
     """Plain tensors replicated and DTensors as they lie; outputs replicated where the user sees a plain tensor; then the
     user's layouts and pins. ``distributed``: for each output whether it is a DTensor.
 
-    A name that means nothing here is an error, or a warning where the model broke into several graphs (``part``).
+    ``first``: whether nothing was planned for this graph of Dynamo's. A name that means nothing here is an error, or a warning where the
+    model broke into several graphs (``part``).
     Raises ConstraintError for a pin that contradicts how a tensor lies, PlanError for a DTensor on another mesh.
     """
     _check_meshes(held, options)
@@ -50,7 +53,25 @@ def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], op
         constraints=constraints,
         optimizer=options.optimizer,
         cache=options.cache,
+        sampled=_sampled(graph, options, part, first),
     )
+
+
+def _sampled(graph: PlanningGraph, options: BackendOptions, part: bool, first: bool) -> tuple[WeightedSizes, ...]:
+    """The sizes at which the plan is to be good. Of a graph whose sizes are numbers, and of one of several graphs that has no such dims, it
+    is said that they do not count."""
+    if options.example_sizes is None:
+        return ()
+    dims = () if graph.family is None else graph.family.dims
+    try:
+        asked = weighted_sizes(options.example_sizes, dims)
+    except OptionError as error:
+        if dims and not part:
+            raise
+        what = error.what if dims else "its sizes are static"
+        log.warning("the option example_sizes does not count for a graph of %d nodes: %s", len(graph.by_name), what)
+        return ()
+    return sampled_sizes(asked, graph, first=first)
 
 
 def layout_of(value: torch.Tensor, options: BackendOptions) -> Layout:

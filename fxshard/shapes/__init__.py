@@ -8,7 +8,7 @@ which sizes a plan is to be good.
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, guards_of, guards_on, settled_by
+from fxshard.shapes.guards import Guard, broken, distinct, guards_of, guards_on, settled_by
 from fxshard.shapes.units import counted_range, depends, evaluate_all, units_of
 from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
@@ -22,6 +22,7 @@ __all__ = [
     "depends",
     "dynamic_dims",
     "evaluate_all",
+    "distinct",
     "guards_on",
     "guards_of",
     "instantiated",

@@ -76,6 +76,14 @@ def _of_each_rank(expr: sympy.Basic, ranks: Ranks) -> Iterator[sympy.Basic]:
             yield one
 
 
+def distinct(guards: Iterable[Guard]) -> tuple[Guard, ...]:
+    """One guard for each condition, with the place that asked first: what traces found before what asks once more later."""
+    found: dict[str, Guard] = {}
+    for guard in guards:
+        found.setdefault(guard.condition, guard)
+    return tuple(found.values())
+
+
 def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
     """The sizes that others settle, by name: as expressions of the others' ``symbols``. Two guards that bound a difference from both sides
     settle one size, as an equality does (``length + 1 <= mask`` and ``mask <= length + 1``); later names follow from earlier ones."""

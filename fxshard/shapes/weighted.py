@@ -94,33 +94,48 @@ def largest_sizes(
     """The largest sizes that are given, by name: each dim's ``most``, of one that has none the largest of its example and ``sampled``.
 
     A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths. Where ``guards``
-    do not hold of a size it is the largest below of which they do: beyond it runs what is traced and planned for that.
+    do not hold of all of them, dims grow one by one from the example's sizes, the first one first, as far as the guards hold, and again
+    while one still can: none of what is found can grow alone. Beyond it runs what is traced and planned for that.
     """
+    most = {dim.name: _given(dim, sampled, ranks) for dim in dims}
+    if broken(guards, most) is None:
+        return most
     found = {dim.name: dim.example for dim in dims}
-    for dim in dims:
-        largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
-        if dim.most is not None and dim.most > largest:
-            largest = dim.most if dim.uneven else -(-dim.most // ranks) * ranks
-        found[dim.name] = _served(found, dim, largest, 1 if dim.uneven else ranks, guards)
+    for _ in range(ROUNDS):
+        before = dict(found)
+        for dim in dims:
+            found[dim.name] = _served(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
+        if found == before:
+            break
     return found
 
 
+def _given(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -> int:
+    largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
+    if dim.most is None or dim.most <= largest:
+        return largest
+    return dim.most if dim.uneven else -(-dim.most // ranks) * ranks
+
+
+ROUNDS = 100
+"""Two dims of which each bounds the other grow by turns, so many times."""
 NEAR = 4
 """So many sizes below the largest are looked at one by one: it may have to be a multiple of something itself."""
 
 
-def _served(sizes: Mapping[str, int], dim: DynamicDim, largest: int, unit: int, guards: Sequence[Guard]) -> int:
-    """The largest multiple of ``unit`` up to ``largest``, or that itself, of which the guards hold, the others being ``sizes``; at least
-    the example's size, of which they do."""
+def _served(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards: Sequence[Guard]) -> int:
+    """The largest multiple of ``unit`` up to ``largest``, or that itself, of which the guards hold for the dim ``name``, the others being
+    ``sizes``; at least its size there, of which they do."""
 
     def holds(size: int) -> bool:
-        return broken(guards, {**sizes, dim.name: size}) is None
+        return broken(guards, {**sizes, name: size}) is None
 
-    low, high = dim.example // unit, largest // unit
-    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= dim.example or holds(size)), None)
+    least = sizes[name]
+    low, high = least // unit, largest // unit
+    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= least or holds(size)), None)
     if near is not None:
-        return max(near, dim.example)
+        return max(near, least)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(unit * middle) else (low, middle)
-    return max(unit * low, dim.example)
+    return max(unit * low, least)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,23 +13,11 @@ from zoo import gpt2
 
 import fxshard
 from fxshard.testing import assert_equal_to_one_device, one_device
+from tests.distributed.fresh import ROOT, run_fresh
 
-ROOT = Path(__file__).resolve().parents[2]
 RANK = """
-import os, sys, torch, torch.distributed as dist
-from datetime import timedelta
-from safetensors.torch import load_file, save_file
-folder, rank = sys.argv[1], int(sys.argv[2])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2, timeout=timedelta(seconds=120))
-import fxshard
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 model = fxshard.load(folder + "/gpt2.pt2").bind(mesh)
-out = model(**load_file(folder + "/inputs.safetensors"))
-assert fxshard.__file__ == sys.argv[3], "another fxshard than the one under test"
-assert not any(name.split(".")[0] in ("transformers", "zoo", "tests", "examples") for name in sys.modules), "the model's code was imported"
-save_file({"logits": out["logits"].contiguous()}, f"{folder}/out{rank}.safetensors")
-dist.barrier()
+out = {"logits": model(**load_file(folder + "/inputs.safetensors"))["logits"].contiguous()}
 """
 
 
@@ -52,22 +39,7 @@ def exported(folder: Path, tokens: torch.Tensor) -> torch.nn.Module:
 def test_fresh_processes_give_the_same_outputs(tmp_path: Path) -> None:
     tokens = torch.randint(0, 50257, (2, 8))
     model = exported(tmp_path, tokens)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), str(r), str(ROOT / "fxshard" / "__init__.py")],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(2)
-    ]
-    try:
-        for r in ranks:
-            assert r.wait(timeout=300) == 0, r.stderr and r.stderr.read()[-3000:]
-    finally:
-        for r in ranks:
-            r.kill()
+    run_fresh(RANK, tmp_path)
     with torch.no_grad():
         want = model(input_ids=tokens).logits
     for rank in range(2):

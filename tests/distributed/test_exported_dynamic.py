@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,19 +10,11 @@ from safetensors.torch import load_file, save_file
 
 import fxshard
 from examples.llama import Llama
+from tests.distributed.fresh import run_fresh
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = ((4, 8), (5, 5), (7, 11))
 RANK = """
-import os, sys, torch, torch.distributed as dist
-from datetime import timedelta
-from safetensors.torch import load_file, save_file
-folder, rank = sys.argv[1], int(sys.argv[2])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2, timeout=timedelta(seconds=120))
-import fxshard
 from torch._dynamo.utils import counters
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 compiled = lambda: sum(counters["inductor"][k] for k in ("fxgraph_cache_miss", "fxgraph_cache_hit", "fxgraph_cache_bypass"))
 model = fxshard.load(folder + "/m.pt2").bind(mesh)
 assert compiled() == 1, dict(counters["inductor"])
@@ -38,10 +27,6 @@ except fxshard.errors.SizesError as error:
 else:
     raise AssertionError("a size out of range was taken")
 assert torch.equal(model(load_file(folder + "/inputs.safetensors")["0"]), out["0"]), "after a refusal the ranks go on"
-assert fxshard.__file__ == sys.argv[3], "another fxshard than the one under test"
-assert not any(name.split(".")[0] in ("transformers", "zoo", "tests", "examples") for name in sys.modules), "the model's code was imported"
-save_file(out, f"{folder}/out{rank}.safetensors")
-dist.barrier()
 """
 
 
@@ -56,22 +41,7 @@ def test_fresh_processes_give_the_same_outputs_at_any_size(tmp_path: Path) -> No
     assert program.collectives and all(one.unit == 1 for one in program.sizes)
     program.save(tmp_path / "m.pt2")
     save_file({str(i): x for i, x in enumerate(tokens)}, tmp_path / "inputs.safetensors")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), str(r), str(ROOT / "fxshard" / "__init__.py")],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(2)
-    ]
-    try:
-        for r in ranks:
-            assert r.wait(timeout=300) == 0, r.stderr and r.stderr.read()[-3000:]
-    finally:
-        for r in ranks:
-            r.kill()
+    run_fresh(RANK, tmp_path)
     for rank in range(2):
         found = load_file(tmp_path / f"out{rank}.safetensors")
         for i, x in enumerate(tokens):

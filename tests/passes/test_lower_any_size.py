@@ -13,15 +13,18 @@ from passes.any_size import CASES, calls, traced
 
 import fxshard
 from fxshard.errors import SizesError
+from fxshard.passes import optimise
 from fxshard.passes.annotate import annotate
 from fxshard.passes.at_sizes import program_at
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import lower_plan
 from fxshard.passes.recompute import expand
+from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.runtime.simulate import simulate_program
 from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 
@@ -102,6 +105,37 @@ def test_of_even_programs_odd_sizes_are_refused_by_name() -> None:
     assert program.refuses({"batch": 7}) == "batch is 7, shards are even at multiples of 2 only"
     with pytest.raises(SizesError, match="batch is 7"):
         program_at(program, {"batch": 7})
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (6 / (x.shape[0] - 3))
+
+
+def test_a_number_without_a_value_is_refused_by_its_size() -> None:
+    """6 / (n - 3) at three rows; at five it is three."""
+    args = (torch.ones(5, 4, dtype=torch.float64),)
+    graph = trace(Scaled(), args, train=False, dynamic=dynamic_dims(Scaled(), args, {}, {"x": {0: "n"}}))
+    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 1})), 0))
+    at = program_at(program, {"n": 5})
+    assert simulate_program(at, program_values(at, Scaled(), args)).outputs.eq(3).all()
+    with pytest.raises(SizesError, match="computed of sizes has no value at n=3"):
+        program_at(program, {"n": 3})
+
+
+def test_what_a_pass_takes_for_granted_is_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(program: ShardedProgram) -> ShardedProgram:
+        assert program.sizes[0].value > 3
+        return program
+
+    _, graph = traced("perceptron", 6, 1, uneven=True)
+    plan = random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0)
+    assert lower_plan(graph, plan).refuses({"batch": 2}) is None
+    _, graph = traced("perceptron", 6, 1, uneven=True)
+    monkeypatch.setitem(optimise.OPTIMISATIONS, "share", asks)
+    program = lower_plan(graph, plan)
+    assert [guard.condition for guard in program.guards] == ["batch > 3"] and program.refuses({"batch": 4}) is None
+    assert "batch > 3" in (program.refuses({"batch": 2}) or "")
 
 
 def test_passes_that_cut_by_numbers_are_left_out_and_say_so() -> None:

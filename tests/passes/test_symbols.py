@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
+from pathlib import Path
+
 import pytest
 import torch
 from passes.any_size import CASES, calls, traced
@@ -58,6 +62,27 @@ def test_a_branch_is_a_guard() -> None:
     (guard,) = graph.family.guards
     assert [guard.holds({"batch": size}) for size in (2, 3, 4, 9)] == [False, False, True, True]
     assert "test_symbols.py" in guard.where
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_what_torch_asks_is_said_with_the_line_that_called_it(tmp_path: Path) -> None:
+    """Torch's batch norm asks whether it is one value a channel. No place says where torch is installed, in a file neither."""
+    program = fxshard.export(Normed(), (torch.randn(32, 4),), fxshard.Mesh({"a": 2}), dynamic_shapes=({0: "batch"},))
+    line = Normed.forward.__code__.co_firstlineno + 1
+    (guard,) = program.guards
+    assert guard.condition == "Ne(batch, 1)" and re.fullmatch(rf".*test_symbols\.py:{line} \(torch/[\w/]+\.py:\d+\)", guard.where)
+    program.save(tmp_path / "m.pt2")
+    file = zipfile.ZipFile(tmp_path / "m.pt2")
+    text = "".join(file.read(name).decode() for name in file.namelist() if name.endswith(".json"))
+    assert guard.where in text and not re.search(r'"[^"]*/(?:torch|fxshard)/[^"]*\.py:\d+"', text)
 
 
 def test_sizes_that_depend_on_data_do_not_mix() -> None:

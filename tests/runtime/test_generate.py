@@ -20,9 +20,9 @@ transformers = pytest.importorskip("transformers")
 PROMPT = torch.arange(1, 17).view(2, 8)
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 ENDS = {"vocab_size": 32, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-MODELS = {
+MODELS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=64)),
-    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **ENDS, sliding_window=6)),
+    "mistral": lambda window: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **ENDS, sliding_window=window)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, n_positions=64, **ENDS)),
 }
 
@@ -34,9 +34,9 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def pair(name: str, mesh: DeviceMesh, **options: Any) -> tuple[nn.Module, Any]:
+def pair(name: str, mesh: DeviceMesh, *sizes: int, **options: Any) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = MODELS[name](*sizes).eval()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", **options)
     return model, sharded
 
@@ -81,18 +81,13 @@ def test_prompts_of_other_lengths_and_masks(mesh: DeviceMesh) -> None:
         assert len(sharded.forward.programs) == programs, (length, masked, len(sharded.forward.programs))
 
 
-def test_a_layer_that_counts_in_python_is_named_once(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """A sliding window counts its steps: each is another call, and is said to be."""
-    model, sharded = pair("mistral", mesh)
+@pytest.mark.parametrize(("window", "programs"), [(6, 3), (12, 4)])
+def test_a_sliding_window_counts_its_tokens(window: int, programs: int, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """That of the example, for the prompt, for a token while the window has room, and for one when it is full."""
+    model, sharded = pair("mistral", mesh, window)
     with caplog.at_level(logging.WARNING, "fxshard"):
-        assert torch.equal(tokens(sharded, 4), tokens(model, 4))
-    said = [line for line in caplog.messages if "a Python number" in line]
-    assert len(said) == 1 and "each call changes kwargs['past_key_values'].layers[0].cumulative_length and 1 more" in said[0]
-    assert len(sharded.forward.programs) == 5  # that of the example, for the prompt, for each of three tokens
-    caplog.clear()
-    model, sharded = pair("llama", mesh)
-    with caplog.at_level(logging.WARNING, "fxshard"):
-        tokens(sharded, 3)
+        assert torch.equal(tokens(sharded, 16), tokens(model, 16))
+    assert len(sharded.forward.programs) == programs
     assert not any("a Python number" in line for line in caplog.messages)
 
 

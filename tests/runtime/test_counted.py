@@ -1,0 +1,96 @@
+"""Numbers in objects that each call changes: sizes like any other, so that one program serves every count."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxshard
+
+
+@dataclass
+class Clock:
+    steps: int = 1
+    name: str = "clock"
+    marks: dict[str, int] = field(default_factory=lambda: {"late": 5})
+
+
+class Counts(nn.Module):
+    """Computes with a count, branches on it, and counts on."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self.layer, self.late = nn.Linear(4, 4), late
+
+    def forward(self, x: torch.Tensor, clock: Clock) -> torch.Tensor:
+        y = self.layer(x) * clock.steps + torch.arange(clock.steps, 2 * clock.steps).sum()
+        clock.steps += x.shape[0]
+        return y if clock.steps < self.late else -y
+
+
+class Marks(nn.Module):
+    def forward(self, x: torch.Tensor, clock: Clock) -> torch.Tensor:
+        clock.marks["late"] += 1
+        return x + clock.marks["late"]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def parallelized(model: nn.Module, args: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    return fxshard.parallelize(copy.deepcopy(model), args, mesh, train=False, compiler="eager", cache=False, **options)
+
+
+@torch.no_grad()
+def test_one_program_serves_every_count(mesh: DeviceMesh) -> None:
+    model, x = Counts(10_000).double(), torch.randn(3, 4, dtype=torch.float64)
+    sharded = parallelized(model, (x, Clock()), mesh)
+    mine, want = Clock(), Clock()
+    for _ in range(6):
+        torch.testing.assert_close(sharded(x, mine), model(x, want), rtol=1e-12, atol=1e-12)
+        assert mine == want and type(mine.steps) is int
+    assert len(sharded.forward.programs) == 1
+    twin = copy.deepcopy(sharded)
+    torch.testing.assert_close(twin(x, Clock(50)), model(x, Clock(50)), rtol=1e-12, atol=1e-12)
+    assert len(twin.forward.programs) == 1
+
+
+@torch.no_grad()
+def test_a_branch_on_a_count_is_a_program_more(mesh: DeviceMesh) -> None:
+    model, x = Counts(20).double(), torch.randn(3, 4, dtype=torch.float64)
+    sharded = parallelized(model, (x, Clock()), mesh)
+    for steps, programs in ((4, 1), (16, 1), (17, 2), (40, 2), (1, 2), (19, 2), (0, 3)):  # 0 is no size
+        mine, want = Clock(steps), Clock(steps)
+        torch.testing.assert_close(sharded(x, mine), model(x, want), rtol=1e-12, atol=1e-12)
+        assert mine == want and len(sharded.forward.programs) == programs
+    guard, *_ = sharded.forward.programs[0].guards
+    assert "steps" in str(guard) and "test_counted.py" in str(guard)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", [Marks(), Counts(10_000)])
+def test_what_stays_a_value_is_named_and_planned_each(model: nn.Module, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers in dicts are values of a call, and so is every number where sizes are to stay static."""
+    x = torch.randn(3, 4)
+    options = {"dynamic": False} if isinstance(model, Counts) else {}
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        sharded = parallelized(model, (x, Clock()), mesh, **options)
+        mine, want = Clock(), Clock()
+        for _ in range(3):
+            torch.testing.assert_close(sharded(x, mine), model(x, want))
+    assert mine == want and len(sharded.forward.programs) == 3
+    said = [line for line in caplog.messages if "a Python number" in line]
+    assert len(said) == 1 and ("marks['late']" if isinstance(model, Marks) else "args[1].steps") in said[0]
