@@ -213,7 +213,8 @@ def is_length(leaf: Any) -> bool:
 
 
 def length_of(leaf: Any) -> Any:
-    return leaf.shape[0]
+    """The number that a tensor stands for; a number stands for itself."""
+    return leaf.shape[0] if isinstance(leaf, torch.Tensor) else leaf
 
 
 class Opened:
