@@ -118,7 +118,7 @@ def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str |
             outside = _shortened(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     asked = asked or outside
-    user = user or in_trace(get_current_meta().get("stack_trace") or "") or asked
+    user = _shortened(user or in_trace(get_current_meta().get("stack_trace") or "") or asked)
     return user if asked in ("", user) else f"{user} ({asked})"
 
 

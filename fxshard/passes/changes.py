@@ -26,6 +26,12 @@ def _is_ours(place: tuple[str, str], model: nn.Module) -> bool:
     return bool(name) and name not in vars(model.get_submodule(path))
 
 
+def _is_of_call(source: str, model: nn.Module) -> bool:
+    """Whether it is an object among the call's arguments, held beside the model while it is captured: those are changed for the caller."""
+    found = re.match(r".*\._modules\['_export_root'\](?:\.__dict__)?(?:\.|\[')(bound|objects)\b", source)
+    return found is not None and found[1] not in vars(model)
+
+
 def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[tuple[str, str]]) -> None:
     """Logs what the forward of ``model`` changes but for what is ``followed``: a warning where it is of the model itself.
 
@@ -33,7 +39,7 @@ def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[t
     """
     names = {name for name, _ in model.named_modules()}
     places = [(s, _place(s, names)) for s in sources if not (s.endswith("['_buffers']") or any(hooks in s for hooks in HOOKS))]
-    left = [s for s, place in places if place is None or not (place in followed or _is_ours(place, model))]
+    left = [s for s, place in places if not (place in followed or (place is not None and _is_ours(place, model)) or _is_of_call(s, model))]
     said = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in left]
     own = any(name.startswith("self") for name in said)
     text = f"the forward of %s changes Python objects (%s); what is sharded leaves them as they are{REMEDY if own else ''}"

@@ -55,7 +55,7 @@ def parallelized(model: nn.Module, args: Any, mesh: DeviceMesh, **options: Any) 
 
 
 @torch.no_grad()
-def test_one_program_serves_every_count(mesh: DeviceMesh) -> None:
+def test_one_program_serves_every_count(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     model, x = Counts(10_000).double(), torch.randn(3, 4, dtype=torch.float64)
     sharded = parallelized(model, (x, Clock()), mesh)
     mine, want = Clock(), Clock()
@@ -63,6 +63,7 @@ def test_one_program_serves_every_count(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(sharded(x, mine), model(x, want), rtol=1e-12, atol=1e-12)
         assert mine == want and type(mine.steps) is int
     assert len(sharded.forward.programs) == 1
+    assert not [r.getMessage() for r in caplog.records if r.name == "fxshard" and r.levelno >= logging.WARNING]
     twin = copy.deepcopy(sharded)
     torch.testing.assert_close(twin(x, Clock(50)), model(x, Clock(50)), rtol=1e-12, atol=1e-12)
     assert len(twin.forward.programs) == 1
