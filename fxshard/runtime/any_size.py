@@ -205,8 +205,10 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
         for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):
             if size != new and len(shape) == len(left[path]) and (path, dim) not in taken:
                 groups.setdefault((size, new), []).append((path, dim))
-    for size in {new for _, new in groups}:
-        along = [(path, d) for path, shape in leaves.items() if path not in left for d, n in enumerate(shape) if n == size]
+    counts = {path for path, leaf in named.items() if is_length(leaf)}
+    for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
+        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # a mask
+        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
         if along := [place for place in along if place not in taken]:
             groups[(size,)] = along
     return tuple(_by_itself(places, sizes[0]) for sizes, places in groups.items())
