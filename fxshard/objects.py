@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import LARGEST
 from fxshard.errors import OptionError
 
 HEAP_TYPE = 1 << 9
@@ -125,6 +126,8 @@ class Walk:
     objects: list[Any] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     seen: dict[int, Part] = field(default_factory=dict)
+    alive: list[Any] = field(default_factory=list)
+    """Numbers that are known by their ``id``, which another may have once they are gone."""
 
     def part(self, value: Any, path: str, of: int = -1, steps: tuple[Step, ...] = ()) -> Part:
         kind = type(value)
@@ -183,12 +186,13 @@ class Walk:
         return Node(kind, tuple(keys), tuple(found))
 
     def _length(self, value: Any, path: str) -> Part:
-        """A number that is a leaf of its own."""
+        """A number that is a leaf of its own; what is no number of a size is a value."""
+        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < LARGEST):
+            return self.part(value, path)
         if self.lengths is not None:
+            self.alive.append(value)
             found = self.seen[id(value)] = ("given length", next(self.lengths))
             return found
-        if type(value) is not int or value < 0:
-            return self.part(value, path)
         self.tensors.append(as_length(value))
         self.paths.append(path)
         return ("length", len(self.tensors) - 1)

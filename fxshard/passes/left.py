@@ -88,6 +88,9 @@ def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: froze
     for these in (held, set[Attribute]()) if held else (set[Attribute](),):
         try:
             plain = _run(call, these, {})
+            while these and plain.refused & these:
+                these = these - plain.refused
+                plain = _run(call, these, {})
             break
         except Exception:
             continue
@@ -113,7 +116,7 @@ def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: froze
     reads = tuple(reached for reached, v in zip(found.reached, found.values, strict=True) if isinstance(v, int))
     left = Left(tuple(found.writes[a] for a in sorted(found.writes)), found.nodes, found.values, reads, frozenset(known - read), said)
     by_hooks = {(names[place], name) for place, name in these if (place, name) not in found.writes.keys() | found.refused}
-    unclear = {place for place, _ in found.refused}
+    unclear = {place for place, _ in found.refused} | found.unexplained
     return left, by_hooks | {(names[w.place], name) for w in left.writes for name in (w.name, *([""] if w.place not in unclear else ()))}
 
 
@@ -125,7 +128,7 @@ def _path(module: str, name: str) -> str:
 class _Run:
     """One run on fakes. ``refused``: what is set and cannot be followed, which ``writes`` leave out; ``values``, ``reached``: the values
     among them that are no constants; ``counted``: whole numbers that became others; ``used``: those marked on which something depends;
-    ``numbers``: what is set to an expression."""
+    ``numbers``: what is set to an expression; ``unexplained``: modules whose attributes changed otherwise."""
 
     writes: Mapping[Attribute, Write]
     nodes: tuple[Node, ...]
@@ -136,6 +139,7 @@ class _Run:
     used: frozenset[Attribute]
     refused: frozenset[Attribute]
     numbers: frozenset[Attribute]
+    unexplained: frozenset[int]
 
     def like(self, other: _Run) -> bool:
         """Whether both leave the same but for what is a number here."""
@@ -178,7 +182,7 @@ class _Reading:
                 refused.add((place, name))
                 continue
             writes[place, name] = found
-            if type(old) is int and type(new) is int and old != new:
+            if type(old) is int and (isinstance(new, torch.SymInt) or (type(new) is int and old != new)):
                 counted[place, name] = old
         free = set().union(*(expression(v).free_symbols for v in self.walk.tensors if isinstance(v, SYMBOLIC)))
         asked = {a for a, s in self.marks.items() if s in self.used or self.noted.asked(s)}
@@ -187,7 +191,14 @@ class _Reading:
         strange = {a for a, s in self.marks.items() if s in free - self.sizes_of(values)}
         nodes = tuple(node for node in self.walk.nodes if node is not None)
         read = frozenset(self.noted.reads)
-        return _Run(writes, nodes, values, tuple(self.walk.reached), read, counted, frozenset(asked | strange), frozenset(refused), numbers)
+        used, unclear = frozenset(asked | strange), frozenset(filter(self._is_unclear, range(len(states))))
+        return _Run(writes, nodes, values, tuple(self.walk.reached), read, counted, used, frozenset(refused), numbers, unclear)
+
+    def _is_unclear(self, place: int) -> bool:
+        """Whether attributes of the module are others that nothing was seen to set."""
+        before, after = self.noted.before[place], vars(self.noted.modules[place])
+        other = {name for name in {*before, *after} if name not in before or name not in after or before[name] is not after[name]}
+        return any((place, name) not in self.noted.writes.keys() | self.noted.held.keys() for name in other)
 
     def sizes_of(self, values: Sequence[int | Number]) -> set[sympy.Symbol]:
         return {s for v in values if isinstance(v, Number) for _, s in (*v.sizes, *v.before)}

@@ -65,10 +65,12 @@ class Noted:
             known = (*vars(module).get("_parameters", ()), *vars(module).get("_buffers", ()), *vars(module).get("_modules", ()))
             for name in [n for p, n in self.writes if p == place and n in known]:
                 del self.writes[place, name]
+        done: set[int] = set()
         for attribute, held in self.held.items():
             if held.read:
                 self.reads.add(attribute)
-            if held.line:
+            if held.line and id(held) not in done:
+                done.add(id(held))
                 self.writes.setdefault(attribute, held.line)
 
 
@@ -82,8 +84,11 @@ def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribu
     noted.env = next((value.node.shape_env for value in marks.values()), None)
     for place, name in held:
         kind = _KINDS.get(type(noted.before[place].get(name)))
-        if kind is not None:
-            noted.held[place, name] = vars(noted.modules[place])[name] = kind()
+        if kind is not None and (place, name) not in noted.held:
+            one, stands = noted.before[place][name], kind()
+            for other, state in enumerate(noted.before):
+                for alias in [n for n, v in state.items() if v is one]:
+                    noted.held[other, alias] = vars(noted.modules[other])[alias] = stands
     for place in range(len(noted.modules)):
         noted.watch(place)
     with _Functions(noted) if marks else contextlib.nullcontext(), _Operators(noted) if marks else contextlib.nullcontext():

@@ -68,7 +68,8 @@ def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, t
             continue
         parts, plain = dict(zip(new.keys, new.parts, strict=True)), old.kind in LISTS or old.kind in MAPPINGS
         for key, was in zip(old.keys, old.parts, strict=True):
-            if was[:2] == ("value", int) == parts.get(key, ())[:2] and was != parts[key]:
+            now = parts.get(key, ())
+            if was[:2] == ("value", int) and was != now and (now[:2] == ("value", int) or now[:1] == ("length",)):
                 yield (f"{path}[{key!r}]", None) if plain else (f"{path}.{key}", (old.kind, key))
 
 

@@ -30,7 +30,12 @@ from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, p
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, broken, distinct, guards_of, settled_by
 
 ROOM = 64
-"""Sizes up to so many beyond twice the example's are tried, to tell whether a dim can be of any other."""
+
+
+def _near(dim: DynamicDim) -> set[int]:
+    """Sizes that are tried, to tell whether a dim can have another than the example's: small ones, those about it, ever larger ones."""
+    small, about = range(dim.least, dim.least + ROOM), range(dim.example - ROOM, dim.example + ROOM)
+    return {*small, *about, 2 * dim.example, 4 * dim.example, *(2**k for k in range(24))}
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
@@ -120,7 +125,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if known is not None and isinstance(expression(known), sympy.Integer):
             self._refuse(dim, expression(known), guards)
         own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
-        others = [n for n in range(dim.least, 2 * dim.example + ROOM) if n != dim.example and (dim.most is None or n <= dim.most)]
+        others = [n for n in _near(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
         if own and others and all(broken(own, {dim.name: size}) is not None for size in others):
             self._refuse(dim, sympy.Integer(dim.example), own)
 

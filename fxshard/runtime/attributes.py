@@ -3,6 +3,8 @@ buffers. A graph has them fixed."""
 
 from __future__ import annotations
 
+import copy
+import logging
 import weakref
 from collections.abc import Collection
 from operator import is_
@@ -15,11 +17,13 @@ from fxshard.left import Attribute
 from fxshard.planning_graph import PlanningGraph
 from fxshard.sharding_plan import ShardingPlan
 
+log = logging.getLogger("fxshard")
 PLAIN = (bool, int, float, str, type(None))
 Attributes = tuple[tuple[tuple[str, object], ...], ...]
 """For each module its plain attributes, ``training`` among them, and tensors as ``Held``, by name."""
 
 
+TRACED_EACH = "the forward of %s reads its attribute %s, which is another at each call: each value is traced, keep it in a buffer"
 MOST = 8
 """So many values of an attribute that the forward itself sets have programs of their own."""
 
@@ -54,11 +58,18 @@ class AttributeReader:
 
 
 class KeptAttributes:
-    """The attributes that calls of a model set, and the values of those that its programs take for granted."""
+    """The attributes that calls of a model set (``written``), those that were others at a later call (``changed``), and the values of those
+    that its programs take for granted."""
 
     def __init__(self, model: str) -> None:
-        self.model, self.written = model, frozenset[Attribute]()
+        self.model, self.written, self.changed = model, frozenset[Attribute](), frozenset[Attribute]()
         self.values: dict[Attribute, list[object]] = {}
+
+    def copied(self) -> KeptAttributes:
+        """For a copy of the model."""
+        new = copy.copy(self)
+        new.values = {attribute: [*values] for attribute, values in self.values.items()}
+        return new
 
     def note(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
         """Of a call that was traced with the attributes as they are ``now``; raises RunError where one is another again and again, and
@@ -73,16 +84,18 @@ class KeptAttributes:
         self.written |= {write.attribute for write in left.writes}
         for (place, name), path, where in left.read:
             seen, value = self.values.setdefault((place, name), []), dict(now[place]).get(name)
-            if value in seen:
+            if value in seen or (isinstance(value, Held) and (place, name) not in graph.fixed):
                 continue
-            seen.append(value)
-            if len(seen) > MOST:
+            if len(seen) == MOST and (place, name) in self.written:
                 what = f"the forward of {self.model} sets its attribute {path} and computes with what it was before"
                 raise RunError(
-                    f"{what}: there have been {len(seen)} values of it, and each takes a program of its own",
+                    f"{what}: there have been {MOST + 1} values of it, and each takes a program of its own",
                     where=where or path,
                     remedy=f"keep it in a buffer, which a program reads and writes: self.register_buffer({name!r}, torch.tensor(...))",
                 )
+            if len(seen) == MOST:
+                log.warning(TRACED_EACH, self.model, path)
+            seen.append(value)
 
 
 class _Seen:

@@ -40,21 +40,23 @@ class Made:
             self.unread.update(self.graph.left.unread)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
-        return self.spec == spec and same_hooks(self.hooks, hooks) and self.after.fits and self._differing(now) <= self.unread
+        return self.spec == spec and same_hooks(self.hooks, hooks) and self.after.fits and self.differing(now) <= self.unread
 
-    def _differing(self, now: Attributes) -> set[Attribute]:
+    def differing(self, now: Attributes) -> set[Attribute]:
+        """The attributes that are others now than when the program was made."""
         return differing(self.attributes, now, self.graph.fixed)
 
     def also_for(self, now: Attributes, hooks: Hooks, after: HooksAfter, graph: PlanningGraph, written: Collection[Attribute]) -> Made:
         """The same program for other attributes and hooks, ``graph`` having been found to be the same.
 
-        Of attributes that are ``written`` by a call that proves nothing: two values of a counter may do the same, and a third one not.
+        Of attributes that are ``written``, by calls or between them, that proves nothing: two values of a counter may do the same, and a
+        third one not.
         """
         if graph.left != self.graph.left:
             return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())
         if same_hooks(self.hooks, hooks):
             kept = {*written, *self.graph.fixed}
-            self.unread.update((i, name) for i, name in self._differing(now) if name != "training" and (i, name) not in kept)
+            self.unread.update((i, name) for i, name in self.differing(now) if name != "training" and (i, name) not in kept)
         return replace(self, attributes=now, hooks=hooks, after=after)
 
     def moved(self, model: nn.Module) -> Made:

@@ -261,6 +261,7 @@ class ShardedForward:
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
         others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
+        self.kept.changed |= {a for made in self.runners.get(key, ()) for a in made.differing(attributes) if a[1] != "training"}
         grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
@@ -278,7 +279,7 @@ class ShardedForward:
         named |= after.taps()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
-                also = made.also_for(attributes, hooks, after, graph, self.kept.written)
+                also = made.also_for(attributes, hooks, after, graph, self.kept.written | self.kept.changed)
                 self.runners[key].append(also)
                 return also
         if not first:
@@ -347,7 +348,7 @@ class ShardedForward:
         return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        precision, written = self.settings.mixed_precision, self.kept.written
+        precision, written = self.settings.mixed_precision, self.kept.written | self.kept.changed
         return Request(self.model, args, kwargs, train, mixed_precision=precision, dynamic=dims, observe=True, written=written)
 
     def _dump(self, train: bool) -> Dump:
@@ -418,6 +419,7 @@ class ShardedForward:
         self.runners, self.alike, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
         self.__post_init__()
         self.replaced, self.sharded, self.counted = replaced, True, origin.counted
+        self.kept = origin.kept.copied()
         hooks = self.state.hooks()
         every = {id(made): made for found in origin.runners.values() for made in found}
         kept = {i: made.moved(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}

@@ -95,3 +95,49 @@ def test_what_stays_a_value_is_named_and_planned_each(model: nn.Module, mesh: De
     assert mine == want and len(sharded.forward.programs) == 3
     said = [line for line in caplog.messages if "a Python number" in line]
     assert len(said) == 1 and ("marks['late']" if isinstance(model, Marks) else "args[1].steps") in said[0]
+
+
+class Follows(nn.Module):
+    """Leaves a count in another's place before it goes on."""
+
+    def forward(self, x: torch.Tensor, one: Clock, other: Clock) -> torch.Tensor:
+        other.steps, one.steps = one.steps, one.steps + 7
+        other.steps += x.shape[0]
+        return x * other.steps
+
+
+@torch.no_grad()
+def test_a_number_that_is_gone_is_not_taken_for_another(mesh: DeviceMesh) -> None:
+    """Known by its address it would be, at random: a new one may lie there."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    for _ in range(4):
+        sharded = parallelized(Follows(), (x, Clock(2), Clock(5)), mesh)
+        mine, want = (Clock(2), Clock(5)), (Clock(2), Clock(5))
+        for _ in range(2):
+            torch.testing.assert_close(sharded(x, *mine), Follows()(x, *want))
+            assert mine == want
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [None, -9, True, 2**70, 1.5])
+def test_what_is_no_size_is_a_value_beside_counts(first: Any, mesh: DeviceMesh) -> None:
+    class Beside(nn.Module):
+        def forward(self, x: torch.Tensor, one: Clock, other: Clock) -> torch.Tensor:
+            other.steps += 1
+            return x * other.steps
+
+    x, sharded = torch.randn(3, 4), parallelized(Beside(), (torch.randn(3, 4), Clock(first), Clock(5)), mesh)
+    mine, want = (Clock(first), Clock(5)), (Clock(first), Clock(5))
+    for _ in range(3):
+        torch.testing.assert_close(sharded(x, *mine), Beside()(x, *want))
+    assert mine == want and len(sharded.forward.programs) == 1
+
+
+@torch.no_grad()
+def test_counting_rows_of_any_number(mesh: DeviceMesh) -> None:
+    model, x = Counts(10_000).double(), torch.randn(6, 4, dtype=torch.float64)
+    sharded = parallelized(model, (x[:3], Clock()), mesh, dynamic=True)
+    mine, want = Clock(), Clock()
+    for rows in (3, 5, 3, 6, 1):
+        torch.testing.assert_close(sharded(x[:rows], mine), model(x[:rows], want))
+    assert mine == want and len(sharded.forward.programs) == 1

@@ -1,0 +1,131 @@
+"""Attributes that calls of a parallelized module set, in one process: lists that several modules hold, copies, numbers that are read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxshard
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def parallelized(model: nn.Module, x: Tensor, mesh: DeviceMesh, **options: Any) -> Any:
+    return fxshard.parallelize(copy.deepcopy(model), (x,), mesh, compiler="eager", cache=False, **options)
+
+
+class Layer(nn.Module):
+    def __init__(self, losses: list[Tensor]) -> None:
+        super().__init__()
+        self.up, self.losses = nn.Linear(4, 4), losses
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        self.losses.append((y**2).mean())
+        return y
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+        self.layers = nn.Sequential(*(Layer(self.losses) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+def test_one_list_of_losses_in_several_layers(mesh: DeviceMesh) -> None:
+    model, x = Stack(), torch.randn(3, 4)
+    sharded = parallelized(model, x, mesh)
+    for _ in range(2):
+        for one in (model, sharded):
+            one.losses.clear()
+            (one(x).sum() + torch.stack(one.losses).sum()).backward()
+    assert len(sharded.losses) == 3 and all(layer.losses is sharded.losses for layer in sharded.layers)
+    for (name, want), have in zip(model.named_parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(have.grad.full_tensor(), want.grad, msg=name)
+
+
+class Net(nn.Module):
+    def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.up, self.n, self.step = body, nn.Linear(4, 4), 0, 0
+        self.items: list[Any] = [3]
+        self.table: dict[str, int] = {"k": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, self.up(x))
+
+
+def counts_in_training(self: Any, y: Tensor) -> Tensor:
+    if self.training:
+        self.n += 1
+        return y
+    return y * (2 if self.n >= 4 else 1)
+
+
+def test_a_copy_knows_what_calls_set(mesh: DeviceMesh) -> None:
+    model, x = Net(counts_in_training), torch.randn(3, 4)
+    sharded = parallelized(model, x, mesh)
+    twins = [model, sharded]
+    for turn in "ttcetetete":
+        if turn == "c":
+            twins[1] = copy.deepcopy(sharded)
+            continue
+        for one in twins:
+            one.train(turn == "t")
+        torch.testing.assert_close(twins[1](x), model(x))
+        assert twins[1].n == model.n
+
+
+def test_a_number_that_the_user_changes_is_read_at_each_value(mesh: DeviceMesh) -> None:
+    """That two values give one program says nothing of a third."""
+    model, x = Net(lambda self, y: y * (2 if self.step > 3 else 1)), torch.randn(3, 4)
+    sharded = parallelized(model, x, mesh)
+    for model.step in (0, 1, 2, 5, 1, 9):
+        sharded.step = model.step
+        torch.testing.assert_close(sharded(x), model(x))
+    assert len(sharded.forward.programs) == 2
+
+
+def counts_rows(self: Any, y: Tensor) -> Tensor:
+    self.n += y.shape[0]
+    return y
+
+
+def test_counting_rows_of_any_number_takes_one_program(mesh: DeviceMesh) -> None:
+    model, x = Net(counts_rows), torch.randn(6, 4)
+    sharded = parallelized(model, x[:3], mesh, dynamic=True)
+    for rows in (3, 5, 3, 6, 1, 3, 3, 3, 3, 3, 3):
+        torch.testing.assert_close(sharded(x[:rows]), model(x[:rows]))
+        assert sharded.n == model.n
+    assert len(sharded.forward.programs) == 1
+
+
+def reads_a_list(self: Any, y: Tensor) -> Tensor:
+    self.items.append(1)
+    self.n = len(self.items)
+    self.step = self.items[0]
+    return y
+
+
+def test_nothing_is_made_up_of_a_list_that_is_read(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(3, 4)
+    sharded = parallelized(Net(reads_a_list), x, mesh)
+    with caplog.at_level("WARNING", "fxshard"):
+        sharded(x)
+    assert type(sharded.step) is int and sharded.items in ([3], [3, 1]) and sharded.n in (0, 2)
