@@ -31,6 +31,24 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).relu().sum(1)
+
+
+@pytest.mark.parametrize("dims", [{1: "seq"}, {0: "batch", 1: "seq"}, {0: Dim("batch", max=33), 1: Dim("seq", max=64)}])
+def test_passes_count_a_dynamic_length_too(dims: dict[int, Any]) -> None:
+    model, mesh = Sums().double(), fxshard.Mesh({"tp": 2})
+    plan = fxshard.plan(model, (torch.randn(4, 6, 8).double(),), mesh, dynamic_shapes=(dims,), memory_limit="100MB", cache=False)
+    for seq in (6, 10):
+        x = torch.randn(4, seq, 8).double()
+        torch.testing.assert_close(fxshard.simulate(model, (x,), plan).outputs, model(x), rtol=1e-9, atol=1e-9)
+
+
 class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()

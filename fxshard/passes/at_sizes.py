@@ -73,6 +73,13 @@ def _at_values(
     return modules, classes
 
 
+def first_where_memory_counts(program: ShardedProgram) -> fx.GraphModule:
+    """The first rank's graph at the sizes at which the plan's memory counts; that of ``program`` where it has no dynamic ones."""
+    if not program.sizes:
+        return program.first
+    return _with_numbers(program.first, {expr: evaluated(expr, program.counted) for expr in _expressions(program.first)})
+
+
 def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) -> fx.GraphModule:
     return instantiated(module, {}, lambda expr, _: numbers[expr], FAKES)
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 log = logging.getLogger("fxshard")
+REGISTERED = ("_buffers", "_parameters", "_modules")
+"""Where modules keep what is registered: buffers that are assigned are outputs of the program."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """What these change is done by them, after the program."""
 REMEDY = ", and computes with what they were when it was traced: keep what a forward counts or remembers in a buffer"
@@ -17,7 +19,8 @@ REMEDY = ", and computes with what they were when it was traced: keep what a for
 def own_changes(sources: Sequence[str], model: nn.Module) -> list[tuple[str, str]]:
     """(name of the module, attribute) of those of ``model`` itself; "" for an attribute that Dynamo does not name."""
     names = {name for name, _ in model.named_modules()}
-    return [found for source in sources if (found := _place(source, names)) is not None and not _is_ours(found, model)]
+    found = [place for source in sources if (place := _place(source, names)) is not None and not _is_ours(place, model)]
+    return [(path, name) for path, name in found if name not in REGISTERED]
 
 
 def _is_ours(place: tuple[str, str], model: nn.Module) -> bool:
@@ -38,7 +41,7 @@ def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[t
     ``followed``: as ``own_changes`` has them.
     """
     names = {name for name, _ in model.named_modules()}
-    places = [(s, _place(s, names)) for s in sources if not (s.endswith("['_buffers']") or any(hooks in s for hooks in HOOKS))]
+    places = [(s, _place(s, names)) for s in sources if not (re.search(r"\b_buffers('\])?$", s) or any(hooks in s for hooks in HOOKS))]
     left = [s for s, place in places if not (place in followed or (place is not None and _is_ours(place, model)) or _is_of_call(s, model))]
     said = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in left]
     own = any(name.startswith("self") for name in said)

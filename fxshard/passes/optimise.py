@@ -14,6 +14,7 @@ from fxshard._torch_compat.symbols import oblivious
 from fxshard.cost.lives import End
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.errors import OptionError, a_kind, closest
+from fxshard.passes.at_sizes import first_where_memory_counts
 from fxshard.passes.bucket import bucket
 from fxshard.passes.chunk import chunk
 from fxshard.passes.schedule import predicted, schedule
@@ -86,7 +87,7 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
 def _peak(program: ShardedProgram) -> int:
     """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
     sizes at which the plan's memory counts."""
-    graph = with_storages(program.first).graph
+    graph = with_storages(first_where_memory_counts(program)).graph
     given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
     ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
-    return profile_stages([Stage(graph, given, ends)], values=program.counted).peak + program.plan.memory.get("optimizer", 0)
+    return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)

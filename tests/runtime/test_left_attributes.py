@@ -116,6 +116,31 @@ def test_counting_rows_of_any_number_takes_one_program(mesh: DeviceMesh) -> None
     assert len(sharded.forward.programs) == 1
 
 
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.k = nn.Linear(4, 4), 0
+        self.seen: list[Tensor] = []
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.up(x)
+        self.n += 1
+        self.k += 1
+        self.seen.append(y.detach())
+        return y
+
+
+def test_a_list_beside_a_buffer(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Remembers(), torch.randn(3, 4)
+    with caplog.at_level("WARNING", "fxshard"):
+        sharded = parallelized(model, x, mesh)
+        for _ in range(3):
+            torch.testing.assert_close(sharded(x), model(x))
+    assert (float(sharded.n), sharded.k, len(sharded.seen)) == (3.0, 3, 3) and not caplog.messages
+    torch.testing.assert_close(sharded.seen, model.seen)
+
+
 def reads_a_list(self: Any, y: Tensor) -> Tensor:
     self.items.append(1)
     self.n = len(self.items)
