@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     uninteresting_files,
 )
 from torch.fx.traceback import get_current_meta
+from torch.utils import _stats
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -106,7 +107,7 @@ def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str |
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     frame, outside, asked, user = sys._getframe(2), "", "", ""
-    passed = {*uninteresting_files(), __file__}
+    passed = {*uninteresting_files(), __file__, _stats.__file__}
     while frame is not None:
         translator = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "run") else None
         if isinstance(translator, InstructionTranslatorBase):

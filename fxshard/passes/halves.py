@@ -47,7 +47,11 @@ def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}
     waits = [wait for n in needed for wait in n.users]
     found = _first(program, graph, [*_results(program, graph), *waits])
-    return found - {n for late in collectives if late not in needed for n in (late, *late.users)}
+    late = {n for n in collectives if n not in needed}
+    for node in graph.nodes:
+        if not late.isdisjoint(node.all_input_nodes):  # and all that reads what they give
+            late.add(node)
+    return found - late
 
 
 def _results(program: ShardedProgram, graph: fx.Graph) -> list[fx.Node]:

@@ -72,14 +72,27 @@ def predicted(program: ShardedProgram) -> Timeline:
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
     """The calls of the forward, those of the backward up to the first operator, and the others, each in order.
 
-    Where the order tells where the backward begins, those in the middle must stay: one of them is the first to read a tangent.
+    Where the order tells where the backward begins, those in the middle must stay: one of them is the first to read a tangent. The same
+    collectives are among them in the graphs of all ranks, of which some, whose shards are empty, compute less before the first.
     """
+    first, late = _halves(program, graph)
+    if not by_order(program):
+        return [first, [], late]
+    others = [_halves(program, module.graph)[1] for module in program.modules.values()]
+    most = max(sum(map(is_collective, nodes[: _until_heavy(nodes)])) for nodes in others)
+    behind = [k + 1 for k, n in enumerate(late) if is_collective(n)][:most]
+    pinned = max(_until_heavy(late), *behind[-1:], 0)
+    return [first, late[:pinned], late[pinned:]]
+
+
+def _halves(program: ShardedProgram, graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
     calls = [n for n in graph.nodes if n.op == "call_function"]
     first = forward_nodes(program, graph)
-    late = [n for n in calls if n not in first]
-    heavy = (k + 1 for k, n in enumerate(late) if not (is_collective(n) or is_wait(n) or is_light(n)))
-    pinned = next(heavy, len(late)) if by_order(program) else 0
-    return [[n for n in calls if n in first], late[:pinned], late[pinned:]]
+    return [n for n in calls if n in first], [n for n in calls if n not in first]
+
+
+def _until_heavy(late: Sequence[fx.Node]) -> int:
+    return next((k + 1 for k, n in enumerate(late) if not (is_collective(n) or is_wait(n) or is_light(n))), len(late))
 
 
 def _late(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:

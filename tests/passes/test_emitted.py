@@ -35,7 +35,7 @@ def nodes_of(program: ShardedProgram) -> list[Any]:
 def _described(node: fx.Node) -> tuple[Any, ...]:
     value, meta = node.meta.get("val"), {k: v for k, v in node.meta.items() if k != "val"}
     several = value if isinstance(value, (tuple, list)) else [] if value is None else [value]
-    values = [(v.shape, v.stride(), v.dtype, str(v.device)) for v in several]
+    values = [(v.shape, v.stride(), v.dtype, str(v.device)) if isinstance(v, torch.Tensor) else v for v in several]
     return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), [u.name for u in node.users], values, meta
 
 
@@ -43,10 +43,22 @@ def anew(self: LocalGraph, key: Hashable, objects: Any, operands: Sequence[fx.No
     return make()
 
 
+class Normed(nn.Module):
+    """Backward operators that leave out some of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv1d(4, 4, 3, bias=False), nn.Conv1d(4, 4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.one(x))
+
+
 CASES: dict[str, Callable[[], Annotated]] = {
     "llama": lambda: annotate(trace(*llama()), parse_mesh("dp=2,tp=2")),
     "uneven": lambda: annotate(trace(*llama(5)), parse_mesh("dp=2,tp=2")),
     "gpt2": lambda: annotate(trace(*gpt2(vocabulary=64)), parse_mesh("a=3")),
+    "masked": lambda: annotate(trace(Normed(), (torch.randn(4, 4, 9),)), parse_mesh("a=2")),
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
 }
 
