@@ -18,7 +18,10 @@ NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_los
 
 
 def returns_new_memory(graph: fx.Graph) -> bool:
-    """Whether the graph says by itself that no output shares memory with an input or with another output."""
+    """Whether the graph says by itself that no output shares memory with an input or with another output; of one with sizes that only
+    running tells it is not asked: AOTAutograd counts on those having been seen before."""
+    if any(node.meta.get("unbacked_bindings") for node in graph.nodes):
+        return False
     leaves = [leaf for leaf in pytree.tree_leaves(graph.output_node().args[0]) if isinstance(leaf, fx.Node)]
     return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
 
