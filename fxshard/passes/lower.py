@@ -57,6 +57,8 @@ OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.
 """Operators that have a result, the neutral one, of no elements too."""
 
 
+DIES_OF_NOTHING = frozenset({aten.native_batch_norm_backward.default})
+"""Their kernels on the CPU divide by the number of rows, in whole numbers: a process that calls one without any is gone."""
 NEEDS = "takes no shard without elements"
 
 
@@ -356,6 +358,9 @@ class _Lowering:
     def _fill(self, context: Context) -> None:
         """Where a symbol does not tell whether a shard has elements, a neutral one is behind the end of what a greatest or least element
         is asked of; of operators that are not known to give it of nothing it is taken for granted that they have."""
+        if context.target in DIES_OF_NOTHING:
+            sizes = self.local.shape(context.args[0])
+            self.local.known.needed += [(n, str(context.target)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
         reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
         reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
         if not reduced or context.target in OF_NOTHING:

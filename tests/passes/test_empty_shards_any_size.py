@@ -18,7 +18,7 @@ import fxshard
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.at_sizes import program_at
-from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace import trace
 from fxshard.program import ShardedProgram
 from fxshard.runtime.simulate import simulate_program
@@ -112,3 +112,28 @@ def test_what_is_taken_for_granted_of_a_shard_is_a_guard_with_its_reason() -> No
     refused = {program.refuses({"n": 1}) for program in programs} - {None}
     assert refused and all("tests.greatest.default takes no shard without elements" in str(reason) for reason in refused), refused
     assert all(program.refuses({"n": 2}) is None for program in programs)
+
+
+class Frozen(nn.Module):
+    """A batch norm that trains its weight by statistics that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3).double()
+        self.norm.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) * 2
+
+
+def test_a_kernel_that_dies_of_no_rows_is_not_called() -> None:
+    """torch's own divides by their number, which ends the process."""
+    model, args = Frozen(), (torch.randn(7, 3).double(),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, args, {}, ({0: "n"},)))
+    graph = trace(model, args, dynamic=dims)
+    program = lower_plan(graph, plan_graph(graph, Mesh({"a": 2}), Request(input_layouts="S(0)", output_layouts="S(0)", cache=False)))
+    assert "native_batch_norm_backward.default takes no shard without elements" in str(program.refuses({"n": 1}))
+    for size in (2, 5):
+        call = (torch.randn(size, 3).double(),)
+        at = program_at(program, {"n": size})
+        assert_equal_to_one_device(simulate_program(at, program_values(at, model, call)), one_device(copy.deepcopy(model), call))
