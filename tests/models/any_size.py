@@ -12,6 +12,7 @@ from equality import mesh_of
 from torch import nn
 from zoo import Case, make
 
+from fxshard.errors import SizesError
 from fxshard.passes.annotate import annotate
 from fxshard.passes.at_sizes import program_at
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -86,6 +87,20 @@ def programs(graph: PlanningGraph, mesh: str, seeds: Sequence[int]) -> list[Shar
     annotated = annotate(graph, mesh_of(mesh))
     plans = [plan_graph(graph, mesh_of(mesh), Request(cache=False)), *(random_graph_plan(annotated, seed) for seed in seeds)]
     return [lower_plan(graph, plan) for plan in plans]
+
+
+def random_programs(graph: PlanningGraph, mesh: str, count: int) -> list[ShardedProgram]:
+    """Of random plans; those that cut a dim such as ``seq - 1``, uneven whatever the sizes, are refused by name for
+    even shards, and another is drawn."""
+    annotated, found = annotate(graph, mesh_of(mesh)), list[ShardedProgram]()
+    for seed in range(20 * count):
+        try:
+            found.append(lower_plan(graph, random_graph_plan(annotated, seed)))
+        except SizesError as error:
+            assert graph.family is not None and not any(dim.uneven for dim in graph.family.dims) and "uneven whatever" in str(error), error
+        if len(found) == count:
+            break
+    return found
 
 
 def served(program: ShardedProgram, model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
