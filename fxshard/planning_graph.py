@@ -20,8 +20,8 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
-from fxshard.left import Attribute, Left
 from fxshard.shapes import GraphFamily
+from fxshard.side_effects import Attribute, SideEffects
 from fxshard.targets import kept, name_of
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -127,7 +127,7 @@ class PlanningGraph:
     """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
     tapped: tuple[TappedCall, ...] = ()
     """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
-    left: Left | None = None
+    side_effects: SideEffects | None = None
     """What a call leaves in attributes of modules; tensors there are outputs behind the model's own, and what hooks are called with."""
     fixed: frozenset[Attribute] = frozenset()
     """Attributes that are tensors, but no buffers, and whose values are in the graph."""

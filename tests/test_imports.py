@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import weakref
 
 import pytest
 
 from fxshard.collecting import no_collections
+from tests.cycles import cycle
 
 CHILD = """
 import sys
@@ -35,20 +35,10 @@ def test_a_front_door_without_what_it_need_not_have() -> None:
     assert ran.stdout == "done\n", ran.stderr
 
 
-class Node:
-    pass
-
-
-def _cycle() -> weakref.ref[Node]:
-    node = Node()
-    node.itself = node  # type: ignore[attr-defined]
-    return weakref.ref(node)
-
-
 def test_no_cycles_are_looked_for_while_importing_and_all_are_afterwards() -> None:
     with pytest.raises(ImportError), no_collections():
         assert not gc.isenabled()
-        young = _cycle()
+        young = cycle()
         raise ImportError
     assert gc.isenabled() and gc.get_freeze_count() == 0
     gc.collect(1)
@@ -65,7 +55,7 @@ def test_a_user_who_looks_for_none_or_has_set_objects_aside_is_left_alone() -> N
         assert not gc.isenabled()
     finally:
         gc.enable()
-    aside = _cycle()
+    aside = cycle()
     gc.freeze()
     try:
         with no_collections():

@@ -97,7 +97,7 @@ ROOMS = _rooms()
 
 SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
     "hardware_file": "hardware",
-    "left": "objects",
+    "side_effects": "objects",
     "steps": "redistribution",
     "detours": "redistribution",
     "verify_program": "program",

@@ -14,10 +14,10 @@ from torch import fx, nn
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, changes_of, pytree
 from fxshard.errors import TraceError
-from fxshard.left import Attribute
 from fxshard.ops.creation import MOST
 from fxshard.passes.probe import probe
 from fxshard.planning_graph import source_line
+from fxshard.side_effects import Attribute
 
 BUFFER = "register it as a buffer (register_buffer(name, value, persistent=False) keeps it out of the state_dict)"
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -18,7 +18,6 @@ from torch import nn
 from fxshard import plan_cache
 from fxshard.constraints import OBJECTIVES
 from fxshard.errors import OptionError, PlanError, closest
-from fxshard.left import Attribute
 from fxshard.mesh import Mesh
 from fxshard.passes import annotate, constrain, lower, optimise, trace, verify
 from fxshard.passes.annotate import Annotated
@@ -32,6 +31,7 @@ from fxshard.planning_graph import PlanningGraph
 from fxshard.program import ShardedProgram
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 from fxshard.sharding_plan import ShardingPlan, by_cause
+from fxshard.side_effects import Attribute
 from fxshard.verify_program import verify_program
 
 if TYPE_CHECKING:  # imported by the passes that need them: a plan of the cache needs no solver

@@ -36,7 +36,6 @@ from fxshard._torch_compat.hooks import without_global_hooks
 from fxshard._torch_compat.kernels import kernels_captured
 from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
-from fxshard.left import Attribute
 from fxshard.objects import After, on_cpu, open_call
 from fxshard.passes.assigned import write_assigned
 from fxshard.passes.bound import is_bound
@@ -44,11 +43,11 @@ from fxshard.passes.constants import spell_attributes, spell_constants
 from fxshard.passes.decompose import planning_decompositions
 from fxshard.passes.draws import check_draws, number_draws
 from fxshard.passes.effects import drop_tokens
+from fxshard.passes.fake_model import Call, fake_copy, fake_tensor, path_name
 from fxshard.passes.flex import spell_flex_attention
 from fxshard.passes.hooks import TracedHooks
 from fxshard.passes.inlined import inlined
 from fxshard.passes.kernels_of_users import carry_kernels
-from fxshard.passes.left import LeftBehind
 from fxshard.passes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
 from fxshard.passes.neutralise import Neutralise
 from fxshard.passes.numbers import drop_wrong_bounds, tensors_of_numbers
@@ -60,15 +59,16 @@ from fxshard.passes.regions import regions
 from fxshard.passes.repeated import RepeatedLayers, first_that_works
 from fxshard.passes.returned import let_go, noted, other_names, renamed, values_of_modules
 from fxshard.passes.scalars import keep_numbers_in_tensors
+from fxshard.passes.side_effects import TracedSideEffects
 from fxshard.passes.spelled import SPELLED, Spelled
 from fxshard.passes.strides import spell_strides
 from fxshard.passes.symbols import Symbols, fold_sizes
 from fxshard.passes.tapped import TAPS, tap_name
 from fxshard.passes.tensor_kinds import check_dense
 from fxshard.passes.trace_errors import errors_of_the_model, readable_errors
-from fxshard.passes.twin import Call, fake_copy, fake_tensor, path_name
 from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.shapes import DynamicDim
+from fxshard.side_effects import Attribute
 
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
@@ -91,23 +91,23 @@ def trace(
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
     are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
     submodules the graph returns what some are called with, see ``fxshard.passes.hooks``; of a model whose forward sets attributes it has
-    what that leaves there, see ``fxshard.passes.left``. ``written``: attributes that other calls set. Raises TraceError with the user's
-    line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
+    what that leaves there, see ``fxshard.passes.side_effects``. ``written``: attributes that other calls set. Raises TraceError with the
+    user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
     call = Call(model, arguments, train, mixed_precision, tuple(dynamic))
-    left = LeftBehind(call, observe, written)
+    effects = TracedSideEffects(call, observe, written)
 
     def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
         def once() -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
             symbols.forget()
             again = RepeatedLayers(layers.wanted)
-            return _capture(call, SPELLED if spelled else {}, symbols, hooks, again, left)
+            return _capture(call, SPELLED if spelled else {}, symbols, hooks, again, effects)
 
-        return left.settle(lambda: hooks.settle(once))
+        return effects.settle(lambda: hooks.settle(once))
 
     with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
         joint, names, out_spec = first_that_works(model, capture)
@@ -118,7 +118,7 @@ def trace(
         graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = renamed(graph.returned, other_names(model))
-    graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, left=left.found, fixed=left.fixed)
+    graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
     return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks)
 
 
@@ -133,7 +133,7 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 
 
 def _capture(
-    call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, left: LeftBehind
+    call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, effects: TracedSideEffects
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
     """The joint graph, the model's names of its parameters, and the structure of what it returns."""
     model, arguments, train, precision = call.model, call.arguments, call.train, call.precision
@@ -148,7 +148,7 @@ def _capture(
         leaves = [lower_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not is_bound(a)]
-    root, taps = left.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
+    root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
     named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = Spelled if spelled else contextlib.nullcontext
@@ -175,20 +175,20 @@ def _capture(
 
         def outcome() -> tuple[After, Reads] | None:
             twin = call.twin()
-            return after_call(left.around(twin.model, twin.model), twin.leaves, twin.spec, twin.mode)
+            return after_call(effects.around(twin.model, twin.model), twin.leaves, twin.spec, twin.mode)
 
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
     symbols.note(captured, flat)
     hooks.taps.name_sizes(symbols.name_of)
-    left.changed = tuple(changed)
+    effects.changed = tuple(changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     layers.shorten(captured, fake_model)
     spell_flex_attention(captured)
     names = parameter_names(fake_model, captured)
     with again():
-        left.fixed = spell_attributes(captured, model, fake_model, names, flat)
+        effects.fixed = spell_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:

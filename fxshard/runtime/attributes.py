@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fxshard.errors import PlanError, RunError
-from fxshard.left import Attribute
 from fxshard.planning_graph import PlanningGraph
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.side_effects import Attribute
 
 log = logging.getLogger("fxshard")
 PLAIN = (bool, int, float, str, type(None))
@@ -74,15 +74,15 @@ class KeptAttributes:
     def note(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
         """Of a call that was traced with the attributes as they are ``now``; raises RunError where one is another again and again, and
         PlanError for a ``plan`` that does not return the tensors that the forward leaves there."""
-        left = graph.left
-        if left is None:
+        effects = graph.side_effects
+        if effects is None:
             return
-        if plan is not None and plan.graph_hash != graph.hash and left.reads:
-            paths = ", ".join(write.path for write in left.writes)
+        if plan is not None and plan.graph_hash != graph.hash and effects.reads:
+            paths = ", ".join(write.path for write in effects.writes)
             what = f"the plan does not return what the forward of {self.model} leaves in attributes ({paths})"
             raise PlanError(what, remedy="let parallelize plan, or return those tensors from the forward instead")
-        self.written |= {write.attribute for write in left.writes}
-        for (place, name), path, where in left.read:
+        self.written |= {write.attribute for write in effects.writes}
+        for (place, name), path, where in effects.read:
             seen, value = self.values.setdefault((place, name), []), dict(now[place]).get(name)
             if value in seen or (isinstance(value, Held) and (place, name) not in graph.fixed):
                 continue

@@ -14,13 +14,13 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import versions_of
 from fxshard._torch_compat.hooks import BACKWARD, BACKWARD_PRE, Hook, global_hooks, has_gradient_hooks, hooks_of
 from fxshard.errors import RunError
-from fxshard.left import Left
 from fxshard.passes.hooks import described
 from fxshard.passes.tapped import tap_name
 from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
 from fxshard.program import ShardedProgram
 from fxshard.runtime.runner import Runner
 from fxshard.shapes import evaluate_all
+from fxshard.side_effects import SideEffects
 
 
 @dataclass(frozen=True)
@@ -146,18 +146,18 @@ def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Ta
 @dataclass(frozen=True)
 class HooksAfter:
     """What is done after a run of a program. ``calls``: of hooks, None for a program that returns what the model returns and no more;
-    ``left``: what the forward sets in attributes of ``modules``."""
+    ``side_effects``: what the forward sets in attributes of ``modules``."""
 
     calls: tuple[HookCall, ...] | None
     tapping: Tapping | None
-    left: Left | None
+    side_effects: SideEffects | None
     modules: tuple[nn.Module, ...]
     device: torch.device
 
     @property
     def fits(self) -> bool:
         """Whether the attributes that the forward counts or adds to are such still."""
-        return self.left is None or self.left.serves([vars(module) for module in self.modules])
+        return self.side_effects is None or self.side_effects.serves([vars(module) for module in self.modules])
 
     def taps(self) -> dict[str, torch.Tensor]:
         """Further inputs of the program, by name."""
@@ -171,9 +171,9 @@ class HooksAfter:
         found = program([*leaves, *taps] if taps else leaves)
         if self.tapping is not None:
             self.tapping.wait(taps)
-        if self.left is not None:
-            found, further = found if self.left.reads else (found, ())
-            self.left.settle(self.modules, further, sizes, self.device)
+        if self.side_effects is not None:
+            found, further = found if self.side_effects.reads else (found, ())
+            self.side_effects.settle(self.modules, further, sizes, self.device)
         if self.calls is None:
             return found
         outputs, given = found
@@ -184,4 +184,4 @@ class HooksAfter:
 
 def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:
     """For the hooks that hang on ``model`` now, which ``graph`` was traced with."""
-    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device), graph.left, tuple(model.modules()), device)
+    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device), graph.side_effects, tuple(model.modules()), device)

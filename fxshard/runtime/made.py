@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from fxshard._torch_compat import pytree
-from fxshard.left import Attribute
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.any_size import Shapes
 from fxshard.runtime.attributes import Attributes, differing
 from fxshard.runtime.called_hooks import HooksAfter, hooks_after
 from fxshard.runtime.module_state import Hooks, same_hooks
 from fxshard.runtime.runner import Runner
+from fxshard.side_effects import Attribute
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Made:
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.graph.left is not None:
-            self.unread.update(self.graph.left.unread)
+        if self.graph.side_effects is not None:
+            self.unread.update(self.graph.side_effects.unread)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
         return self.spec == spec and same_hooks(self.hooks, hooks) and self.after.fits and self.differing(now) <= self.unread
@@ -52,7 +52,7 @@ class Made:
         Of attributes that are ``written``, by calls or between them, that proves nothing: two values of a counter may do the same, and a
         third one not.
         """
-        if graph.left != self.graph.left:
+        if graph.side_effects != self.graph.side_effects:
             return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())
         if same_hooks(self.hooks, hooks):
             kept = {*written, *self.graph.fixed}

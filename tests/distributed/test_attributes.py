@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
 from fxshard.errors import PlanError, RunError
+from tests.distributed.logged import logged
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_hooks import close
 
@@ -155,12 +155,8 @@ class Assigned(nn.Module):
 
 def assigned() -> None:
     """A tensor that the user assigns is seen in the next call; a list that is read and changed is said."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fxshard").addHandler(handler)
-    model, reference = pair(Assigned)
-    logging.getLogger("fxshard").removeHandler(handler)
+    with logged() as said:
+        model, reference = pair(Assigned)
     assert any("changes Python objects (self.log)" in text for text in said)
     for value in (2.0, 3.0, 5.0):
         for m in (model, reference):

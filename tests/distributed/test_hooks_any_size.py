@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
+from tests.distributed.logged import logged
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_hooks import close
 
@@ -60,12 +60,8 @@ def any_rows() -> None:
 
 def computed_rows() -> None:
     """A size that is an expression of another stays static, which is said."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fxshard").addHandler(handler)
-    forward = called(Doubled, "inner", (8, 6))
-    logging.getLogger("fxshard").removeHandler(handler)
+    with logged() as said:
+        forward = called(Doubled, "inner", (8, 6))
     assert len(forward.programs) == 3 and not any(program.sizes for program in forward.programs)
     if torch.distributed.get_rank() == 0:
         assert any("sizes stay static: " in text and "of a size that is computed of others" in text for text in said), said

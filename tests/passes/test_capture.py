@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +16,7 @@ from fxshard.passes import trace as module
 from fxshard.passes.runner import Pass, PassRecord, run_passes
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph, source_line
+from tests.cycles import cycle
 
 
 class Net(nn.Module):
@@ -94,16 +94,6 @@ def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
         assert gc.get_threshold()[0] == own
     finally:
         gc.set_threshold(*before)
-
-
-class Node:
-    pass
-
-
-def cycle() -> weakref.ref[Node]:
-    node = Node()
-    node.itself = node  # type: ignore[attr-defined]
-    return weakref.ref(node)
 
 
 def test_what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:

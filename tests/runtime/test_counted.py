@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard
 
@@ -41,13 +39,6 @@ class Marks(nn.Module):
     def forward(self, x: torch.Tensor, clock: Clock) -> torch.Tensor:
         clock.marks["late"] += 1
         return x + clock.marks["late"]
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
 
 
 def parallelized(model: nn.Module, args: Any, mesh: DeviceMesh, **options: Any) -> Any:

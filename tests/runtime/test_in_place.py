@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard
 
@@ -63,13 +61,6 @@ WAYS: dict[str, tuple[Any, set[str]]] = {
     "what it was is read": (reads_before, {"args[0]"}),
     "it is returned": (given_back, {"args[0]"}),
 }
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
 
 
 def pairs() -> list[tuple[Tensor, Tensor]]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
@@ -51,13 +49,6 @@ class Writes(nn.Module):
     def forward(self, x: torch.Tensor, memory: Memory) -> Memory:
         memory.layers[0].keys[: x.shape[0]] = x
         return memory
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
 
 
 def parallelized(model: nn.Module, args: Any, mesh: DeviceMesh, **options: Any) -> Any:

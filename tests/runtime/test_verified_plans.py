@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard
 from fxshard.errors import PlanError
 from fxshard.passes import pipeline
 from fxshard.passes.pipeline import plan_graph
 from fxshard.sharding_plan import OpSpec
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
-
 
 ARGS = (torch.ones(4, 4),)
 OPTIONS: dict[str, Any] = {"train": False, "compiler": "eager", "cache": False}

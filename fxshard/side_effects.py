@@ -1,7 +1,8 @@
 """What a call leaves in attributes of a model's modules: numbers that it counts, tensors that it remembers.
 
-A graph computes tensors only. What a forward assigns to attributes is found when it is traced (``fxshard.passes.left``), and done for the
-module after each run of the program: tensors are outputs of it, whole numbers are expressions of what was there before and of sizes.
+A graph computes tensors only. What a forward assigns to attributes is found when it is traced (``fxshard.passes.side_effects``), and
+done for the module after each run of the program: tensors are outputs of it, whole numbers are expressions of what was there before and
+of sizes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Left:
+class SideEffects:
     """What a call leaves in attributes.
 
     ``values``: the values among ``writes`` that a run makes, by the numbers in their parts: places among the further outputs, or numbers.

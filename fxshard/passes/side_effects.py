@@ -1,9 +1,10 @@
-"""What a forward leaves in attributes of its modules, found while a model is traced, as ``fxshard.left`` describes it.
+"""What a forward leaves in attributes of its modules, found while a model is traced, as ``fxshard.side_effects`` describes it.
 
 Dynamo tells whether a forward changes anything. If so, a copy of the model runs on fakes, as Python, whose modules note which attributes
-are read before they are set (``fxshard.passes.noting``). What is set but not read first does not matter to the program. Whole numbers that
-are read first run once more as symbols: one of which nobody asked, and which no operator took, does not matter either, and what becomes of
-it is an expression. Any other is a part of what the trace takes for granted. Tensors that are left become further outputs of the graph.
+are read before they are set (``fxshard.passes.attribute_tracking``). What is set but not read first does not matter to the program.
+Whole numbers that are read first run once more as symbols: one of which nobody asked, and which no operator took, does not matter either,
+and what becomes of it is an expression. Any other is a part of what the trace takes for granted. Tensors that are left become further
+outputs of the graph.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
-from fxshard.left import Attribute, Left, Number, Write
 from fxshard.objects import LISTS, MAPPINGS, Node, Part, Step, Walk, is_openable
+from fxshard.passes.attribute_tracking import Noted, NotedDict, NotedList, noting
 from fxshard.passes.changes import own_changes, say_changes
-from fxshard.passes.noting import Noted, NotedDict, NotedList, noting
+from fxshard.passes.fake_model import Call
 from fxshard.passes.objects import FIXED
-from fxshard.passes.twin import Call
+from fxshard.side_effects import Attribute, Number, SideEffects, Write
 
 T = TypeVar("T")
 Marks = dict[Attribute, torch.SymInt]
 """Whole numbers that run as symbols."""
 
 
-class LeftBehind:
+class TracedSideEffects:
     """What the calls that are traced leave. ``written``: attributes that other calls set; ``changed``: what Dynamo saw changing;
     ``fixed``: tensors among the attributes whose values are in the graph."""
 
     def __init__(self, call: Call, observe: bool, written: Collection[Attribute]) -> None:
         self.call, self.observe, self.written = call, observe, frozenset(written)
         self.changed: tuple[str, ...] = ()
-        self.found: Left | None = None
+        self.found: SideEffects | None = None
         self.looked = False
         self.fixed = frozenset[Attribute]()
 
@@ -56,10 +57,10 @@ class LeftBehind:
 
     def around(self, root: nn.Module, model: nn.Module) -> nn.Module:
         """``root``, which calls ``model``, with what is left as a further result."""
-        return root if self.found is None or not self.found.reads else Leaving(root, [*model.modules()], self.found.reads)
+        return root if self.found is None or not self.found.reads else ReturningSideEffects(root, [*model.modules()], self.found.reads)
 
 
-class Leaving(nn.Module):
+class ReturningSideEffects(nn.Module):
     """A model that returns what it leaves in attributes beside its own result."""
 
     def __init__(self, model: nn.Module, modules: list[nn.Module], reads: Sequence[tuple[int, tuple[Step, ...]]]) -> None:
@@ -81,7 +82,7 @@ Followed = set[tuple[str, str]]
 """Attributes of which it is known what becomes of them: (module, name), by ``own_changes``."""
 
 
-def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]) -> tuple[Left | None, Followed]:
+def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]) -> tuple[SideEffects | None, Followed]:
     """(what a call leaves, of which attributes that is known); None for what does not run on fakes."""
     names = [name for name, _ in call.model.named_modules()]
     held = {(names.index(path), name) for path, name in containers if path in names}
@@ -114,10 +115,12 @@ def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: froze
     lines = {a: w.where for a, w in found.writes.items()}
     said = tuple((a, _path(names[a[0]], a[1]), lines.get(a, "")) for a in sorted(read))
     reads = tuple(reached for reached, v in zip(found.reached, found.values, strict=True) if isinstance(v, int))
-    left = Left(tuple(found.writes[a] for a in sorted(found.writes)), found.nodes, found.values, reads, frozenset(known - read), said)
+    writes = tuple(found.writes[a] for a in sorted(found.writes))
+    effects = SideEffects(writes, found.nodes, found.values, reads, frozenset(known - read), said)
     by_hooks = {(names[place], name) for place, name in these if (place, name) not in found.writes.keys() | found.refused}
     unclear = {place for place, _ in found.refused} | found.unexplained
-    return left, by_hooks | {(names[w.place], name) for w in left.writes for name in (w.name, *([""] if w.place not in unclear else ()))}
+    followed = {(names[w.place], name) for w in writes for name in (w.name, *([""] if w.place not in unclear else ()))}
+    return effects, by_hooks | followed
 
 
 def _path(module: str, name: str) -> str:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxshard._torch_compat import TorchDispatchMode, pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_settled, noted_guards
-from fxshard.left import Attribute
+from fxshard.side_effects import Attribute
 
 
 class Noted:
@@ -139,7 +139,7 @@ class NotedList(list[Any]):
         self.line = self.line or _line()
         super().extend(values)
 
-    def __iadd__(self, values: Any) -> NotedList:  # type: ignore[misc]
+    def __iadd__(self, values: Any) -> NotedList:  # type: ignore[misc]  # as list's own, whose stub narrows it
         self.line = self.line or _line()
         super().extend(values)
         return self

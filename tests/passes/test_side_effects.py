@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxshard.left import Left
 from fxshard.passes.trace import trace
 from fxshard.planning_graph import PlanningGraph
 from fxshard.shapes import DynamicDim
+from fxshard.side_effects import SideEffects
 
 X = torch.ones(4, 3)
 
@@ -33,17 +33,17 @@ def graph_of(body: Callable[[Any, Tensor], Tensor], *dims: DynamicDim, **options
     return trace(Net(body), (X,), train=False, dynamic=dims, observe=True, **options)
 
 
-def left_of(body: Callable[[Any, Tensor], Tensor], *dims: DynamicDim, **options: Any) -> Left:
-    left = graph_of(body, *dims, **options).left
-    assert left is not None
-    return left
+def effects_of(body: Callable[[Any, Tensor], Tensor], *dims: DynamicDim, **options: Any) -> SideEffects:
+    effects = graph_of(body, *dims, **options).side_effects
+    assert effects is not None
+    return effects
 
 
-def after(left: Left, *outputs: Tensor, **sizes: int) -> Net:
+def after(effects: SideEffects, *outputs: Tensor, **sizes: int) -> Net:
     """A module, whose k is 100, after a run of the program."""
     model = Net(lambda self, x: x)
     model.k = 100
-    left.settle([*model.modules()], outputs, sizes, torch.device("cpu"))
+    effects.settle([*model.modules()], outputs, sizes, torch.device("cpu"))
     return model
 
 
@@ -58,11 +58,11 @@ def counted(self: Any, x: Tensor) -> Tensor:
 
 
 def test_a_number_that_nothing_depends_on_is_an_expression_of_what_it_was() -> None:
-    left = left_of(counted)
-    assert names(left.unread) == {"k", "n"} and not left.read and not left.reads
-    model = after(left)
+    effects = effects_of(counted)
+    assert names(effects.unread) == {"k", "n"} and not effects.read and not effects.reads
+    model = after(effects)
     assert (model.k, model.n) == (102, 305)
-    assert left.serves([{"k": 3}]) and not left.serves([{"k": "three"}])
+    assert effects.serves([{"k": 3}]) and not effects.serves([{"k": "three"}])
 
 
 def in_an_operator(self: Any, x: Tensor) -> Tensor:
@@ -99,10 +99,10 @@ def in_a_list(self: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("body", [in_an_operator, in_a_branch, in_a_size, in_a_text, in_a_number, in_a_list])
 def test_a_number_that_something_depends_on_is_said_with_its_line(body: Callable[..., Tensor]) -> None:
-    left = left_of(body)
-    ((_, path, where),) = left.read
+    effects = effects_of(body)
+    ((_, path, where),) = effects.read
     assert path == "k" and where == f"{__file__}:{body.__code__.co_firstlineno + 1}"
-    assert "k" not in names(left.unread) and after(left).k == 6
+    assert "k" not in names(effects.unread) and after(effects).k == 6
 
 
 def remembered(self: Any, x: Tensor) -> Tensor:
@@ -116,11 +116,11 @@ def remembered(self: Any, x: Tensor) -> Tensor:
 
 def test_tensors_are_further_outputs_and_containers_are_added_to() -> None:
     graph = graph_of(remembered, DynamicDim("rows", (("args[0]", 0),), 4, 1, None))
-    left = graph.left
-    assert left is not None and len(graph.outputs) == 4
-    assert names(left.unread) == {"kept", "items", "table"} and [path for _, path, _ in left.read] == ["mode"]
-    values = {read: torch.full((), float(i)) for i, read in enumerate(left.reads)}
-    model = after(left, *values.values(), rows=9)
+    effects = graph.side_effects
+    assert effects is not None and len(graph.outputs) == 4
+    assert names(effects.unread) == {"kept", "items", "table"} and [path for _, path, _ in effects.read] == ["mode"]
+    values = {read: torch.full((), float(i)) for i, read in enumerate(effects.reads)}
+    model = after(effects, *values.values(), rows=9)
     assert model.kept == (values[0, (("attr", "kept"), ("item", 0))], 9, "new") and model.mode == "old"
     assert model.items == [7, values[0, (("attr", "items"), ("item", -1))]]
     assert model.table == {"a": 1, "b": values[0, (("attr", "table"), ("item", "b"))]}
@@ -133,7 +133,7 @@ def looked_into(self: Any, x: Tensor) -> Tensor:
 
 def test_a_list_that_is_looked_into_is_left_as_it_was_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
-        assert not left_of(looked_into).writes
+        assert not effects_of(looked_into).writes
     assert "changes Python objects (self.items); what is sharded leaves them" in caplog.text
 
 
@@ -142,12 +142,12 @@ def test_what_other_calls_set_is_asked_too() -> None:
         return self.up(x) * self.k
 
     written = {(0, "k"), (0, "n")}
-    left = left_of(reads, written=written)
-    assert not left.writes and names(left.unread) == {"n"} and [a for a, *_ in left.read] == [(0, "k")]
-    assert graph_of(reads).left is None
+    effects = effects_of(reads, written=written)
+    assert not effects.writes and names(effects.unread) == {"n"} and [a for a, *_ in effects.read] == [(0, "k")]
+    assert graph_of(reads).side_effects is None
 
 
 def test_a_plan_is_of_the_model_alone_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         graph = trace(Net(remembered), (X,), train=False)
-    assert graph.left is None and len(graph.outputs) == 1 and "keep what a forward counts" in caplog.text
+    assert graph.side_effects is None and len(graph.outputs) == 1 and "keep what a forward counts" in caplog.text
