@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fxshard._torch_compat.symbols import expression, is_symbolic
+
 
 @dataclass
 class Traced:
@@ -133,15 +135,16 @@ def _given(tx: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[Any]]:
     return (look, same, tuple(_meta(n.meta["example_value"]) for n in nodes), _state(tx), _changes(tx)), tensors
 
 
-def _look(value: Any, tensors: list[Any]) -> Hashable:
-    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, ListVariable, TensorVariable, TupleVariable
+def _look(value: Any, tensors: list[Any], numbers: bool = True) -> Hashable:
+    """The structure of arguments or results, whose tensors are added to ``tensors``; ``numbers``: whether symbols may stand for some."""
+    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, ListVariable, SymNodeVariable, TensorVariable, TupleVariable
 
     if isinstance(value, LazyVariableTracker):
         value = value.realize()
     if isinstance(value, (list, tuple)):
-        return tuple(_look(v, tensors) for v in value)
+        return tuple(_look(v, tensors, numbers) for v in value)
     if isinstance(value, dict):
-        return tuple((k, _look(v, tensors)) for k, v in value.items())
+        return tuple((k, _look(v, tensors, numbers)) for k, v in value.items())
     if type(value) is TensorVariable:
         if type(value.as_proxy().node.meta.get("example_value")) is not _fake():
             raise Unlike("it takes a tensor of a special kind")
@@ -149,8 +152,10 @@ def _look(value: Any, tensors: list[Any]) -> Hashable:
         return "tensor"
     if isinstance(value, ConstantVariable):
         return type(value.value), repr(value.value)
+    if type(value) is SymNodeVariable and numbers:  # the same number, so that what the first call reads of it will do
+        return "symbol", expression(value.as_proxy().node.meta["example_value"])
     if type(value) in (ListVariable, TupleVariable):
-        return type(value), tuple(_look(v, tensors) for v in value.items)
+        return type(value), tuple(_look(v, tensors, numbers) for v in value.items)
     raise Unlike(f"it takes or returns {value.python_type_name()}")
 
 
@@ -162,10 +167,11 @@ def _fake() -> type:
 
 
 def _meta(value: torch.Tensor) -> Hashable:
-    if any(type(s) is not int for s in (*value.shape, *value.stride(), value.storage_offset())):
-        raise Unlike("it takes or returns a tensor with symbolic sizes")
-    view = value._is_view() if value.layout == torch.strided else False
-    return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.layout, value.requires_grad, value.is_leaf, view)
+    """What a tensor looks like, sizes by their expressions: to ask whether two symbols are equal would note a guard."""
+    strided = value.layout == torch.strided
+    numbers = (*value.shape, *value.stride(), value.storage_offset()) if strided else value.shape
+    sizes = tuple(expression(n) if is_symbolic(n) else n for n in numbers)
+    return sizes, value.dtype, value.layout, value.requires_grad, value.is_leaf, strided and value._is_view()
 
 
 def _state(tx: Any) -> Hashable:
@@ -218,10 +224,8 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
     if self.source is None:
         raise Unlike("Dynamo does not know where it comes from")
     outputs: list[Any] = []
-    look = _look([result], outputs)
+    look = _look([result], outputs, numbers=False)
     metas = [o.as_proxy().node.meta["example_value"] for o in outputs]
-    for value in metas:
-        _meta(value)
     try:
         condition = build_reuse_condition(tx, InputFingerprint([(InputTag.MODULE, self)], [self.source]), sources)
     except Exception as error:

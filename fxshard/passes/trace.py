@@ -197,6 +197,7 @@ def _capture(
         flat = given
     layers.label(captured)
     joint = joint_graph(captured, flat, train, spelled)
+    fold_sizes(joint)
     layers.unroll(joint)
     return joint, names, out_spec
 

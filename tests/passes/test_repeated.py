@@ -86,7 +86,9 @@ def everything(graph: PlanningGraph) -> list[Any]:
     """What a graph says, the modules that its nodes come from included."""
     modules = [[[path for path, _ in (n.meta.get(stack) or {}).values()] for stack in STACKS] for n in graph.nodes]
     ends = graph.inputs, graph.outputs, graph.returned, graph.aliases, graph.unreduced
-    return [graph.hash, ends, graph.lines, modules, [sorted(n.meta.get("custom") or {}) for n in graph.nodes]]
+    family = graph.family
+    sizes = [] if family is None else [str(family.guards), [str((n.args, n.meta["val"])) for n in family.module.graph.nodes if n.op != "output"]]
+    return [graph.hash, ends, graph.lines, modules, [sorted(n.meta.get("custom") or {}) for n in graph.nodes], sizes]
 
 
 def checked(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> PlanningGraph:
