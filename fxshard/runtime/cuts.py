@@ -12,14 +12,15 @@ from fxshard._torch_compat import OpOverload, schema_of
 from fxshard.planning_graph import FREE, is_getitem
 from fxshard.program import is_collective, is_wait
 from fxshard.runtime.repeats import Run
+from fxshard.runtime.size_nodes import bytes_at_example, values_read
 
 JOINED = {"prims.convert_element_type.default", "aten.clone.default", "prims.iota.default"}
 """Further operators that Inductor computes in one kernel with others."""
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the call only relabels the memory of the one node that it reads; entries of such a call's list among them."""
-    if node.op != "call_function" or len(node.all_input_nodes) != 1 or is_wait(node):
+    """Whether the call only relabels the memory of the one value that it reads; entries of such a call's list among them."""
+    if node.op != "call_function" or len(values_read(node)) != 1 or is_wait(node):
         return False
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
@@ -83,7 +84,7 @@ class Cuts:
             if not isinstance(value, torch.Tensor):
                 _pass(changes[0], i, [place[u] for u in readers], 1)
             elif near:
-                _pass(changes[1], i, [place[u] for u in near], value.numel() * value.element_size())
+                _pass(changes[1], i, [place[u] for u in near], bytes_at_example(value))
             _pass(changes[2], i, [place[u] for u in readers], 1)
         self._costs, self._codes = changes.cumsum(axis=1), codes
 

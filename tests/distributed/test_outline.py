@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 import fxshard
 from examples.llama import Llama
@@ -27,6 +28,10 @@ TENSOR = {
     "layers.*.feed_forward.w2.weight": "S(1)",
 }
 LAYERS = 8
+
+
+SIZES = [(4, 16), (8, 12), (6, 9), (3, 7), (1, 5), (16, 32)]
+"""Of the batch and of a sequence: those that two ranks cut evenly, and others."""
 
 
 def stepped(model: nn.Module, args: tuple[Tensor, ...], **options: Any) -> tuple[list[Tensor], list[tuple[int, ...]]]:
@@ -94,4 +99,35 @@ def gpt2_with_dropout_as_eager() -> None:
     alike(found, stepped(*gpt2(0.1), input_layouts="S(0)", compiler="eager")[0])
 
 
-found, test_two_ranks = two_ranks(llama_by_rows, llama_by_weights, gpt2_by_rows, gpt2_with_dropout_as_eager)
+def any_size(**options: Any) -> None:
+    """At each of the sizes loss and gradients of one device; forward and backward of a program for all sizes are compiled by layer."""
+    model, args = llama()
+    whole, calls = copy.deepcopy(model), list[tuple[int, ...]]()
+    batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
+    shapes = ({0: batch, 1: seq}, {0: batch, 1: seq})
+    with mock.patch.object(compile, "outline", side_effect=lambda module: calls.append(outline(module))):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        sharded: Any = fxshard.parallelize(model, args, mesh, cache=False, dynamic_shapes=shapes, **options)
+        for rows, length in SIZES:
+            tokens = tuple(torch.randint(0, 256, (2, rows, length)))
+            results = []
+            for one in (sharded, whole):
+                one.zero_grad()
+                loss = one(*tokens)
+                loss.backward()
+                grads = [p.grad for p in one.parameters()]
+                results.append([loss.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in grads)])
+            alike(*results)
+    assert len(sharded.forward.programs) <= 2
+    assert len(calls) >= 4 and all(max(c, default=0) >= LAYERS // 2 for c in calls), calls
+
+
+def llama_of_any_size_by_rows() -> None:
+    any_size(input_layouts={"args[0]": "S(0)", "args[1]": "S(0)"})
+
+
+def llama_of_any_size_by_weights() -> None:
+    any_size(pins=TENSOR)
+
+
+found, test_two_ranks = two_ranks(llama_of_any_size_by_rows, llama_of_any_size_by_weights, llama_by_rows, llama_by_weights, gpt2_by_rows, gpt2_with_dropout_as_eager)
