@@ -22,6 +22,7 @@ from fxshard.mesh import parse_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass
 from fxshard.passes.trace import fake_copy, fake_tensor
+from fxshard.shapes import dynamic_dims
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,14 @@ class Measured:
     hash: str = ""
 
 
-def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False) -> Measured:
-    """fxshard's passes from the model to a verified plan, and those that make a program of it."""
+def ours(
+    model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, shapes: Any = None
+) -> Measured:
+    """fxshard's passes from the model to a verified plan, and those that make a program of it. ``shapes``: the dims that are dynamic."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)
-    state = Compilation(parse_mesh(mesh, hardware), Request(module, args, kwargs, time_limit=time_limit))
+    dims = dynamic_dims(module, args, kwargs, shapes)
+    state = Compilation(parse_mesh(mesh, hardware), Request(module, args, kwargs, time_limit=time_limit, dynamic=dims))
     stages: list[Stage] = []
     state = _run(PLANNING, state, stages)
     assert state.plan is not None

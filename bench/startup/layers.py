@@ -2,8 +2,8 @@
 
 Seconds from a Llama 3 8B on meta to a lowered program with all passes run, on a mesh of 8x8; and seconds that Inductor takes to compile the
 local graphs of one rank of two for small layers (width 64), with empty caches. On a machine with other work the processor's seconds
-tell more than the clock's; those of Inductor count the C++ compiler's too. ``--no-compile`` leaves Inductor out; ``--runs`` takes the
-fastest of so many runs.
+tell more than the clock's; those of Inductor count the C++ compiler's too. ``--no-compile`` leaves Inductor out; ``--dynamic`` makes
+batch and length symbols; ``--runs`` takes the fastest of so many runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 from tabulate import tabulate
@@ -40,11 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, nargs=2, default=(FEW, MANY), metavar=("FEW", "MANY"))
     parser.add_argument("--mesh", default="dp=8,tp=8")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--runs", type=int, default=1)
     chosen = parser.parse_args(arguments)
-    rows = [_row("trace, plan, lower", chosen.runs, *((planned, n, chosen.mesh) for n in chosen.layers))]
+    rows = [_row("trace, plan, lower", chosen.runs, *((planned, n, chosen.mesh, chosen.dynamic) for n in chosen.layers))]
     if not chosen.no_compile:
-        rows.append(_row("compile by Inductor", chosen.runs, *((compiled, n) for n in chosen.layers)))
+        rows.append(_row("compile by Inductor", chosen.runs, *((compiled, n, chosen.dynamic) for n in chosen.layers)))
     few, many = chosen.layers
     print(
         tabulate(
@@ -70,15 +72,23 @@ def _apart(job: Callable[..., Took], *given: object) -> Took:
             return pool.submit(job, *given).result()
 
 
-def planned(layers: int, mesh: str) -> Took:
+def shapes(dynamic: bool) -> Any:
+    """Batch and length of tokens and targets as symbols; None where sizes are numbers."""
+    import torch
+
+    batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
+    return ({0: batch, 1: seq}, {0: batch, 1: seq}) if dynamic else None
+
+
+def planned(layers: int, mesh: str, dynamic: bool) -> Took:
     """From the model to a program, pass by pass."""
     from bench.planning import measure
 
-    measured = measure.ours("llama", layers, mesh, "h100", None, True)
+    measured = measure.ours("llama", layers, mesh, "h100", None, True, shapes(dynamic))
     return Took(sum(s.wall for s in measured.stages), sum(s.cpu for s in measured.stages), measured.gap)
 
 
-def compiled(layers: int) -> Took:
+def compiled(layers: int, dynamic: bool) -> Took:
     """Inductor on the two graphs of a rank; torch's ``fake`` process group stands for the other one."""
     import torch
     import torch.distributed as dist
@@ -93,8 +103,8 @@ def compiled(layers: int) -> Took:
     dist.init_process_group("fake", rank=0, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
     model, tokens = Llama.small(layers=layers), torch.zeros(4, 16, dtype=torch.int64)
-    plan = fxshard.plan(model, (tokens, tokens), mesh)
-    bound = bind(fxshard.lower(model, (tokens, tokens), plan), mesh)
+    plan = fxshard.plan(model, (tokens, tokens), mesh, dynamic_shapes=shapes(dynamic))
+    bound = bind(fxshard.lower(model, (tokens, tokens), plan, dynamic_shapes=shapes(dynamic)), mesh)
     start, before = time.perf_counter(), os.times()
     compile_program(bound)
     wall, after = time.perf_counter() - start, os.times()

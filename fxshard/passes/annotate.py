@@ -118,10 +118,14 @@ def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> An
 
 
 def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple[OpSpec, ...]]) -> None:
-    """Of ``specs`` only what is among ``others``."""
+    """Of ``specs`` only what is among ``others``. Calls that are alike share their specs, and do after it."""
+    known: dict[tuple[int, int], tuple[tuple[OpSpec, ...], ...]] = {}
     for name in specs.keys() & others.keys():
-        legal = set(others[name])
-        specs[name] = tuple(spec for spec in specs[name] if spec in legal)
+        mine, theirs = specs[name], others[name]
+        if (id(mine), id(theirs)) not in known:
+            legal = set(theirs)
+            known[id(mine), id(theirs)] = mine, theirs, tuple(spec for spec in mine if spec in legal)
+        specs[name] = known[id(mine), id(theirs)][-1]
 
 
 def _at_all_sizes(
