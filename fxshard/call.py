@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, hint_of, is_symbolic
+from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, expression, hint_of, is_symbolic
 from fxshard.planning_graph import PlanningGraph, is_tensor, operands, outputs_of, plain_shape, planned_nodes
 from fxshard.targets import name_of
 
@@ -82,7 +82,11 @@ class Call:
 KNOWN = 50_000
 """Calls that are kept."""
 
+KNOWN_SYMBOLIC = 2_000
+"""Of these with symbols, which keep all that is known of their symbols alive."""
+
 _KNOWN: dict[Hashable, Call] = {}
+_KNOWN_SYMBOLIC: dict[Hashable, Call] = {}
 
 
 def call_of(node: fx.Node) -> Call:
@@ -94,11 +98,22 @@ def call_of(node: fx.Node) -> Call:
         look = name_of(node.target), _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
         known = _KNOWN.get(look)
     except TypeError:  # symbolic sizes, or a node that is no tensor
-        return _call_of(node)
+        return _symbolic_call(node)
     if known is None:
         known = _KNOWN[look] = _call_of(node)
         if len(_KNOWN) > KNOWN:
             _KNOWN.pop(next(iter(_KNOWN)))
+    return known
+
+
+def _symbolic_call(node: fx.Node) -> Call:
+    """The same where expressions stand for sizes: those of one ShapeEnv, for others have symbols of these names."""
+    look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
+    known = _KNOWN_SYMBOLIC.get(look)
+    if known is None:
+        known = _KNOWN_SYMBOLIC[look] = _call_of(node)
+        if len(_KNOWN_SYMBOLIC) > KNOWN_SYMBOLIC:
+            _KNOWN_SYMBOLIC.pop(next(iter(_KNOWN_SYMBOLIC)))
     return known
 
 
@@ -148,6 +163,21 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple((name, _look(item)) for name, item in value.items())
     return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+
+
+def _symbolic_look(value: Any) -> Hashable:
+    """``_look`` with expressions for numbers that symbols stand for, and the ShapeEnv that they are of; other nodes are themselves."""
+    if is_symbolic(value):
+        return value.node.shape_env, expression(value)
+    if isinstance(value, fx.Node):
+        return _symbolic_look(value.meta["val"]) if is_tensor(value) else value
+    if isinstance(value, torch.Tensor):
+        return tuple(map(_symbolic_look, value.shape)), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_symbolic_look, value))
+    if isinstance(value, dict):
+        return tuple((name, _symbolic_look(item)) for name, item in value.items())
+    return _look(value)
 
 
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
+from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic, is_unknown
 from fxshard.shapes import GraphFamily
 from fxshard.side_effects import Attribute, SideEffects
 from fxshard.targets import kept, name_of
@@ -239,7 +238,7 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if are_numbers(sizes):
         return sizes
-    return tuple(size if isinstance(size, int) else UNKNOWN if free_unbacked_symbols(size) else size for size in sizes)
+    return tuple(size if isinstance(size, int) else UNKNOWN if is_unknown(size) else size for size in sizes)
 
 
 def example_shape(shape: Iterable[Any]) -> tuple[int, ...]:
@@ -277,7 +276,7 @@ def run_time_cause(node: fx.Node) -> str:
         return "it reads a tensor whose size only running tells"
     if by_values or any(map(_has_unknown_size, given)):
         return "it gives a tensor whose size only running tells"
-    return "it reads or gives a number that only running tells" if any(map(_is_unknown_number, (*given, *taken))) else ""
+    return "it reads or gives a number that only running tells" if any(map(is_unknown, (*given, *taken))) else ""
 
 
 @kept
@@ -294,10 +293,6 @@ def _is_known(value: Any) -> bool:
 
 def _has_unknown_size(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and UNKNOWN in plain_shape(value.shape)
-
-
-def _is_unknown_number(value: Any) -> bool:
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(value))
 
 
 def _describe(node: fx.Node) -> list[Any]:

@@ -45,9 +45,7 @@ class Measured:
     hash: str = ""
 
 
-def ours(
-    model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, shapes: Any = None
-) -> Measured:
+def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, shapes: Any = None) -> Measured:
     """fxshard's passes from the model to a verified plan, and those that make a program of it. ``shapes``: the dims that are dynamic."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.symbols import expression, is_symbolic
+from fxshard._torch_compat.symbols import expression, plain
 
 
 @dataclass
@@ -170,7 +170,7 @@ def _meta(value: torch.Tensor) -> Hashable:
     """What a tensor looks like, sizes by their expressions: to ask whether two symbols are equal would note a guard."""
     strided = value.layout == torch.strided
     numbers = (*value.shape, *value.stride(), value.storage_offset()) if strided else value.shape
-    sizes = tuple(expression(n) if is_symbolic(n) else n for n in numbers)
+    sizes = tuple(map(plain, numbers))
     return sizes, value.dtype, value.layout, value.requires_grad, value.is_leaf, strided and value._is_view()
 
 

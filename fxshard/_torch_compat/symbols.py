@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -240,12 +241,27 @@ def are_numbers(sizes: Iterable[Any]) -> bool:
 
 def is_symbolic(value: Any) -> bool:
     """Whether a number is an expression of symbols whose values an example gives (not one that only running tells)."""
-    return isinstance(value, SYMBOLIC) and not free_unbacked_symbols(value)
+    return isinstance(value, SYMBOLIC) and not _is_unknown(value.node.expr)
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a number is one that only running tells."""
+    return isinstance(value, SYMBOLIC) and _is_unknown(value.node.expr)
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_unknown(expr: sympy.Basic) -> bool:
+    return bool(free_unbacked_symbols(expr))
 
 
 def expression(value: Any) -> sympy.Basic:
     """The expression behind a SymInt, SymFloat or SymBool, with what is known of its symbols put in."""
     return value.node.expr
+
+
+def plain(value: Any) -> Any:
+    """A number, or the expression behind a symbolic one, which unlike it is compared without asking anything of its symbols."""
+    return expression(value) if is_symbolic(value) else value
 
 
 def hint_of(value: Any) -> Any:

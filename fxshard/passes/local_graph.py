@@ -13,7 +13,7 @@ from torch import fx
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
 from fxshard._torch_compat.nodes import new_node
-from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
+from fxshard._torch_compat.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.emitted import Emitted
@@ -61,7 +61,7 @@ class Values:
         """Shape, strides and dtype, worked out once of each tensor."""
         found = self._looks.get(id(value))
         if found is None:
-            found = self._looks[id(value)] = value, (tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype)
+            found = self._looks[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
             _bound(self._looks)
         return found[1]
 
@@ -80,7 +80,7 @@ class Values:
             return self.look(value)
         if isinstance(value, (list, tuple)):
             return tuple(map(self._key, value))
-        return type(value), _size(value)
+        return type(value), plain(value)
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
         """The value of a call on nodes whose values are meta tensors or fakes."""
@@ -166,11 +166,6 @@ def _bound(cache: dict[Any, Any]) -> None:
         cache.pop(next(iter(cache)))
 
 
-def _size(value: Any) -> Any:
-    """A symbolic number as its expression, which unlike it can be compared without asking anything of its symbols."""
-    return expression(value) if is_symbolic(value) else value
-
-
 def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
     """A new node; a call without a ``name`` gets that of its target."""
     return new_node(graph, op, target, args, kwargs, _begun(target) if name is None and op == "call_function" else name)
@@ -188,6 +183,7 @@ class LocalGraph:
 
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
         self.mesh, self.coordinate, self.known = mesh, coordinate, known
+        self._local_shapes: dict[Hashable, tuple[int, ...]] = {}
         self.graph = fx.Graph()
         self.turn = 0
         self.origin = None
@@ -235,11 +231,8 @@ class LocalGraph:
     def once(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
         """What ``make`` emits and returns, nodes and tuples of nodes; where that was made before for ``key``, it is emitted again.
 
-        It must follow from ``key``, which may hold ids of ``objects``, and from shapes, strides and dtypes of the ``operands``. Where sizes
-        are symbols everything is made anew.
+        It must follow from ``key``, which may hold ids of ``objects``, and from shapes, strides and dtypes of the ``operands``.
         """
-        if self.known is not NUMBERS:
-            return make()
         same = tuple(map(operands.index, operands)) if len(set(operands)) < len(operands) else None
         place = key, same, *(self.known.look(n.meta["val"]) for n in operands)
         found = self._emitted.get(place)
@@ -285,7 +278,7 @@ class LocalGraph:
         """Global index at which this rank's piece starts when a dim of ``size`` is cut over ``axes``; 0 where it is whole."""
         if not axes:
             return 0
-        key = (_size(size), axes)
+        key = (plain(size), axes)
         if key not in self._offsets:
             total: Any = None
             with self._noting(None):
@@ -308,7 +301,13 @@ class LocalGraph:
         return plain_shape(node.meta["val"].shape)
 
     def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-        return local_shape(shape, layout, self.mesh.shape, self.coordinate)
+        """Of this rank's shard; of symbolic sizes worked out once."""
+        if are_numbers(shape):
+            return local_shape(shape, layout, self.mesh.shape, self.coordinate)
+        key = tuple(map(plain, shape)), layout
+        if key not in self._local_shapes:
+            self._local_shapes[key] = local_shape(shape, layout, self.mesh.shape, self.coordinate)
+        return self._local_shapes[key]
 
     def _at_top(self, target: Any, *args: Any) -> fx.Node:
         """Behind the placeholders, so that every later node may use it."""

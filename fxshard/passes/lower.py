@@ -19,7 +19,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, oblivious, surely
+from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, oblivious, plain, surely
 from fxshard.call import Call, calls_of
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, indexes, is_emptied
@@ -266,7 +266,7 @@ class _Lowering:
         entry, shape = self.plan.redistributions[index], _shape(operand)
         x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
         steps = partial(self._steps, x, entry, shape)
-        made = self.local.once((entry.source, entry.steps, shape), None, [x], steps) if are_numbers(shape) else steps()
+        made = self.local.once((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
         for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):
             if collective is not None:
                 self._record(collective, entry, shape, index, number, step, layout)
@@ -318,7 +318,7 @@ class _Lowering:
         else:
             call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
-            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted) if call.is_hashable else emitted()
+            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted)
         if outputs_of(node):
             self._keep(node, spec, results)
         else:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput, pytree
-from fxshard._torch_compat.symbols import expression, is_symbolic
+from fxshard._torch_compat.symbols import plain
 from fxshard.passes.draws import NUMBERED
 from fxshard.passes.local_graph import added
 from fxshard.passes.shorten import KEPT, LABEL, RETURNED, Label, NotAlike, Row, Shortened, renamed_meta
@@ -319,11 +319,8 @@ def _about(desc: Any) -> Any:
 
 def _look(node: fx.Node) -> list[Any]:
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    return [(_said(v.shape), v.dtype, v.layout, _said(v.stride()) if v.layout == torch.strided else None) for v in values]
-
-
-def _said(sizes: Sequence[Any]) -> list[Any]:
-    return [expression(size) if is_symbolic(size) else size for size in sizes]
+    strides = [tuple(map(plain, v.stride())) if v.layout == torch.strided else None for v in values]
+    return [(tuple(map(plain, v.shape)), v.dtype, v.layout, stride) for v, stride in zip(values, strides, strict=True)]
 
 
 def _unnumbered(node: fx.Node) -> tuple[Any, ...]:

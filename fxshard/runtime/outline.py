@@ -23,6 +23,7 @@ from torch import fx
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH, takes_subgraphs
+from fxshard._torch_compat.symbols import plain
 from fxshard.planning_graph import is_getitem
 from fxshard.runtime.cuts import Cuts, is_view, leaves, stays
 from fxshard.runtime.repeats import coded, find_runs
@@ -30,7 +31,6 @@ from fxshard.runtime.size_nodes import (
     is_number,
     numbers_of,
     only_of_numbers,
-    plain,
     symbols_given,
     symbols_in,
     values_read,

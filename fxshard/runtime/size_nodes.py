@@ -5,7 +5,7 @@ Nothing here compares symbols: to ask whether two sizes are equal would be a gua
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, plain
 
 
 def is_number(node: fx.Node) -> bool:
@@ -24,11 +24,6 @@ def is_number(node: fx.Node) -> bool:
 def values_read(node: fx.Node) -> list[fx.Node]:
     """What a call reads but for numbers, each once."""
     return [n for n in node.all_input_nodes if not is_number(n)]
-
-
-def plain(number: Any) -> Hashable:
-    """A number, or the expression behind a symbolic one."""
-    return expression(number) if is_symbolic(number) else number
 
 
 def numbers_of(value: torch.Tensor) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of
+from fxshard._torch_compat.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of, plain
 from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
 
@@ -77,30 +77,39 @@ def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Bas
             known[expr] = make(expr, hint_of(value))
         return known[expr]
 
-    def plain(value: Any) -> Any:
+    def number_at(value: Any) -> Any:
         return number(value) if isinstance(value, SYMBOLIC) else value
 
     def tensor(value: torch.Tensor) -> torch.Tensor:
         if value.layout != torch.strided:
             return value
-        shape, strides = [plain(s) for s in value.shape], [plain(s) for s in value.stride()]
-        key = (tuple(map(_key, value.shape)), tuple(map(_key, value.stride())), value.dtype)
+        shape, strides = [number_at(s) for s in value.shape], [number_at(s) for s in value.stride()]
+        key = (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
         if key not in tensors:
             with mode:
                 tensors[key] = torch.empty_strided(shape, strides, dtype=value.dtype)
         return tensors[key]
 
     def made(value: Any) -> Any:
-        return tensor(value) if isinstance(value, FakeTensor) else plain(value)
+        return tensor(value) if isinstance(value, FakeTensor) else number_at(value)
+
+    def value_at(value: Any) -> Any:
+        return made(value) if isinstance(value, FakeTensor) else pytree.tree_map(made, value)
 
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-        copy.args, copy.kwargs = pytree.tree_map(plain, (copy.args, copy.kwargs))
-        copy.meta = {**node.meta, **({"val": pytree.tree_map(made, node.meta["val"])} if "val" in node.meta else {})}
+        if _has_symbols(node.args) or _has_symbols(node.kwargs):
+            copy.args, copy.kwargs = pytree.tree_map(number_at, (copy.args, copy.kwargs))
+        copy.meta = {**node.meta, **({"val": value_at(node.meta["val"])} if "val" in node.meta else {})}
     return fx.GraphModule(module, graph)
 
 
-def _key(size: Any) -> Any:
-    return expression(size) if isinstance(size, SYMBOLIC) else size
+def _has_symbols(argument: Any) -> bool:
+    """Asked of every node, so without pytree."""
+    if isinstance(argument, (tuple, list)):
+        return any(map(_has_symbols, argument))
+    if isinstance(argument, dict):
+        return any(map(_has_symbols, argument.values()))
+    return isinstance(argument, (*SYMBOLIC, slice))

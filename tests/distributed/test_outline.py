@@ -130,4 +130,5 @@ def llama_of_any_size_by_weights() -> None:
     any_size(pins=TENSOR)
 
 
-found, test_two_ranks = two_ranks(llama_of_any_size_by_rows, llama_of_any_size_by_weights, llama_by_rows, llama_by_weights, gpt2_by_rows, gpt2_with_dropout_as_eager)
+ANY_SIZE = llama_of_any_size_by_rows, llama_of_any_size_by_weights
+found, test_two_ranks = two_ranks(*ANY_SIZE, llama_by_rows, llama_by_weights, gpt2_by_rows, gpt2_with_dropout_as_eager)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from passes.any_size import traced
 from torch import fx, nn
 from zoo import gpt2, llama
 
@@ -16,6 +17,7 @@ from fxshard.passes.local_graph import LocalGraph
 from fxshard.passes.lower import lower
 from fxshard.passes.trace import trace
 from fxshard.program import ShardedProgram
+from fxshard.shapes import DynamicDim
 from fxshard.testing.random_plan import random_graph_plan
 
 
@@ -35,7 +37,7 @@ def nodes_of(program: ShardedProgram) -> list[Any]:
 def _described(node: fx.Node) -> tuple[Any, ...]:
     value, meta = node.meta.get("val"), {k: v for k, v in node.meta.items() if k != "val"}
     several = value if isinstance(value, (tuple, list)) else [] if value is None else [value]
-    values = [(v.shape, v.stride(), v.dtype, str(v.device)) if isinstance(v, torch.Tensor) else v for v in several]
+    values = [(str(v.shape), str(v.stride()), v.dtype, str(v.device)) if isinstance(v, torch.Tensor) else str(v) for v in several]
     return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), [u.name for u in node.users], values, meta
 
 
@@ -54,12 +56,16 @@ class Normed(nn.Module):
         return self.other(self.one(x))
 
 
+ROWS = (DynamicDim("rows", (("args[0]", 0), ("args[1]", 0)), 4, uneven=True),)
 CASES: dict[str, Callable[[], Annotated]] = {
     "llama": lambda: annotate(trace(*llama()), parse_mesh("dp=2,tp=2")),
     "uneven": lambda: annotate(trace(*llama(5)), parse_mesh("dp=2,tp=2")),
     "gpt2": lambda: annotate(trace(*gpt2(vocabulary=64)), parse_mesh("a=3")),
     "masked": lambda: annotate(trace(Normed(), (torch.randn(4, 4, 9),)), parse_mesh("a=2")),
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
+    "llama of any size": lambda: annotate(traced("llama", 12, 12)[1], parse_mesh("dp=2,tp=2")),
+    "llama of any size, odd ones too": lambda: annotate(traced("llama", 12, 12, uneven=True)[1], parse_mesh("a=3")),
+    "typed, of any size": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic=ROWS), parse_mesh("a=2,b=2")),
 }
 
 
@@ -73,6 +79,7 @@ def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPat
         by_itself = lower(annotated.graph, plan)
         assert nodes_of(program) == nodes_of(by_itself)
         assert program.collectives == by_itself.collectives
+        assert list(map(str, program.guards)) == list(map(str, by_itself.guards))
 
 
 def test_a_second_layer_asks_no_local_form_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ def everything(graph: PlanningGraph) -> list[Any]:
     modules = [[[path for path, _ in (n.meta.get(stack) or {}).values()] for stack in STACKS] for n in graph.nodes]
     ends = graph.inputs, graph.outputs, graph.returned, graph.aliases, graph.unreduced
     family = graph.family
-    sizes = [] if family is None else [str(family.guards), [str((n.args, n.meta["val"])) for n in family.module.graph.nodes if n.op != "output"]]
+    of_all_sizes = [] if family is None else [n for n in family.module.graph.nodes if n.op != "output"]
+    sizes = [str(family and family.guards), *(str((n.args, n.meta["val"])) for n in of_all_sizes)]
     return [graph.hash, ends, graph.lines, modules, [sorted(n.meta.get("custom") or {}) for n in graph.nodes], sizes]
 
 
