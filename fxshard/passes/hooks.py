@@ -34,13 +34,12 @@ from fxshard._torch_compat.hooks import (
 )
 from fxshard.errors import FxshardError, TraceError
 from fxshard.passes.assigned import ASSIGNED, names_of_modules
+from fxshard.passes.changes import OF_TORCH
 from fxshard.passes.tapped import TAPS, Taps
 from fxshard.planning_graph import Watched
 
 log = logging.getLogger("fxshard")
 T = TypeVar("T")
-OF_TORCH = "torch.nn.utils."
-"""torch's own hooks (weight_norm, spectral_norm, prune) write attributes that the forward reads: the graph is all that they do."""
 REMEDY_BACKWARD = (
     "register_full_backward_hook on a submodule, or after parallelize on the module itself, whose hooks run around the program"
 )

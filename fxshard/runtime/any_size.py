@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
-from fxshard.objects import is_length, lengths_after, outputs_in_objects
+from fxshard.objects import COUNTED, is_length, lengths_after, outputs_in_objects
 from fxshard.passes.annotate import legal_at
 from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
@@ -211,7 +211,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
     left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
-    left |= {path: (number, 0) for path, number in zip(named, lengths_after(graph.out_spec, len(named)), strict=True) if number is not None}
+    numbers = zip(named, lengths_after(graph.out_spec, len(named)), strict=True)
+    left |= {path: (number, 0) for path, number in numbers if number is not None and number < COUNTED}
     leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for path, shape in leaves.items():

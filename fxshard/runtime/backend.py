@@ -271,9 +271,10 @@ class GraphPrograms:
             self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 
     def _values(self, args: Sequence[Any]) -> str:
+        """The shapes of a call's tensors, and those of its numbers that are not the same in all calls so far."""
         tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
-        numbers = zip(self.graph.numbers, self._values_of_numbers(args), strict=True)
-        return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value in numbers)])
+        numbers = zip(self.graph.numbers, self._values_of_numbers(args), *self.made, self._numbers(args), strict=True)
+        return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value, *keys in numbers if len(set(keys)) > 1)])
 
     def _changing(self, args: Sequence[Any]) -> str:
         """The names of what differs among calls so far and that with ``args``."""

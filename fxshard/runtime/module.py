@@ -54,7 +54,7 @@ from fxshard.runtime.compiled import plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.counts import new_counters, warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, shapes_text
+from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, others_text, shapes_text
 from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
@@ -284,8 +284,8 @@ class ShardedForward:
                 self.runners[key].append(also)
                 return also
         if not first:
-            sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], shapes_text(names, leaves), sizes)
+            text = shapes_text(dict(zip(names, leaves, strict=True))) + others_text(dims, named)
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], text)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
