@@ -125,6 +125,17 @@ class TracedHooks:
                 set_hooks(module, (*wrapped, *self._backward(name, own, [h for h in hooks if h.kind in (BACKWARD, BACKWARD_PRE)])))
         return Captured(copied, self) if self.names else copied
 
+    def recorded(self, model: nn.Module, twin: nn.Module) -> nn.Module:
+        """``twin``, a copy of ``model`` without hooks, that runs as Python and returns what ``Captured`` does; no hook is called."""
+        if not self.names or not self.observe:
+            return twin
+        seen: list[Any] = []
+        for (name, module), own in zip(twin.named_modules(), model.modules(), strict=True):
+            hooks = (*(self.everywhere if name else ()), *hooks_of(own))
+            called = [h for h in hooks if h.kind in (FORWARD, FORWARD_PRE) and (h.key in self.opaque or h.key in self.changing)]
+            set_hooks(module, tuple(Hook(h.kind, h.key, _recording(seen), h.with_kwargs) for h in called))
+        return Recorded(twin, seen)
+
     def _backward(self, name: str, module: nn.Module, hooks: Sequence[Hook]) -> tuple[Hook, ...]:
         """What stands for the module's hooks of the backward; raises TraceError for the model's own and ``register_backward_hook``."""
         if not hooks or not self.train:
@@ -210,6 +221,21 @@ class Captured(nn.Module):
         self.queue.extend(kwargs.pop(TAPS, ()))
         result = self.model(*args, **kwargs)
         return (result, list(self.seen)) if self.observe else result
+
+
+class Recorded(nn.Module):
+    """A model that returns what its hooks have ``seen`` beside its own outputs."""
+
+    def __init__(self, model: nn.Module, seen: list[Any]) -> None:
+        super().__init__()
+        self.model, self.seen = model, seen
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs), list(self.seen)
+
+
+def _recording(seen: list[Any]) -> Callable[..., None]:
+    return lambda module, *given: seen.append(pytree.tree_map(_as_it_is, given))
 
 
 def _as_it_is(value: Any) -> Any:
