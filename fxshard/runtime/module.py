@@ -46,7 +46,7 @@ from fxshard.runtime.any_size import (
     traced_where_it_can_be,
     why_kept,
 )
-from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes
+from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes, attributes_text
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
 from fxshard.runtime.compile import compile_program
@@ -284,7 +284,10 @@ class ShardedForward:
                 self.runners[key].append(also)
                 return also
         if not first:
-            text = shapes_text(dict(zip(names, leaves, strict=True))) + others_text(dims, named)
+            last = [*others, *self.runners.get(key, ())][-1:]
+            changed = {a for made in last for a in made.differing(attributes) - made.unread if a[1] != "training"}
+            values = attributes_text(self.model, changed, attributes)
+            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + others_text(dims, named)
             announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], text)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
