@@ -68,7 +68,7 @@ from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_outputs import Output, kind_of
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.graph_sizes import dims_of
-from fxshard.runtime.inputs import check_whole
+from fxshard.runtime.inputs import check_whole, others_text
 from fxshard.runtime.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
@@ -263,10 +263,9 @@ class GraphPrograms:
     def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool) -> None:
         """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
         other = bool(self.made.get(self._numbers(args)))
-        sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
         if before:
             kind, values = "training" if train else "inference", self._values(args)
-            self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, sizes)
+            self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, others_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
             self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 

@@ -211,7 +211,8 @@ def shapes_text(named: Mapping[str, Any]) -> str:
 
 def others_text(dims: Sequence[DynamicDim], named: Mapping[str, Any]) -> str:
     """Which other calls a program with these dynamic ``dims`` serves, beside that of the arguments ``named``."""
-    counts = [path for dim in dims for path, _ in dim.places if is_length(named[path])]
-    sizes = [str(dim) for dim in dims if not any(is_length(named[path]) for path, _ in dim.places)]
-    said = [f"any other sizes of {'; '.join(sizes)}"] if sizes else []
+    counts = [path for dim in dims for path, _ in dim.places if is_length(named.get(path))]
+    sizes = [str(dim) for dim in dims if not any(is_length(named.get(path)) for path, _ in dim.places)]
+    odd = ", odd ones too" if any(dim.uneven for dim in dims) else ""
+    said = [f"any other sizes of {'; '.join(sizes)}{odd}"] if sizes else []
     return "".join(f", and {one}" for one in (*said, *([f"any other {', '.join(counts)}"] if counts else [])))

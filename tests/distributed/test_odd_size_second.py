@@ -53,6 +53,8 @@ def of_a_module() -> None:
         assert [line for line in lines if line.endswith(reason)] == [
             f"that program is kept for other calls, and compiled when the first of them comes: {reason}"
         ]
+        again = [line.removeprefix("planning again for training: ") for line in lines if "planning again" in line]
+        assert again == [f"args[0] (7, 8), and any other sizes of dim 0 of args[0]{odd}" for odd in ("", ", odd ones too")]
 
 
 def of_the_backend() -> None:
