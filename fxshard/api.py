@@ -13,12 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.comparison import Comparison, compare
 from fxshard.constraints import Constraint, check_constraints
-from fxshard.errors import OptionError, SizesError, a_kind
+from fxshard.errors import OptionError, a_kind
 from fxshard.layout import Layout
 from fxshard.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.origin import Origin
-from fxshard.passes.annotate import legal_at
 from fxshard.passes.at_sizes import program_at
 from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
 from fxshard.passes.optimise import check_without
@@ -34,8 +33,9 @@ from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.reductions import check_reduction
 from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.values import program_values, settled, sizes_of_call
-from fxshard.shapes import dynamic_dims, sizes_named, weighted_sizes
+from fxshard.shapes import dynamic_dims, weighted_sizes
 from fxshard.sharding_plan import ShardingPlan
+from fxshard.sizes_of_plan import check_legal
 
 
 def plan(
@@ -345,9 +345,7 @@ def _lowered_for(
     if all(sizes[one.name] % one.unit == 0 for one in program.sizes):
         return program
     assert graph.family is not None
-    node = legal_at(graph, plan, sizes)
-    if node is not None:
-        raise SizesError(f"the plan of {node} is not legal at {sizes_named(sizes)}", remedy="plan for these sizes")
+    check_legal(plan, graph, sizes)
     dims = tuple(replace(dim, uneven=True) for dim in graph.family.dims)
     loose = replace(graph, family=replace(graph.family, dims=dims))
     return lower_plan(loose, replace(plan, graph_hash=loose.hash), rng=rng)

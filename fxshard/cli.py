@@ -166,7 +166,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
 
 
-def _plan(options: argparse.Namespace) -> None:
+def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
     from fxshard.dynamic_text import check_named, parse_sizes
@@ -175,7 +175,9 @@ def _plan(options: argparse.Namespace) -> None:
     check_named(elsewhere, sizes["dynamic_shapes"])
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
+    from fxshard.sizes_of_plan import check_asked
 
+    check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
     plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
     if options.output:
@@ -187,10 +189,10 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    for there in elsewhere:
-        print(f"\n{plan.at(**there)}")
+    codes = [_ended(lambda there=there: print(f"\n{plan.at(**there)}")) for there in elsewhere]  # type: ignore[misc]
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
+    return max(codes, default=0)
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:

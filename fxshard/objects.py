@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import LARGEST
 from fxshard.errors import OptionError
 
+COUNTED = 2**31
+"""Numbers from here on are no counts of tokens or calls: they stay values, and what a call computes with them is no size."""
 HEAP_TYPE = 1 << 9
 """The flag of classes that are written in Python (Py_TPFLAGS_HEAPTYPE)."""
 LISTS, MAPPINGS = (list,), (dict, OrderedDict)
@@ -187,7 +188,7 @@ class Walk:
 
     def _length(self, value: Any, path: str) -> Part:
         """A number that is a leaf of its own; what is no number of a size is a value."""
-        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < LARGEST):
+        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTED):
             return self.part(value, path)
         if self.lengths is not None:
             self.alive.append(value)

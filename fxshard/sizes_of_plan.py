@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from fxshard.errors import OptionError, PlanError, SizesError, closest
-from fxshard.passes.annotate import Annotated, at_sizes
+from torch import nn
+
+from fxshard.errors import ConstraintError, OptionError, SizesError, closest
+from fxshard.passes.annotate import Annotated, at_sizes, not_among, specs_as_cut
 from fxshard.passes.choose import allowance, decide, solved
 from fxshard.passes.constrain import Constraints
-from fxshard.passes.formulate import formulate, result_layouts
-from fxshard.passes.recompute import expanded
+from fxshard.passes.formulate import formulate
 from fxshard.passes.repriced import memory_at, objective_at
-from fxshard.passes.verify import verify_specs
 from fxshard.plan_at import PlanAt
-from fxshard.planning_graph import operands
-from fxshard.shapes import DynamicDim, GraphFamily, broken, sizes_named
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.planning_graph import PlanningGraph
+from fxshard.shapes import DynamicDim, GraphFamily, broken, dynamic_dims, sizes_named
+from fxshard.sharding_plan import OpSpec, ShardingPlan
 
 
 def plan_at(
@@ -32,15 +33,22 @@ def plan_at(
     Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
     """
     family = _family(annotated)
-    free = {dim.name: dim for dim in family.dims if dim.name not in family.derived}
-    there = family.with_derived({**family.example, **_checked(sizes, free)})
+    check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
+    there = family.with_derived({**family.example, **sizes})
     guard = broken(family.guards, there)
     if guard is not None:
-        raise SizesError(f"the plan does not serve {dict(there)}: the model takes for granted that {guard}", remedy="plan for these sizes")
+        raise SizesError(f"the plan does not serve {sizes_named(there)}: the model takes for granted that {guard}", remedy=ANOTHER)
     other = at_sizes(annotated.graph, annotated.mesh, there)
-    _check_legal(plan, other)
+    if not_among(plan, other.specs) is not None:
+        specs = specs_as_cut(annotated.graph, annotated.mesh, there)
+        _check_among(plan, specs, there)
+        other = replace(other, specs=specs)
     cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
-    best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
+    try:
+        best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
+    except ConstraintError as error:  # a result of one element, say, that is to lie in shards
+        what = f"no plan made for {sizes_named(there)} is one to compare with: {error.what}"
+        raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
     memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
     bound, certificate = min(best.lower_bound, cost), best.certificate
     return PlanAt(there, cost, bound, min(best.objective, cost), plan.certificate.unit, memory, constraints.memory_limit, certificate.cut)
@@ -49,22 +57,28 @@ def plan_at(
 def _family(annotated: Annotated) -> GraphFamily:
     family = annotated.graph.family
     if family is None:
-        raise OptionError("the plan has no dynamic dims", remedy="plan with dynamic_shapes={'args[0]': {0: 'batch'}}")
+        raise _no_dims()
     return family
 
 
-def _check_legal(plan: ShardingPlan, other: Annotated) -> None:
-    """Raises SizesError where a node cannot run as planned at the sizes of ``other``, or a result cannot lie so."""
-    where = sizes_named(other.sizes)
-    try:
-        verify_specs(expanded(other, plan.recomputed), plan)
-    except PlanError as error:
-        raise SizesError(f"the plan is not legal at {where}: {error.what}", where=error.where, remedy="plan for these sizes") from error
-    returned = operands(other.graph.module.graph.output_node())
-    for end, node, layout in zip(plan.outputs, returned, plan.specs["output"].inputs, strict=True):
-        if end.kind == "output" and layout not in result_layouts(node, other.mesh):
-            what = f"the plan is not legal at {where}: {end.name} cannot be returned in {layout}"
-            raise SizesError(what, remedy="plan for these sizes")
+def _no_dims() -> OptionError:
+    remedy = "plan with dynamic_shapes={'args[0]': {0: 'batch'}}, on the command line --dynamic args[0]:0=batch"
+    return OptionError("the plan has no dynamic dims", remedy=remedy)
+
+
+ANOTHER = "parallelize and fxshard.export make another plan for such sizes; fxshard.plan with an example of them says what that one costs"
+
+
+def check_legal(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]) -> None:
+    """Raises SizesError where the plan of a node of ``graph``, which has dynamic dims, cannot be lowered at these ``sizes``, by name."""
+    _check_among(plan, specs_as_cut(graph, plan.mesh, sizes), sizes)
+
+
+def _check_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]], sizes: Mapping[str, int]) -> None:
+    node = not_among(plan, specs)
+    if node is not None:
+        what = f"the plan is not legal at {sizes_named(sizes)}: {node} cannot run as {plan.specs[node]}"
+        raise SizesError(what, where=plan.lines.get(node, f"node {node}"), remedy=ANOTHER)
 
 
 def _best(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
@@ -73,15 +87,27 @@ def _best(annotated: Annotated, constraints: Constraints, objective: str, time_l
     return decide(annotated, constraints, formulation, session.solution)
 
 
-def _checked(sizes: Mapping[str, int], dims: Mapping[str, DynamicDim]) -> dict[str, int]:
+def check_sizes(sizes: Mapping[str, int], dims: Sequence[DynamicDim]) -> None:
+    """Raises OptionError for ``sizes``, by name, of which one is of no dim of a plan's dynamic ``dims``, or one that it cannot have."""
+    known = {dim.name: dim for dim in dims}
+    if not known:
+        raise _no_dims()
     for name, size in sizes.items():
-        if name not in dims:
-            what = f"the plan has no dynamic dim {name!r}{closest(name, list(dims))}"
-            raise OptionError(what, remedy=f"its dynamic dims are {', '.join(dims)}")
+        if name not in known:
+            what = f"the plan has no dynamic dim {name!r}{closest(name, known)}"
+            raise OptionError(what, remedy=f"its dynamic dims are {', '.join(known)}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise OptionError(f"{name} cannot be {size!r}", remedy="give a number of elements, at least 1")
-        dims[name].check(size)
-    return dict(sizes)
+        known[name].check(size)
+
+
+def check_asked(
+    sizes: Sequence[Mapping[str, int]], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> None:
+    """Raises OptionError, before anything is planned, for ``sizes`` at which no plan of this call could be asked what it costs."""
+    dims = dynamic_dims(model, args, kwargs, dynamic_shapes) if sizes else ()
+    for one in sizes:
+        check_sizes(one, dims)
 
 
 MOST = 2**31

@@ -81,3 +81,28 @@ def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str,
     assert "no dynamic dim is called 'batches'" in said.err and "batch" in said.err and not said.out
     assert cli.main([*command, "batch=8"]) == 0
     assert "at batch=8" in capsys.readouterr().out
+
+
+def test_a_size_that_is_refused_leaves_the_others(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch"]
+    assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=7"]) == cli.USER_ERROR
+    said, refused = capsys.readouterr()
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("at ")] == ["at batch=8", "at batch=7"]
+    assert "does not serve batch=2000: the model takes for granted that batch < 1000" in refused
+    assert cli.main([*command, "--at", "batch=8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "at", "what"),
+    [
+        ([], "batch=4", "the plan has no dynamic dims"),
+        (["--dynamic", "args[0]:0=batch"], "seq=4", "no dynamic dim is called 'seq'"),
+        (["--dynamic", "args[0]:0=batch"], "batch=0", "batch cannot be 0"),
+    ],
+)
+def test_a_size_that_cannot_be_asked_is_told_before_planning(
+    model: str, dynamic: list[str], at: str, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fxshard.api.plan", lambda *_, **__: pytest.fail("it was planned"))
+    assert cli.main(["plan", f"{model}:rows", "--mesh", "tp=2", *dynamic, "--at", at]) == cli.USER_ERROR
+    assert what in capsys.readouterr().err

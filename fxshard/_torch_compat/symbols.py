@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,19 @@ def noting_lines(of_user: Callable[[str], bool], in_trace: Callable[[str], str |
         ShapeEnv._get_sloc = noted
 
 
+_ASKING: ContextVar[str] = ContextVar("asking", default="")
+
+
+@contextlib.contextmanager
+def asking(what: str) -> Iterator[None]:
+    """While it lasts, guards are noted as asked by ``what`` of the user's line, in place of a line of torch's or ours."""
+    token = _ASKING.set(what)
+    try:
+        yield
+    finally:
+        _ASKING.reset(token)
+
+
 def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
     """``file:line`` of the user's innermost function that Dynamo looks into, or of the node that is traced; then, where that is another,
     of the innermost function or, outside of Dynamo, of the innermost frame that is not about symbols: ``model.py:8 (torch/nn/...:560)``."""
@@ -119,7 +133,7 @@ def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str |
         if not outside and frame.f_code.co_filename not in passed:
             outside = _shortened(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
-    asked = asked or outside
+    asked = _ASKING.get() or asked or outside
     user = _shortened(user or in_trace(get_current_meta().get("stack_trace") or "") or asked)
     return user if asked in ("", user) else f"{user} ({asked})"
 

@@ -225,13 +225,22 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
 
 
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
-    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly.
+    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
+    return not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+
+
+def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
+    """What is legal at ``sizes`` of a graph's dynamic dims by the way in which they are cut.
 
     Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
     """
     assert graph.family is not None
-    there = at_sizes(graph, plan.mesh, _roomy(sizes, graph.family, plan.mesh)).specs
-    known = ((name, legal) for name, legal in there.items() if name in plan.specs and name != "output")
+    return at_sizes(graph, mesh, _roomy(sizes, graph.family, mesh)).specs
+
+
+def not_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
+    """The first node whose spec in ``plan`` is not among its ``specs``; None where all are."""
+    known = ((name, legal) for name, legal in specs.items() if name in plan.specs and name != "output")
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
 
 

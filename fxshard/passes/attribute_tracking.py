@@ -56,12 +56,12 @@ class Noted:
             kind.__setattr__(this, name, value)
 
         methods = {"__getattribute__": getting, "__setattr__": setting, "__module__": kind.__module__}
-        module.__class__ = type(kind.__name__, (kind,), methods)
+        module.__class__ = _derived(kind, methods)
 
     def settle(self) -> None:
         """The modules are of their own classes again; lists and dicts that were changed were set."""
         for place, module in enumerate(self.modules):
-            module.__class__ = type(module).__mro__[1]
+            module.__class__ = type(module).__base__
             known = (*vars(module).get("_parameters", ()), *vars(module).get("_buffers", ()), *vars(module).get("_modules", ()))
             for name in [n for p, n in self.writes if p == place and n in known]:
                 del self.writes[place, name]
@@ -72,6 +72,26 @@ class Noted:
             if held.line and id(held) not in done:
                 done.add(id(held))
                 self.writes.setdefault(attribute, held.line)
+
+
+class _Unannounced:
+    """Stands before a class of the user's, whose own ``__init_subclass__`` is not called then."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
+    """A class like ``kind`` with further ``methods``; neither its ``__init_subclass__`` nor what its metaclass does learns of it."""
+
+    def mro(cls: Any) -> Any:
+        own, *others = type.mro(cls)
+        return (own, _Unannounced, *others)
+
+    quiet: Any = type.__new__(type, type(kind).__name__, (type(kind),), {"mro": mro})
+    return type.__new__(quiet, kind.__name__, (kind,), dict(methods))
 
 
 @contextlib.contextmanager

@@ -8,9 +8,13 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
+from fxshard._torch_compat.hooks import hooks_of
+
 log = logging.getLogger("fxshard")
 REGISTERED = ("_buffers", "_parameters", "_modules")
 """Where modules keep what is registered: buffers that are assigned are outputs of the program."""
+OF_TORCH = "torch.nn.utils."
+"""torch's own hooks (weight_norm, spectral_norm, prune) write attributes that the forward reads: the graph is all that they do."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """What these change is done by them, after the program."""
 REMEDY = ", and computes with what they were when it was traced: keep what a forward counts or remembers in a buffer"
@@ -21,6 +25,12 @@ def own_changes(sources: Sequence[str], model: nn.Module) -> list[tuple[str, str
     names = {name for name, _ in model.named_modules()}
     found = [place for source in sources if (place := _place(source, names)) is not None and not _is_ours(place, model)]
     return [(path, name) for path, name in found if name not in REGISTERED]
+
+
+def hooked_by_torch(model: nn.Module) -> list[tuple[str, bool]]:
+    """(name, whether it is of a class of torch's, whose forward sets nothing itself) of each module with hooks of ``OF_TORCH``."""
+    hooked = [(name, m) for name, m in model.named_modules() if any(type(h.call).__module__.startswith(OF_TORCH) for h in hooks_of(m))]
+    return [(name, type(module).__module__.startswith("torch.nn.")) for name, module in hooked]
 
 
 def _is_ours(place: tuple[str, str], model: nn.Module) -> bool:

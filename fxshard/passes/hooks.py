@@ -34,13 +34,12 @@ from fxshard._torch_compat.hooks import (
 )
 from fxshard.errors import FxshardError, TraceError
 from fxshard.passes.assigned import ASSIGNED, names_of_modules
+from fxshard.passes.changes import OF_TORCH
 from fxshard.passes.tapped import TAPS, Taps
 from fxshard.planning_graph import Watched
 
 log = logging.getLogger("fxshard")
 T = TypeVar("T")
-OF_TORCH = "torch.nn.utils."
-"""torch's own hooks (weight_norm, spectral_norm, prune) write attributes that the forward reads: the graph is all that they do."""
 REMEDY_BACKWARD = (
     "register_full_backward_hook on a submodule, or after parallelize on the module itself, whose hooks run around the program"
 )
@@ -125,6 +124,17 @@ class TracedHooks:
                 wrapped = [self._wrapped(name, h, originals.get(h.key, h)) for h in hooks if h.kind in (FORWARD, FORWARD_PRE)]
                 set_hooks(module, (*wrapped, *self._backward(name, own, [h for h in hooks if h.kind in (BACKWARD, BACKWARD_PRE)])))
         return Captured(copied, self) if self.names else copied
+
+    def recorded(self, model: nn.Module, twin: nn.Module) -> nn.Module:
+        """``twin``, a copy of ``model`` without hooks, that runs as Python and returns what ``Captured`` does; no hook is called."""
+        if not self.names or not self.observe:
+            return twin
+        seen: list[Any] = []
+        for (name, module), own in zip(twin.named_modules(), model.modules(), strict=True):
+            hooks = (*(self.everywhere if name else ()), *hooks_of(own))
+            called = [h for h in hooks if h.kind in (FORWARD, FORWARD_PRE) and (h.key in self.opaque or h.key in self.changing)]
+            set_hooks(module, tuple(Hook(h.kind, h.key, _recording(seen), h.with_kwargs) for h in called))
+        return Recorded(twin, seen)
 
     def _backward(self, name: str, module: nn.Module, hooks: Sequence[Hook]) -> tuple[Hook, ...]:
         """What stands for the module's hooks of the backward; raises TraceError for the model's own and ``register_backward_hook``."""
@@ -211,6 +221,21 @@ class Captured(nn.Module):
         self.queue.extend(kwargs.pop(TAPS, ()))
         result = self.model(*args, **kwargs)
         return (result, list(self.seen)) if self.observe else result
+
+
+class Recorded(nn.Module):
+    """A model that returns what its hooks have ``seen`` beside its own outputs."""
+
+    def __init__(self, model: nn.Module, seen: list[Any]) -> None:
+        super().__init__()
+        self.model, self.seen = model, seen
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs), list(self.seen)
+
+
+def _recording(seen: list[Any]) -> Callable[..., None]:
+    return lambda module, *given: seen.append(pytree.tree_map(_as_it_is, given))
 
 
 def _as_it_is(value: Any) -> Any:

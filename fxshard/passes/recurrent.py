@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.capture import computed_as, recurrent_modules
+from fxshard._torch_compat.symbols import asking
 from fxshard.errors import TraceError
 from fxshard.passes.draws import masked
 
@@ -219,7 +220,9 @@ def _weights(kind: Kind, params: Sequence[Tensor], has_biases: bool) -> Weights:
 
 def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -> tuple[Tensor, State]:
     """(h of all steps, the last state) of one layer and direction."""
-    reads = _biased(torch.einsum("sbx,khx->sbkh", x, w.read), w.read_bias).unbind(0)
+    read_at_once = _biased(torch.einsum("sbx,khx->sbkh", x, w.read), w.read_bias)
+    with asking(f"{kind.name}, which is written out step by step"):
+        reads = read_at_once.unbind(0)
     if not reads:
         raise TraceError(f"{kind.name} is given a sequence of no steps", remedy="give it at least one, or leave the call out")
     steps = []

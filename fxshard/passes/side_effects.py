@@ -21,7 +21,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
 from fxshard.objects import LISTS, MAPPINGS, Node, Part, Step, Walk, is_openable
 from fxshard.passes.attribute_tracking import Noted, NotedDict, NotedList, noting
-from fxshard.passes.changes import own_changes, say_changes
+from fxshard.passes.changes import hooked_by_torch, own_changes, say_changes
 from fxshard.passes.fake_model import Call
 from fxshard.passes.objects import FIXED
 from fxshard.side_effects import Attribute, Number, SideEffects, Write
@@ -48,10 +48,11 @@ class TracedSideEffects:
         if self.looked:
             return result
         own = own_changes(self.changed, self.call.model)
-        followed: set[tuple[str, str]] = set()
+        followed = {(name, "") for name, plain in hooked_by_torch(self.call.model) if plain}
         if self.observe and (own or self.written):
             self.looked = True
-            self.found, followed = _looked_at(self.call, [(path, name) for path, name in own if name], self.written)
+            self.found, known = _looked_at(self.call, [(path, name) for path, name in own if name], self.written)
+            followed |= known
         say_changes(self.call.model, self.changed, followed)
         return capture() if self.found is not None and self.found.reads else result
 
@@ -120,7 +121,8 @@ def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: froze
     by_hooks = {(names[place], name) for place, name in these if (place, name) not in found.writes.keys() | found.refused}
     unclear = {place for place, _ in found.refused} | found.unexplained
     followed = {(names[w.place], name) for w in writes for name in (w.name, *([""] if w.place not in unclear else ()))}
-    return effects, by_hooks | followed
+    by_torch = {(name, "") for name, _ in hooked_by_torch(call.model) if names.index(name) not in unclear}
+    return effects, by_hooks | by_torch | followed
 
 
 def _path(module: str, name: str) -> str:

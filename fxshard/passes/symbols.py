@@ -27,7 +27,7 @@ from fxshard._torch_compat.symbols import (
 )
 from fxshard.errors import StaticDimError, TraceError
 from fxshard.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, broken, distinct, guards_of, settled_by
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, bounds_all, broken, distinct, guards_of, remedy_of, settled_by
 
 ROOM = 64
 
@@ -43,6 +43,8 @@ class Symbols(contextlib.AbstractContextManager[None]):
 
     def __init__(self, dims: Sequence[DynamicDim]) -> None:
         self.dims = tuple(dims)
+        self.inputs: dict[str, list[int | None]] = {}
+        """Shapes of the tensors among the inputs by path, None for sizes that are dynamic."""
         self.forget()
 
     def forget(self) -> None:
@@ -64,6 +66,8 @@ class Symbols(contextlib.AbstractContextManager[None]):
     def fake(self, path: str, value: Any) -> Any:
         """``value``, a fake of the example, with symbols for the sizes of the dims of ``path`` that are dynamic."""
         places = {dim: one for one in self.dims for where, dim in one.places if where == path}
+        if self.dims and isinstance(value, FakeTensor):
+            self.inputs[path] = [None if d in places else int(size) for d, size in enumerate(value.shape)]
         if not places or not isinstance(value, FakeTensor):
             return value
         shape = [
@@ -117,6 +121,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         guards = distinct((*self.captured, *guards_of(self.env.known)))
         for dim in self.dims:
             self._refuse_static(dim, guards)
+        self._refuse_together(guards)
         family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
         return replace(graph, module=family.at(family.example), family=family)
 
@@ -134,10 +139,20 @@ class Symbols(contextlib.AbstractContextManager[None]):
         error = StaticDimError(
             f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
-            remedy="leave it static, or write the model without numbers that hold this size",
+            remedy=remedy_of([dim], self.inputs),
         )
         error.dim = dim.name
         raise error
+
+    def _refuse_together(self, guards: Sequence[Guard]) -> None:
+        """Of dims that were asked for: none can grow where the model takes for granted what they give together."""
+        asked = {dim.name: dim for dim in self.dims if dim.asked}
+        tie = next((g for g in guards if bounds_all(g) and all(name in asked for name, *_ in g.symbols)), None)
+        if tie is not None:
+            dims = [dim for dim in self.dims if dim.name in {name for name, *_ in tie.symbols}]
+            said = " and ".join(f"{dim.name} ({dim})" for dim in dims)
+            what = f"{said} cannot change freely: the model takes for granted that {tie}"
+            raise StaticDimError(what, where=tie.where, remedy=remedy_of(dims, self.inputs))
 
     def _refuse_unknown(self, graph: PlanningGraph) -> None:
         found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)

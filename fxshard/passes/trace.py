@@ -175,7 +175,7 @@ def _capture(
 
         def outcome() -> tuple[After, Reads] | None:
             twin = call.twin()
-            return after_call(effects.around(twin.model, twin.model), twin.leaves, twin.spec, twin.mode)
+            return after_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
 
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps

@@ -20,7 +20,8 @@ from fxshard.errors import OptionError, a_kind
 from fxshard.passes.pipeline import lower_deferred
 from fxshard.planning_graph import PlanningGraph
 from fxshard.runtime.bind import bind
-from fxshard.runtime.compile import compile_program, plain_arithmetic
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.compiled import plain_arithmetic
 from fxshard.runtime.launch import compare, mesh_ranks
 from fxshard.runtime.runner import Runner
 

@@ -12,16 +12,18 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
-from fxshard.objects import is_length, lengths_after, outputs_in_objects
+from fxshard.objects import COUNTED, is_length, lengths_after, outputs_in_objects
 from fxshard.passes.annotate import legal_at
 from fxshard.planning_graph import PlanningGraph, operands
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.compile import CompiledProgram
-from fxshard.runtime.launch import agreed, announce, mesh_ranks, objection
+from fxshard.runtime.compiled import CompiledProgram
+from fxshard.runtime.launch import announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, broken
 
-UNEVEN = "%s is no multiple of what cuts it: a program for shards of unequal lengths"
+UNEVEN = "%s is no multiple of what cuts it: the next program is for shards of unequal lengths, and serves every size"
+NOT_THIS = "that program is kept for other calls, and compiled when the first of them comes: %s"
+COMPILED_IN_VAIN = "that program is kept for other calls, another is made for this one: %s"
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 """Of the leaves of a call's arguments; None for those that are no tensors."""
@@ -43,7 +45,7 @@ class Sized(Protocol):
 
 
 class Found(Protocol):
-    """A program that was made for a call of ``shapes``, and its graph. ``ranks_alike``: whether all ranks' take the same for granted."""
+    """A program that was made for a call of ``shapes``, and its graph."""
 
     @property
     def runner(self) -> Sized: ...
@@ -51,8 +53,6 @@ class Found(Protocol):
     def graph(self) -> PlanningGraph: ...
     @property
     def shapes(self) -> Shapes: ...
-    @property
-    def ranks_alike(self) -> bool: ...
 
 
 def shapes_of(leaves: Sequence[Any]) -> Shapes:
@@ -70,6 +70,11 @@ def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
 
     The leaves are those of a call like the one that it was made for, but for sizes.
     """
+    return _refusal_before_compiling(runner, shapes, leaves) or _refusal_of_compiler(runner, leaves)
+
+
+def _refusal_before_compiling(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """What the lowered program alone tells."""
     program = runner.program
     places = {(runner.leaf_of[path], dim): one for one in program.sizes for path, dim in one.places}
     sizes: dict[str, int] = {}
@@ -81,29 +86,37 @@ def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
                 return f"dim {dim} of {name} is {size}, the program was made for {made}"
             if one is not None and sizes.setdefault(one.name, size) != size:
                 return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
-    reason = program.refuses(sizes)
-    if reason is not None:
-        return reason
-    guard = broken(runner.compiled.guards, sizes)
+    return program.refuses(sizes)
+
+
+def _refusal_of_compiler(runner: Sized, leaves: Sequence[Any]) -> str | None:
+    guard = broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
 def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
-    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this."""
-    program = found.runner.program
-    mine = refusal(found.runner, found.shapes, leaves)
-    if mine is None and any(one.uneven for one in program.sizes):
-        node = legal_at(found.graph, program.plan, found.runner.sizes_of(leaves))
-        mine = None if node is None else f"the plan of {node} is not legal there"
-    return mine if found.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this.
+
+    A program that is not compiled yet is compiled here, unless the lowered program alone, the same on all ranks, refuses the call.
+    """
+    runner, program = found.runner, found.runner.program
+    reason = _refusal_before_compiling(runner, found.shapes, leaves)
+    if reason is None and any(one.uneven for one in program.sizes):
+        node = legal_at(found.graph, program.plan, runner.sizes_of(leaves))
+        reason = None if node is None else f"the plan of {node} is not legal there"
+    if reason is not None:
+        return reason
+    compiled = runner.compiled
+    compiled.compile()
+    mine = _refusal_of_compiler(runner, leaves)
+    return mine if compiled.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 
-def take_the_same_for_granted(compiled: CompiledProgram, device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> bool:
-    """Whether all ranks' programs do, so that each rank knows by itself what the others serve. Every rank calls this."""
-    if not compiled.program.sizes:
-        return True
-    mine = "; ".join(sorted({guard.condition for guard in compiled.guards}))
-    return agreed(mine, "compare what their programs take for granted", ranks=mesh_ranks(device_mesh), timeout=timeout)
+def why_kept(found: Found, reason: str) -> tuple[int, str, str]:
+    """What to log (level, text, its argument) of a program that does not serve the call that it was made for, for that ``reason``."""
+    if found.runner.compiled.is_compiled:
+        return logging.WARNING, COMPILED_IN_VAIN, reason
+    return logging.INFO, NOT_THIS, reason
 
 
 def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:
@@ -198,7 +211,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
     left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
-    left |= {path: (number, 0) for path, number in zip(named, lengths_after(graph.out_spec, len(named)), strict=True) if number is not None}
+    numbers = zip(named, lengths_after(graph.out_spec, len(named)), strict=True)
+    left |= {path: (number, 0) for path, number in numbers if number is not None and number < COUNTED}
     leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for path, shape in leaves.items():

@@ -23,7 +23,10 @@ Attributes = tuple[tuple[tuple[str, object], ...], ...]
 """For each module its plain attributes, ``training`` among them, and tensors as ``Held``, by name."""
 
 
-TRACED_EACH = "the forward of %s reads its attribute %s, which is another at each call: each value is traced, keep it in a buffer"
+TRACED_EACH = (
+    "the forward of %s reads its attribute %s, which is another at each call: each value takes a program of its own; keep it in a buffer, "
+    "self.register_buffer(%r, torch.tensor(...)), and change that by fill_()"
+)
 MOST = 8
 """So many values of an attribute that the forward itself sets have programs of their own."""
 
@@ -94,7 +97,7 @@ class KeptAttributes:
                     remedy=f"keep it in a buffer, which a program reads and writes: self.register_buffer({name!r}, torch.tensor(...))",
                 )
             if len(seen) == MOST:
-                log.warning(TRACED_EACH, self.model, path)
+                log.warning(TRACED_EACH, self.model, path, name)
             seen.append(value)
 
 
@@ -123,6 +126,13 @@ def differing(before: Attributes, after: Attributes, fixed: Collection[Attribute
     pairs = [(i, dict(a), dict(b)) for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     found = [(i, name, a, b) for i, a, b in pairs for name in {*a, *b} if name not in a or name not in b or a[name] != b[name]]
     return {(i, name) for i, name, a, b in found if (i, name) in fixed or not _of_a_kind(a.get(name), b.get(name))}
+
+
+def attributes_text(model: nn.Module, changed: Collection[Attribute], now: Attributes) -> str:
+    """``, self.layers.0.scale=0.9``: attributes of ``model`` and what they are ``now``; of tensors that they are others."""
+    names = [f"self.{name}." if name else "self." for name, _ in model.named_modules()]
+    found = [(place, name, dict(now[place]).get(name, "gone")) for place, name in sorted(changed)]
+    return "".join(f", {names[p]}{name}={'another tensor' if isinstance(v, Held) else repr(v)}" for p, name, v in found)
 
 
 def _of_a_kind(one: object, other: object) -> bool:

@@ -55,11 +55,12 @@ from fxshard.runtime.any_size import (
     less_even,
     refusal_of_ranks,
     shapes_of,
-    take_the_same_for_granted,
     traced_where_it_can_be,
+    why_kept,
 )
 from fxshard.runtime.bind import BoundProgram, bind, bind_graph, mesh_device
-from fxshard.runtime.compile import CompiledProgram, compile_program, plain_arithmetic
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.compiled import CompiledProgram, plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
@@ -67,7 +68,7 @@ from fxshard.runtime.foreign_plan import traced_for
 from fxshard.runtime.graph_outputs import Output, kind_of
 from fxshard.runtime.graph_runner import GraphRunner
 from fxshard.runtime.graph_sizes import dims_of
-from fxshard.runtime.inputs import check_whole
+from fxshard.runtime.inputs import check_whole, others_text
 from fxshard.runtime.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
 from fxshard.runtime.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
 from fxshard.runtime.options import BackendOptions, read_options
@@ -130,13 +131,11 @@ class MeshPrograms:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A program of a graph, made for a call of ``shapes``. ``ranks_alike``: whether all ranks' take the same for granted of dynamic
-    sizes; ``views``: whether some of what the graph returns is not computed."""
+    """A program of a graph, made for a call of ``shapes``. ``views``: whether some of what the graph returns is not computed."""
 
     runner: GraphRunner
     graph: PlanningGraph
     shapes: Shapes
-    ranks_alike: bool
     views: bool
 
 
@@ -221,14 +220,15 @@ class GraphPrograms:
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self._make(args, less_even(dims))
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
-        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, self.options.timeout)
-        planned = Planned(runner, graph, shapes_of(tensors), ranks_alike, not all(output.computed for output in outputs))
+        planned = Planned(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
         self.made.setdefault(numbers, []).append(planned)
         if len(before) + 1 == MANY:
             text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"
             self._say(logging.WARNING, text, MANY, self._changing(args))
-        if runner.sizes and self._refusal(planned, tensors) is not None:  # it serves others, not the call that it was made for
+        if (reason := self._refusal(planned, tensors)) is not None:  # it serves others, not the call that it was made for
+            self._say(*why_kept(planned, reason))
             return self._make(args)
+        self._compare({})  # all have compiled: none waits in a collective for one that still does
         return runner
 
     def _dims(self, args: Sequence[Any], made: Sequence[Planned]) -> tuple[DynamicDim, ...]:
@@ -245,7 +245,7 @@ class GraphPrograms:
         pairs = [(planned.runner, planned.shapes) for planned in made]
         dims, uneven = dims_of_call(named, opened, (), pairs)
         if uneven:
-            self._say(logging.WARNING, UNEVEN, ", ".join(uneven))
+            self._say(logging.INFO, UNEVEN, ", ".join(uneven))
         return dims
 
     def _static(self, args: Sequence[Any]) -> str | None:
@@ -263,17 +263,17 @@ class GraphPrograms:
     def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool) -> None:
         """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
         other = bool(self.made.get(self._numbers(args)))
-        sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
         if before:
             kind, values = "training" if train else "inference", self._values(args)
-            self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, sizes)
+            self._say(logging.WARNING if other else logging.INFO, "planning again for %s: %s%s", kind, values, others_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
             self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 
     def _values(self, args: Sequence[Any]) -> str:
+        """The shapes of a call's tensors, and those of its numbers that are not the same in all calls so far."""
         tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
-        numbers = zip(self.graph.numbers, self._values_of_numbers(args), strict=True)
-        return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value in numbers)])
+        numbers = zip(self.graph.numbers, self._values_of_numbers(args), *self.made, self._numbers(args), strict=True)
+        return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value, *keys in numbers if len(set(keys)) > 1)])
 
     def _changing(self, args: Sequence[Any]) -> str:
         """The names of what differs among calls so far and that with ``args``."""
@@ -281,6 +281,7 @@ class GraphPrograms:
         return ", ".join(self.graph.names[i] for i, *values in columns if len(set(values)) > 1)
 
     def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
+        """The program, bound; it is compiled when it is first asked whether it serves a call that the lowered one serves."""
         options, dump = self.options, self._dump(graph)
         self._compare(_fields(graph, held, options))
         if graph.family is not None:
@@ -294,9 +295,8 @@ class GraphPrograms:
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
         self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
-        compiled = compile_program(self._bind(program), options.compiler, dump, options.timeout, options.debug, options.cache, options.mode)
-        self._compare({})  # all have compiled: none waits in a collective for one that still does
-        return compiled
+        how = options.compiler, dump, options.timeout, options.debug, options.cache, options.mode
+        return compile_program(self._bind(program), *how, True)
 
     def _trace(
         self, module: fx.GraphModule, tensors: Sequence[torch.Tensor], dims: tuple[DynamicDim, ...]

@@ -18,6 +18,7 @@ from fxshard.passes.hooks import described
 from fxshard.passes.tapped import tap_name
 from fxshard.planning_graph import PlanningGraph, TappedCall, Watched
 from fxshard.program import ShardedProgram
+from fxshard.runtime.inputs import Leaves
 from fxshard.runtime.runner import Runner
 from fxshard.shapes import evaluate_all
 from fxshard.side_effects import SideEffects
@@ -168,7 +169,7 @@ class HooksAfter:
         backward."""
         sizes = program.sizes_of(leaves)
         taps = [] if self.tapping is None else self.tapping.zeros(program.program, sizes)
-        found = program([*leaves, *taps] if taps else leaves)
+        found = program(_and_taps(leaves, taps) if taps else leaves)
         if self.tapping is not None:
             self.tapping.wait(taps)
         if self.side_effects is not None:
@@ -180,6 +181,12 @@ class HooksAfter:
         for call, values in zip(self.calls, given, strict=True):
             call(values)
         return outputs
+
+
+def _and_taps(leaves: Sequence[Any], taps: Sequence[torch.Tensor]) -> Leaves:
+    found = Leaves([*leaves, *taps])
+    found.objects = leaves.objects if isinstance(leaves, Leaves) else ()
+    return found
 
 
 def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:

@@ -25,9 +25,9 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, r
 from fxshard.passes.runner import Dump
 from fxshard.program import ShardedProgram
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.any_size import take_the_same_for_granted
 from fxshard.runtime.bind import BoundProgram, bind
-from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
+from fxshard.runtime.compile import COMPILERS, compile_program
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.inputs import Leaves, leaf_names
 from fxshard.runtime.launch import announce, compare, mesh_ranks, objection, versions
@@ -114,10 +114,10 @@ class BoundModule(nn.Module):
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
         self._compile, self._bound = compiled, bound
         self._compiled = compiled(bound)
+        self._ranks_alike = self._compiled.ranks_alike
         self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
         self._runners: dict[Any, Runner] = {}
         self._served: dict[tuple[int, ...], CompiledProgram] = {} if program.sizes else {(): self._compiled}
-        self._ranks_alike = take_the_same_for_granted(self._compiled, bound.device_mesh, self._timeout)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program; plain tensors are global values.

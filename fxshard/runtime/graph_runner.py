@@ -10,7 +10,7 @@ import torch
 
 from fxshard._torch_compat.calls import DENSE, overlap
 from fxshard.errors import RunError
-from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.fields import SeedWatch, draw_seed
 from fxshard.runtime.graph_outputs import Output
 from fxshard.runtime.inputs import global_result, reader, write_back

@@ -17,13 +17,14 @@ from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.layout import Layout, chunk_lengths
 from fxshard.mesh import as_mesh
-from fxshard.objects import Counted, leaves_in_objects, open_call, outputs_in_objects
+from fxshard.objects import Counted, is_length, leaves_in_objects, length_of, open_call, outputs_in_objects
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram
 from fxshard.runtime.options import check_device_mesh
 from fxshard.runtime.shards import scatter
 from fxshard.runtime.values import check_memory
 from fxshard.runtime.watchdog import watching
+from fxshard.shapes import DynamicDim
 
 
 def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
@@ -200,6 +201,18 @@ def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape:
             target.copy_(global_result(local, layout, shape, bound, False))
 
 
-def shapes_text(names: Sequence[str], leaves: Sequence[Any]) -> str:
-    """The shapes of a call's arguments, by name; of those that are no tensors what they are."""
-    return ", ".join(f"{n} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{n}={x!r}" for n, x in zip(names, leaves, strict=True))
+def shapes_text(named: Mapping[str, Any]) -> str:
+    """The shapes of a call's arguments, by name; of numbers, counts among them, and all that is no tensor what they are."""
+    return ", ".join(
+        f"{name} {tuple(x.shape)}" if isinstance(x, torch.Tensor) and not is_length(x) else f"{name}={length_of(x)!r}"
+        for name, x in named.items()
+    )
+
+
+def others_text(dims: Sequence[DynamicDim], named: Mapping[str, Any]) -> str:
+    """Which other calls a program with these dynamic ``dims`` serves, beside that of the arguments ``named``."""
+    counts = [path for dim in dims for path, _ in dim.places if is_length(named.get(path))]
+    sizes = [str(dim) for dim in dims if not any(is_length(named.get(path)) for path, _ in dim.places)]
+    odd = ", odd ones too" if any(dim.uneven for dim in dims) else ""
+    said = [f"any other sizes of {'; '.join(sizes)}{odd}"] if sizes else []
+    return "".join(f", and {one}" for one in (*said, *([f"any other {', '.join(counts)}"] if counts else [])))

@@ -22,7 +22,7 @@ class Made:
     """A program that was made, and for what: the structure of the arguments, their shapes, the modules' attributes and hooks.
 
     ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
-    program is looked up exactly. ``ranks_alike``: whether all ranks' programs take the same for granted of dynamic sizes.
+    program is looked up exactly.
     """
 
     spec: pytree.TreeSpec
@@ -32,7 +32,6 @@ class Made:
     shapes: Shapes
     hooks: Hooks
     after: HooksAfter
-    ranks_alike: bool
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -43,17 +43,18 @@ from fxshard.runtime.any_size import (
     refusal,
     refusal_of_ranks,
     shapes_of,
-    take_the_same_for_granted,
     traced_where_it_can_be,
+    why_kept,
 )
-from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes
+from fxshard.runtime.attributes import AttributeReader, Attributes, KeptAttributes, attributes_text
 from fxshard.runtime.bind import bind, mesh_device
 from fxshard.runtime.called_hooks import hooks_after
-from fxshard.runtime.compile import compile_program, plain_arithmetic
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.compiled import plain_arithmetic
 from fxshard.runtime.compiler_check import ask_compiler
 from fxshard.runtime.counts import new_counters, warn_of_counts
 from fxshard.runtime.fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, shapes_text
+from fxshard.runtime.inputs import check_whole, flatten_call, leaf_key, leaf_names, others_text, shapes_text
 from fxshard.runtime.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.loading import take_whole_values
 from fxshard.runtime.made import Made
@@ -283,8 +284,11 @@ class ShardedForward:
                 self.runners[key].append(also)
                 return also
         if not first:
-            sizes = f", and any other sizes of {'; '.join(map(str, dims))}" if dims else ""
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s%s", _KIND[train], shapes_text(names, leaves), sizes)
+            last = [*others, *self.runners.get(key, ())][-1:]
+            changed = {a for made in last for a in made.differing(attributes) - made.unread if a[1] != "training"}
+            values = attributes_text(self.model, changed, attributes)
+            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + others_text(dims, named)
+            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], text)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
@@ -307,15 +311,14 @@ class ShardedForward:
                 self.sharded = True
             check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
-            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache)
+            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, later=True)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
         key = self._key(leaves, self.state.held(), train)
-        ranks_alike = take_the_same_for_granted(compiled, self.device_mesh, s.timeout)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after, ranks_alike)
+        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
         self.alike.setdefault(alike_key(key), []).append(made)
-        reason = self._refusal(made, leaves) if program.sizes else None
+        reason = self._refusal(made, leaves)
         if reason is not None:  # it serves others, not the call that it was made for
-            announce(self.device_mesh, logging.WARNING, "that program does not serve the call that it was made for: %s", reason)
+            announce(self.device_mesh, *why_kept(made, reason))
             return self.prepare(args, kwargs, train)
         self.runners.setdefault(key, []).append(made)
         return made
@@ -335,7 +338,7 @@ class ShardedForward:
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
         dims, uneven = dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
         if uneven:
-            announce(self.device_mesh, logging.WARNING, UNEVEN, ", ".join(uneven))
+            announce(self.device_mesh, logging.INFO, UNEVEN, ", ".join(uneven))
         return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
@@ -353,7 +356,8 @@ class ShardedForward:
 
     def _dump(self, train: bool) -> Dump:
         """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
-        return folder_of_one(self.settings.dump, self.device_mesh, f"{len(self.programs):02d}_{'train' if train else 'eval'}")
+        count = len({made.runner for found in self.alike.values() for made in found})
+        return folder_of_one(self.settings.dump, self.device_mesh, f"{count:02d}_{'train' if train else 'eval'}")
 
     def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
         s, sampled = self.settings, sampled_sizes(self.sampled, graph, first=first)

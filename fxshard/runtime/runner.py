@@ -15,7 +15,7 @@ from fxshard.layout import Layout
 from fxshard.objects import after_of, leaves_in_objects, outputs_in_objects
 from fxshard.planning_graph import GraphInput, GraphOutput
 from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.fields import Fields, SeedWatch, draw_seed, value_field
 from fxshard.runtime.inputs import Leaves, check_whole, global_result, reader, write_back
 from fxshard.runtime.launch import compare, mesh_ranks

@@ -21,7 +21,8 @@ from fxshard.cost.recorder import MemoryRecorder
 from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.program import ShardedProgram
 from fxshard.runtime.bind import BoundProgram, bind
-from fxshard.runtime.compile import COMPILERS, CompiledProgram, compile_program
+from fxshard.runtime.compile import COMPILERS, compile_program
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.memory import unbound
 from fxshard.runtime.options import check_choice
 from fxshard.runtime.shards import scatter

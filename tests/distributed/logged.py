@@ -17,12 +17,15 @@ class _Lines(logging.Handler):
 
 
 @contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """The lines that fxshard logs meanwhile."""
+def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """The lines that fxshard logs meanwhile, of this ``level`` and above."""
     lines: list[str] = []
     handler, logger = _Lines(lines), logging.getLogger("fxshard")
+    before = logger.level
+    logger.setLevel(level)
     logger.addHandler(handler)
     try:
         yield lines
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(before)

@@ -159,8 +159,23 @@ def test_a_module_that_returns_a_dict_has_no_place_for_them() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_hooks_of_torch_are_the_graph_alone(wrap: Callable[..., Any]) -> None:
-    """The forward reads the attributes that they write: nothing is called afterwards."""
+@pytest.mark.parametrize("observe", [False, True])
+def test_hooks_of_torch_are_the_graph_alone(wrap: Callable[..., Any], observe: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The forward reads the attributes that they write: nothing is called afterwards, and nobody is warned."""
     model = net()
     wrap(model[0])
-    assert trace(model, (X,), observe=True).watched == ()
+    assert trace(model, (X,), observe=observe).watched == (() if observe else None)
+    assert "changes Python objects" not in caplog.text
+
+
+class Counting(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = {1, 2}
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("observe", [False, True])
+def test_what_a_module_with_them_changes_itself_is_said(observe: bool, caplog: pytest.LogCaptureFixture) -> None:
+    trace(nn.Sequential(nn.utils.weight_norm(Counting(4, 4))), (X,), observe=observe)
+    assert "changes Python objects" in caplog.text

@@ -6,6 +6,7 @@ import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,27 @@ def test_an_activation_changed_in_place_across_a_break_is_refused() -> None:
 
 def scaled(x: Tensor, factor: float, times: int) -> tuple[Tensor, int]:
     return x * factor * times, x.shape[0] * times
+
+
+class Configured(nn.Module):
+    """Reads numbers of an object, which Dynamo hands over beside the argument that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(width=4, eps=1e-5)
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        return x * times + self.config.eps + x.shape[0] * self.config.width
+
+
+def test_numbers_that_stay_are_not_listed(caplog: pytest.LogCaptureFixture) -> None:
+    model = Configured()
+    compiled, x = sharded(model, dynamic=True), torch.ones(5)
+    with caplog.at_level(logging.INFO, "fxshard"):
+        for times in (2, 3, 4):
+            torch.testing.assert_close(compiled(x, times), model(x, times))
+    said = [r.getMessage() for r in caplog.records if r.name == "fxshard" and "planning again" in r.getMessage()]
+    assert said == [f"planning again for inference: x (5,), times={n}, and any other sizes of dim 0 of x" for n in (3, 4)]
 
 
 def test_numbers_that_change_are_planned_again_and_sizes_are_not(caplog: pytest.LogCaptureFixture) -> None:

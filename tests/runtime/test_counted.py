@@ -132,3 +132,34 @@ def test_counting_rows_of_any_number(mesh: DeviceMesh) -> None:
     for rows in (3, 5, 3, 6, 1):
         torch.testing.assert_close(sharded(x[:rows], mine), model(x[:rows], want))
     assert mine == want and len(sharded.forward.programs) == 1
+
+
+class Squares(nn.Module):
+    def forward(self, x: torch.Tensor, clock: Clock) -> torch.Tensor:
+        clock.steps = clock.steps**2
+        return x * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [5, 2**31 - 1, 2**62])
+def test_numbers_that_are_no_sizes_stay_values(first: int, mesh: DeviceMesh) -> None:
+    """No tensor is so long, nor as the square of what one can be: such a number has a program of its own."""
+    model, x = Squares(), torch.randn(3, 4)
+    sharded = parallelized(model, (x, Clock(first)), mesh)
+    made = []
+    for steps in (first, 6, 7, 2**31 - 1, 2**31, 2**62, 2**70, 9, 12):
+        mine, want = Clock(steps), Clock(steps)
+        torch.testing.assert_close(sharded(x, mine), model(x, want))
+        assert mine == want
+        made.append(len(sharded.forward.programs))
+    assert made[3] < made[4] < made[6] == made[-1], "one for all sizes, and one for each of the others"
+
+
+@torch.no_grad()
+def test_a_count_is_said_as_a_number(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Counts(20), torch.randn(3, 4)
+    sharded = parallelized(model, (x, Clock(4)), mesh)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        sharded(x, Clock(40))
+    (said,) = [line for line in caplog.messages if "planning again" in line]
+    assert said == "planning again for inference: args[0] (3, 4), args[1].steps=40, and any other args[1].steps"

@@ -15,7 +15,7 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard.mesh import Mesh
 from fxshard.ops.random import draw
 from fxshard.passes.trace import trace
-from fxshard.runtime.compile import CompiledProgram
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.expand_draws import expand_draws
 from tests.passes.tracing import ONE, Function, simulated
 

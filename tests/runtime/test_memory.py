@@ -12,7 +12,8 @@ import fxshard
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.mesh import Mesh
 from fxshard.program import ShardedProgram
-from fxshard.runtime.compile import CompiledProgram, compile_program
+from fxshard.runtime.compile import compile_program
+from fxshard.runtime.compiled import CompiledProgram
 from fxshard.runtime.memory import program_memory, unbound
 from fxshard.testing.memory import MemoryRecorder
 

@@ -146,3 +146,39 @@ def test_nothing_is_made_up_of_a_list_that_is_read(mesh: DeviceMesh, caplog: pyt
     with caplog.at_level("WARNING", "fxshard"):
         sharded(x)
     assert type(sharded.step) is int and sharded.items in ([3], [3, 1]) and sharded.n in (0, 2)
+
+
+class Tempered(nn.Module):
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.up, self.name = nn.Linear(4, 4), "soft"
+        if buffer:
+            self.register_buffer("temperature", torch.tensor(1.0))
+        else:
+            self.temperature: Any = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.up(x) / self.temperature).softmax(-1)
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_schedule_of_a_number(buffer: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """Each value of an attribute is a program, which the log says, and what to do about it; done so, one program serves all."""
+    model, x, values = Tempered(buffer), torch.randn(3, 4), [1.0 - k / 16 for k in range(10)]
+    sharded = parallelized(model, x, mesh)
+    with caplog.at_level("WARNING", "fxshard"):
+        for value in values:
+            for m in (sharded, model):
+                if buffer:
+                    m.temperature.fill_(value)
+                else:
+                    m.temperature = value
+            torch.testing.assert_close(sharded(x), model(x))
+    said = [record.getMessage() for record in caplog.records if record.name == "fxshard"]
+    again = [line for line in said if "planning again" in line]
+    if buffer:
+        assert len(sharded.forward.programs) == 1 and not said
+        return
+    assert again == [f"planning again for training: args[0] (3, 4), self.temperature={value!r}" for value in values[1:]]
+    (advice,) = [line for line in said if line not in again]
+    assert "self.register_buffer('temperature', torch.tensor(...)), and change that by fill_()" in advice

@@ -1,0 +1,80 @@
+"""What watches a module's attributes: nobody learns of the class that does, whatever a user's classes do when one is derived from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxshard.passes.attribute_tracking import noting
+from fxshard.passes.trace import trace
+
+MADE: list[str] = []
+
+
+class Announced(nn.Module):
+    """A class that lists those derived from it, and asks them for an argument."""
+
+    def __init_subclass__(cls, *, key: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        MADE.append(key)
+
+
+class Meta(type):
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        MADE.append(name)
+        return super().__new__(mcs, name, bases, body)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
+        MADE.append(name)
+        super().__init__(name, bases, body)
+
+
+class Base(ABC, nn.Module):
+    @abstractmethod
+    def scale(self) -> int: ...
+
+
+def counts(self: Any, x: Tensor) -> Tensor:
+    self.calls = self.calls + 1
+    return self.layer(x) * self.scale()
+
+
+def body() -> dict[str, Any]:
+    def init(self: Any) -> None:
+        nn.Module.__init__(self)
+        self.layer, self.calls = nn.Linear(4, 2), 0
+
+    return {"__init__": init, "forward": counts, "scale": lambda self: 3, "__module__": __name__}
+
+
+KINDS = {
+    "plain": type("Plain", (nn.Module,), body()),
+    "announced": type("Derived", (Announced,), body(), key="derived"),
+    "metaclass": Meta("Made", (nn.Module,), body()),
+    "abstract": type(Base)("Concrete", (Base,), body()),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_class_is_watched_in_silence(name: str) -> None:
+    kind, x = KINDS[name], torch.randn(3, 4)
+    model, before = kind(), list(MADE)
+    with noting(model, (), {}) as noted:
+        out = model(x)
+        assert isinstance(model, kind) and type(model).__name__ == kind.__name__
+    assert type(model) is kind and before == MADE, "of its own class again, and nobody was told"
+    torch.testing.assert_close(out, model.layer(x) * 3)
+    assert (0, "calls") in noted.reads and "layer" not in {attribute for _, attribute in noted.writes}
+    assert "test_attribute_tracking.py" in noted.writes[0, "calls"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_such_a_model_counts_is_followed(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    before = list(MADE)
+    effects = trace(KINDS[name](), (torch.randn(3, 4),), observe=True).side_effects
+    assert effects is not None and [write.path for write in effects.writes] == ["calls"]
+    assert before == MADE and "changes Python objects" not in caplog.text
