@@ -1,0 +1,48 @@
+"""Guards of every rank in a file: read as they were written, and refused where the mesh has other ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sympy
+from torch.utils._sympy.functions import Max, Min
+
+from fxshard.archive.sizes import FileSizes, write_guards
+from fxshard.errors import FileError
+from fxshard.files import parse_json
+from fxshard.mesh import Mesh
+from fxshard.shapes import Guard
+
+N, RANK = (sympy.Symbol(name, integer=True, positive=True) for name in ("s1", "s2"))
+GUARD = Guard(Max(0, Min(4, N - 4 * (RANK - 1))) > 0, (("n", N, 1),), "model.py:8", (("rank_on_a", RANK, 3),))
+SIZE = {"name": "n", "places": [["args[0]", 0]], "unit": 1, "example": 12, "least": 1, "most": None, "uneven": True}
+
+
+def read(mesh: Mesh | None = None, **changed: Any) -> Guard:
+    (row,) = write_guards([GUARD])
+    text = json.dumps({"size": SIZE, "guard": {**row, **changed}})
+    root = parse_json(text.encode(), "program.json")
+    sizes = FileSizes([root.get("size", lambda f: f)], mesh or Mesh({"a": 3}))
+    return root.get("guard", sizes.guard)
+
+
+def test_roundtrip() -> None:
+    found = read()
+    assert str(found) == str(GUARD) and found.ranks == GUARD.ranks
+    assert [n for n in range(1, 16) if found.holds({"n": n})] == [9, 10, 11, 12, 13, 14, 15]
+    assert "ranks" not in write_guards([Guard(N > 1, (("n", N, 1),), "")])[0]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"ranks": []}, {"ranks": [["rank_on_b", "s2", 3]]}, {"ranks": [["rank_on_a", "s2", 4]]}, {"sizes": []}]
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(FileError, match="a condition on sizes that the program has"):
+        read(**changed)
+
+
+def test_another_mesh_is_refused() -> None:
+    with pytest.raises(FileError, match="a condition on sizes that the program has"):
+        read(Mesh({"a": 4}))
