@@ -22,6 +22,12 @@ class _NoCondition(Exception):
     """A number is asked for, which has too many answers to try."""
 
 
+def without_needless_guards(mode: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives of the fakes of ``mode``; of what it asks of their symbols only that is noted whose answer changes it."""
+    same = whatever_the_answers(mode.shape_env, mode, make)
+    return same[0] if same else make()
+
+
 def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
     """(what ``make`` gives,) where that is the same whatever the symbols of ``env`` are: each question that these do not settle is
     answered both ways, and nothing is noted. Nothing where it differs, fails for an answer, or asks too much: then what is asked counts.

@@ -14,7 +14,7 @@ from torch import fx
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
 from fxshard._torch_compat.nodes import new_node
-from fxshard._torch_compat.questions import whatever_the_answers
+from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import expression, is_symbolic, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
@@ -139,9 +139,7 @@ class SymbolicValues(Values):
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
             with self.mode, torch.no_grad(), symbolic_kernels():
-                make = partial(target, *values, **keywords)
-                same = whatever_the_answers(self.mode.shape_env, self.mode, make)
-                self._results[key] = same[0] if same else make()
+                self._results[key] = without_needless_guards(self.mode, partial(target, *values, **keywords))
         return self._results[key]
 
 
