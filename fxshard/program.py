@@ -199,10 +199,10 @@ class ShardedProgram:
         return guards_on(condition, where, *self._symbols)
 
     @property
-    def _symbols(self) -> tuple[dict[str, torch.SymInt], dict[str, int], list[tuple[torch.SymInt, int]]]:
+    def _symbols(self) -> tuple[dict[str, torch.SymInt], dict[str, int], dict[str, tuple[torch.SymInt, int]]]:
         """(sizes, the unit of each, numbers of ranks and how many there are)."""
         symbols, units = {one.name: one.value for one in self.sizes}, {one.name: one.unit for one in self.sizes}
-        return symbols, units, [(one.value, one.most or 1) for one in self.ranks]
+        return symbols, units, {one.name: (one.value, one.most or 1) for one in self.ranks}
 
     def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
         """The same program with other local graphs, and what they issue."""

@@ -215,7 +215,7 @@ class Table:
             raise LayoutError(
                 f"{mixed} holds pending reductions whose order would matter: nothing leads from {source} to {target}", remedy=remedy
             )
-        return tuple(step for a, b in itertools.pairwise(self._path(i, j)) for step in self.direct(a, b))
+        return tuple(step for a, b in itertools.pairwise(self.path(i, j)) for step in self.direct(a, b))
 
     def direct(self, i: int, j: int) -> tuple[Step, ...]:
         """The steps of a path that passes through no other plain layout (``via[i, j]`` is negative)."""
@@ -270,11 +270,11 @@ class Table:
             self._joined[joining] = found
         return self._joined[joining]
 
-    def _path(self, i: int, j: int) -> list[int]:
+    def path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]
         if middle < 0:
             return [i] if i == j else [i, j]
-        return self._path(i, middle)[:-1] + self._path(middle, j)
+        return self.path(i, middle)[:-1] + self.path(middle, j)
 
 
 TIE = 1e-7

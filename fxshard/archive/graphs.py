@@ -25,6 +25,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree, schema_of
 from fxshard._torch_compat.expressions import SIZE_CALLS
+from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, oblivious, ranges_of, surely, symbolic_kernels
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
@@ -207,8 +208,11 @@ class _Reader:
     def fake(self, make: Callable[[], Any], field: Field, what: str) -> Any:
         """What ``make`` gives on fake tensors; whatever torch finds wrong with its arguments is a fault of the file."""
         try:
-            with self.sizes.mode, torch.no_grad(), symbolic_kernels() if self.sizes.sizes else nullcontext():
-                return make()
+            with self.sizes.mode, torch.no_grad():
+                if not self.sizes.sizes:
+                    return make()
+                with symbolic_kernels():
+                    return without_needless_guards(self.sizes.mode, make)
         except Exception as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise field.fail(f"{what} cannot have these shapes and arguments: {reason}") from error

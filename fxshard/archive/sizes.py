@@ -21,7 +21,7 @@ from fxshard.shapes import Guard, counted_range, depends
 from fxshard.shapes.expressions import parsed, written
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
-_GUARD = ("condition", "sizes", "where")
+_GUARD = ("condition", "sizes", "ranks", "where")
 MAX_SIZES, MAX_GUARDS, LARGEST = 32, 2_000, 2**40
 """Limits of what is read: dynamic sizes of a program, what it takes for granted of them, and their values."""
 
@@ -48,9 +48,15 @@ def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
 
 
 def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
-    """What is taken for granted as plain data: the condition, and for each of its symbols the size's name and its unit there."""
+    """What is taken for granted as plain data: the condition, and for each of its symbols the size's name and its unit there, or a rank's
+    number by name and how many there are."""
     return [
-        {"condition": written(g.expression), "sizes": [[name, str(symbol), unit] for name, symbol, unit in g.symbols], "where": g.where}
+        {
+            "condition": written(g.expression),
+            "sizes": [[name, str(symbol), unit] for name, symbol, unit in g.symbols],
+            **({"ranks": [[name, str(symbol), count] for name, symbol, count in g.ranks]} if g.ranks else {}),
+            "where": g.where,
+        }
         for g in guards
     ]
 
@@ -115,23 +121,26 @@ class FileSizes:
         return self.known[text]
 
     def guard(self, field: Field) -> Guard:
-        return read_guard(field, {one.name for one in self.sizes})
+        return read_guard(field, {one.name for one in self.sizes}, {(one.name, one.most or 1) for one in self.ranks})
 
 
-def read_guard(field: Field, names: Iterable[str]) -> Guard:
-    """What ``write_guards`` wrote, of sizes of these names; raises FileError on anything else."""
+def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
+    """What ``write_guards`` wrote, of sizes of these names, and of ``numbers`` of ranks (name, how many); raises FileError on anything
+    else."""
     field.known(_GUARD)
     try:
         condition = field.get("condition", lambda f: parsed(f.text(), None))
     except FileError as error:
         raise error if error.where else field.fail(error.what, error.remedy) from None
     rows = field.get("sizes", lambda f: f.tuple_of(_named))
+    ranks = field.get("ranks", lambda f: f.tuple_of(_named), tuple[tuple[str, str, int], ...]())
     found = {symbol.name: symbol for symbol in condition.free_symbols}
-    unknown = [name for name, _, _ in rows if name not in set(names)]
-    if unknown or set(found) != {symbol for _, symbol, _ in rows} or not isinstance(condition, sympy.logic.boolalg.Boolean):
+    known = {name for name, _, _ in rows} <= set(names) and {(name, count) for name, _, count in ranks} <= set(numbers)
+    said = sorted(symbol for _, symbol, _ in (*rows, *ranks))
+    if not known or sorted(found) != said or not isinstance(condition, sympy.logic.boolalg.Boolean):
         raise field.fail("a guard is a condition on sizes that the program has")
-    symbols = tuple((name, found[symbol], unit) for name, symbol, unit in rows)
-    return Guard(condition, symbols, field.get("where", Field.text))
+    symbols, of_ranks = (tuple((name, found[symbol], number) for name, symbol, number in one) for one in (rows, ranks))
+    return Guard(condition, symbols, field.get("where", Field.text), of_ranks)
 
 
 def _count(field: Field, least: int) -> int:

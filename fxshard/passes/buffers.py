@@ -17,6 +17,9 @@ from fxshard.redistribution import Step
 NUMBER = torch.int64.itemsize
 """Bytes of a place in a tensor."""
 
+NEUTRAL = ("sum", "product")
+"""Pending reductions for which all ranks but the first hold a neutral number."""
+
 Stage = tuple[int, bool]
 """(bytes beside what the step is given, whether that is still read)."""
 
@@ -75,6 +78,13 @@ class Buffers:
         return [(0, True)] if self.straight else [(1 + self.itemsize + self.y, True)]
 
 
+def makes_anew(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether what a step from ``layout`` gives is a tensor of its own, on the largest rank: not what it is given."""
+    if isinstance(step.target, Partial):
+        return step.target.reduce_op in NEUTRAL
+    return step.is_collective or ceil_shape(shape, layout, mesh.shape) != ceil_shape(shape, step.after(layout), mesh.shape)
+
+
 def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, mesh: Mesh) -> Sequence[Stage]:
     """Those of one step from ``layout``, of the largest shard of a tensor of ``shape``."""
     itemsize, after = dtype.itemsize, step.after(layout)
@@ -105,6 +115,6 @@ def _buffers(step: Step, before: tuple[int, ...], after: tuple[int, ...], x: int
         straight = step.source.dim == 0 and n * x == y
     elif step.kind == "to_partial":
         assert isinstance(step.target, Partial)
-        straight = step.target.reduce_op not in ("sum", "product")
+        straight = step.target.reduce_op not in NEUTRAL
     block = math.prod(map(min, before, after)) * itemsize
     return Buffers(step, x, y, n, itemsize, straight, dense, length, short, block)

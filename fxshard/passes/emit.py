@@ -12,9 +12,10 @@ from torch.distributed.tensor import Partial, Shard
 
 from fxshard._torch_compat.symbols import surely
 from fxshard.layout import Layout, ceil_shape, chunk
+from fxshard.mesh import Mesh
 from fxshard.passes.folded import Passage, emit_passage
 from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.shaping import alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
+from fxshard.passes.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
 from fxshard.redistribution import LOCAL_STEPS, Step, exchange_shape
 
 aten = torch.ops.aten
@@ -29,6 +30,14 @@ def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: 
     as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
     result, collective = _emit(local, as_bytes, step, layout, shape)
     return local.emit(aten._to_copy.default, result, dtype=torch.bool), collective
+
+
+def takes_all_at_once(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the chunks of a dim, of a tensor whose sizes are numbers, are so many that a step takes them all at once."""
+    after = step.after(layout)
+    if layout.is_folded or after.is_folded:
+        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
+    return bool(step.dims) and step.is_collective and mesh.shape[step.axis] > MANY
 
 
 def _emit(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:

@@ -135,6 +135,11 @@ class Passage:
         found = Nested(length, parts, grid.piece)
         return None if found.filled else found
 
+    @property
+    def at_once(self) -> bool:
+        """Whether pieces are so many that they are taken, or put together, by the indexes of their elements."""
+        return any(nested is not None and nested.at_once for nested in (self.taken_apart, self.put_together))
+
     @cached_property
     def whole(self) -> tuple[int, ...]:
         """Shape of what a rank has, filled up."""
@@ -233,8 +238,8 @@ def _places_apart(local: LocalGraph, nested: Nested) -> fx.Node:
         rest = local.emit(aten.sub.Tensor, size, offset) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, offset, size)
         size = _least(local, rest, step)
     inner = _along(local, nested.piece, ndim - 1, ndim)
-    there = local.emit(aten.lt.Tensor, inner, size)
-    places = local.emit(aten.where.ScalarOther, there, local.emit(aten.add.Tensor, inner, begin), nested.length)
+    behind = local.emit(aten.ge.Tensor, inner, size)
+    places = local.emit(aten.masked_fill.Scalar, local.emit(aten.add.Tensor, inner, begin), behind, nested.length)
     return local.emit(aten.view.default, places, [math.prod(nested.parts) * nested.piece])
 
 

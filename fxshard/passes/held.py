@@ -52,8 +52,8 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
             returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
             why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
             span = _moved(value, entry, times, entries, specs)
-            found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh), entry.target))
-            meanwhile = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
+            meanwhile, behind = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
+            found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh) + behind, entry.target))
             found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
     for node, time in times.time.items():
         bytes_ = times.taken((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import fx
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
 from fxshard._torch_compat.nodes import new_node
+from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
 from fxshard.mesh import Mesh
@@ -48,7 +50,7 @@ class Values:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self.needed: list[tuple[Any, str]] = []
-        """(symbolic length that must not be 0, for which operator)."""
+        """(symbolic length that must not be 0, for what)."""
         self._results: dict[Any, Any] = {}
         self._fakes: dict[Any, Any] = {}
         self._looks: dict[int, tuple[torch.Tensor, Hashable]] = {}  # tensors are kept: another may not get the id of one that is gone
@@ -137,7 +139,7 @@ class SymbolicValues(Values):
         if key not in self._results:
             values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
             with self.mode, torch.no_grad(), symbolic_kernels():
-                self._results[key] = target(*values, **keywords)
+                self._results[key] = without_needless_guards(self.mode, partial(target, *values, **keywords))
         return self._results[key]
 
 

@@ -7,6 +7,7 @@ replaced by the neutral element.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, oblivious, plain, surely
+from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
 from fxshard.call import Call, calls_of
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, indexes, is_emptied
@@ -34,12 +35,14 @@ from fxshard.planning_graph import (
     example_shape,
     is_getitem,
     is_tensor,
+    of_user,
     operands,
     outputs_of,
     plain_shape,
     planned_nodes,
     producer,
     source_line,
+    users_place,
 )
 from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
 from fxshard.redistribution import sent_bytes, walk
@@ -105,7 +108,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         program = _lowered(symbolic, plan, classes, known, ranks)
         sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
         program = replace(program, sizes=sizes)
-        needed = [one for size, operator in known.needed for one in program.guards_on(size > 0, f"{operator} {NEEDS}")]
+        needed = [one for size, where in known.needed for one in program.guards_on(size > 0, where)]
     return replace(program, guards=distinct((*family.guards, *program.noted_guards(), *needed)))
 
 
@@ -137,7 +140,8 @@ def _lowered(
             continue
         place = indexes(coordinate, [one.value for one in ranks]) if ranks else coordinate
         lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, place, known))
-        modules[size_class] = lowering.run()
+        with noting_lines(of_user, lowering.users_place) if known is not NUMBERS else contextlib.nullcontext():
+            modules[size_class] = lowering.run()
         issued = issued or tuple(lowering.collectives)
     ends = [n for n in graph.nodes if n.op == "placeholder"]
     results = operands(graph.module.graph.output_node())
@@ -360,7 +364,7 @@ class _Lowering:
         is asked of; of operators that are not known to give it of nothing it is taken for granted that they have."""
         if context.target in DIES_OF_NOTHING:
             sizes = self.local.shape(context.args[0])
-            self.local.known.needed += [(n, str(context.target)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
+            self.local.known.needed += [(n, self._needs(context)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
         reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
         reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
         if not reduced or context.target in OF_NOTHING:
@@ -372,11 +376,19 @@ class _Lowering:
                 if op is None or not is_symbolic(size) or surely(size > 0):
                     continue
                 if context.target not in FILLED:
-                    self.local.known.needed.append((size, str(context.target)))
+                    self.local.known.needed.append((size, self._needs(context)))
                     continue
                 missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
                 args[k] = self.local.emit(aten.constant_pad_nd.default, args[k], missing, identity(op, args[k].meta["val"].dtype))
         context.args = tuple(args)
+
+    def _needs(self, context: Context) -> str:
+        return f"{self.users_place()}: {context.target} {NEEDS}".removeprefix("None: ")
+
+    def users_place(self, trace: str = "") -> str | None:
+        """``file:line`` of the user's line behind the node that is being lowered."""
+        origin = self.local.origin
+        return None if origin is None else users_place(origin.meta.get("stack_trace") or "")
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(

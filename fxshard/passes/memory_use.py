@@ -132,7 +132,7 @@ class Usage:
         """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
         times = self.modes.times
         for one in transfers:
-            there, other = self.alike(("moved", *shape_and_itemsize(one.value)), one.ends, partial(self.moved_bytes, one.value, one.ends))
+            there, other = self.moved_bytes(one.value, one.ends)
             lo, hi = one.span[0], max(one.span[1], self.modes.shown_until(one.value))
             source = producer(one.value)[0]
             if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
@@ -168,7 +168,7 @@ class Usage:
             if one.crossing.own:
                 yield Live(min(self._made(value)[1], one.crossing.end), one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
             else:
-                _, other = self.alike(("moved", *shape_and_itemsize(value)), one.ends, partial(self.moved_bytes, value, one.ends))
+                _, other = self.moved_bytes(value, one.ends)
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
 
     def _when_redone(self, var: int, amounts: np.ndarray) -> np.ndarray:
@@ -181,20 +181,33 @@ class Usage:
 
     def moving_bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
+        return self._of_moves(value, ends)[0]
+
+    def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
+        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
+        return self._of_moves(value, ends)[1:]
+
+    def _of_moves(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tensor, priced = value.meta["val"], self.prices.extent(value)
 
-        def make() -> np.ndarray:
+        def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-            return workspace.of_moves(tensor, table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price), layouts)
+            paths = table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price)
+            meanwhile, behind = workspace.of_moves(tensor, paths, layouts)
+            sizes = self.bytes_of(value, ends)
+            there = np.tile(sizes, (len(sizes), 1)) + behind
+            there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
+            return meanwhile, there, there - np.diag(np.diag(there))
 
-        return self.alike(("moving", tuple(tensor.shape), tensor.stride(), tensor.dtype, priced), ends, make)
+        return self.alike(("moves", tuple(tensor.shape), tensor.stride(), tensor.dtype, priced), ends, make)
 
     def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
-        """The same of one of the outputs of a node, and of two layouts."""
+        """Both together of one of the outputs of a node, and of two layouts."""
         tensor = outputs_of(node)[output]
         if tensor is None or have is None or want is None or have == want:
             return 0
-        return workspace.of_move(tensor, have, steps(have, want, *self.prices.extent(node, output), self.mesh, self.price), self.mesh)
+        path = steps(have, want, *self.prices.extent(node, output), self.mesh, self.price)
+        return sum(workspace.of_move(tensor, have, path, self.mesh))
 
     def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
         """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
@@ -205,14 +218,6 @@ class Usage:
             return np.array([0.0 if at is None else float(shard_bytes(shape, itemsize, at, self.mesh.shape)) for at in found])
 
         return self.alike(("bytes", shape, itemsize), ends, make)
-
-    def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
-        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
-        sizes = self.bytes_of(value, ends)
-        there = np.tile(sizes, (len(sizes), 1))
-        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-        there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
-        return there, there - np.diag(np.diag(there))
 
 
 def given_layouts(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:

@@ -1,8 +1,9 @@
 """What a rank takes for a moment: while a node runs, or a redistribution, beyond what these read and what they give.
 
-A node is emitted as lowering emits it, on the largest shards, and run on fake tensors with the kernels of the CPU; of redistributions
-the buffers are known (``buffers``). So what a plan is said to hold is what its program does. What kernels of torch allocate by
-themselves is in neither.
+A node is emitted as lowering emits it, on the largest shards, and run on fake tensors with the kernels of the CPU. Of redistributions
+the buffers are known (``buffers``), so many pairs of layouts are asked about; where chunks are so many that they are taken all at once
+they are emitted too, and what they make is counted. So what a plan is said to hold is what its program does. What kernels of torch
+allocate by themselves is in neither.
 """
 
 from __future__ import annotations
@@ -12,30 +13,33 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree
+from fxshard._torch_compat import pytree, schema_of
 from fxshard.call import Call, call_of
 from fxshard.cost.workspace import most_at_once
 from fxshard.layout import Layout, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.ops.kernels import KERNELS
-from fxshard.passes.buffers import stages
+from fxshard.passes.buffers import makes_anew, stages
+from fxshard.passes.emit import emit_step, takes_all_at_once
 from fxshard.passes.local_graph import FAKES, LocalGraph
 from fxshard.passes.lower import Context
 from fxshard.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operands, outputs_of, plain_shape
 from fxshard.redistribution import Step, Table, walk
 from fxshard.sharding_plan import OpSpec
+from fxshard.solver import Timeline
 from fxshard.strategies import local_form, lookup
 from fxshard.targets import name_of
 
-_FOUND: dict[Any, int] = {}
+_FOUND: dict[Any, Any] = {}
 """Bytes by all that they follow from: layers are alike, and so are most layouts of one operator."""
 MOST = 200_000
+T = TypeVar("T")
 
 
 def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh: Mesh) -> np.ndarray:
@@ -70,69 +74,87 @@ def takes(node: fx.Node) -> bool:
     return not at_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
 
 
-def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
-    """Bytes beyond ``value`` in ``source`` and in the layout that it is brought into, while that is done."""
+@dataclass(frozen=True)
+class Way:
+    """What bringing a value from one layout into another takes on the largest rank, in bytes.
+
+    ``most``: alive at most meanwhile, with what is given and what is made; ``behind``: of the storage in which the result lies, beyond it;
+    ``moved``: whether that is another one than that of what is given.
+    """
+
+    most: int
+    behind: int = 0
+    moved: bool = True
+
+    def then(self, other: Way, given: int) -> Way:
+        """Both, one after the other; ``given``: bytes of what was given, where that stays."""
+        behind = other.behind if other.moved else self.behind
+        return Way(max(self.most, other.most + self.behind + given), behind, self.moved or other.moved)
+
+
+def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> tuple[int, int]:
+    """(bytes beyond ``value`` in ``source`` and what it is brought into, while that is done, bytes of this beyond its shard)."""
     shape, dense = plain_shape(value.shape), value.is_contiguous()
     if not steps or UNKNOWN in shape:
-        return 0
+        return 0, 0
     key = "move", shape, value.dtype, dense, source, tuple(steps), mesh.shape
     return _once(key, lambda: _moved(shape, value.dtype, dense, source, steps, mesh))
 
 
-def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layout, steps: Sequence[Step], mesh: Mesh) -> int:
-    path, most = list(walk(source, tuple(steps))), 0
+def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layout, steps: Sequence[Step], mesh: Mesh) -> tuple[int, int]:
+    path = list(walk(source, tuple(steps)))
+    ends = [number for number, (_, _, after) in enumerate(path, 1) if not after.is_folded or number == len(path)]
     first, last = (math.prod(ceil_shape(shape, at, mesh.shape)) * dtype.itemsize for at in (source, path[-1][2]))
-    for number, (layout, step, _) in enumerate(path):
-        most = max(most, _during(step, layout, shape, dtype, dense or number > 0, number == 0, mesh) + (first if number else 0))
-    return max(0, most - first - last)
+    parts = [path[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+    found = _way(parts[0], shape, dtype, dense, True, mesh)
+    for part in parts[1:]:
+        found = found.then(_way(part, shape, dtype, True, False, mesh), first)
+    return max(0, found.most - first - last - found.behind), found.behind
 
 
-def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> np.ndarray:
-    """(from, to) bytes beyond ``value`` in two layouts while it is brought from one into the other; 0 where one is None."""
+def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
+    """The same for all pairs: (from, to) bytes each, 0 where one is None."""
     return _moves(paths, plain_shape(value.shape), value.dtype, value.is_contiguous()).between(layouts)
 
 
 @dataclass
 class _Moves:
-    """What is alive at most along the paths of a table, by what lies between their ends: path by path would be slow.
-
-    ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is given lies in memory without gaps."""
+    """What the paths of a table take. ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is
+    given lies in memory without gaps."""
 
     paths: Table
     shape: tuple[int, ...]
     dtype: torch.dtype
     dense: bool
     sizes: list[int]
-    most: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    ways: dict[tuple[int, int, bool], Way] = field(default_factory=dict)
 
-    def between(self, layouts: Sequence[Layout | None]) -> np.ndarray:
-        found = np.zeros((len(layouts), len(layouts)))
+    def between(self, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
+        meanwhile, behind = (np.zeros((len(layouts), len(layouts))) for _ in range(2))
         if UNKNOWN in self.shape:
-            return found
+            return meanwhile, behind
         there = [(k, self.paths.index[at]) for k, at in enumerate(layouts) if at is not None]
         for (row, i), (column, j) in itertools.permutations(there, 2):
             if np.isfinite(self.paths.prices[i, j]):
-                found[row, column] = max(0, self.along(i, j, True) - self.sizes[i] - self.sizes[j])
+                way = self.along(i, j)
+                meanwhile[row, column] = max(0, way.most - self.sizes[i] - self.sizes[j] - way.behind)
+                behind[row, column] = way.behind
+        return meanwhile, behind
+
+    def along(self, i: int, j: int) -> Way:
+        """The way from layout i, of a value, which lives on, to layout j."""
+        first, *rest = itertools.pairwise(self.paths.path(i, j))
+        found = self._direct(*first, True)
+        for part in rest:
+            found = found.then(self._direct(*part, False), self.sizes[i])
         return found
 
-    def along(self, i: int, j: int, stays: bool) -> int:
-        """Bytes alive at most on the way from layout i to layout j; ``stays``: what is given is a value, which lives on."""
-        if (i, j, stays) not in self.most:
-            middle = int(self.paths.via[i, j])
-            if middle < 0:
-                found = self._direct(i, j, stays)
-            else:
-                found = max(self.along(i, middle, stays), self.along(middle, j, False) + (self.sizes[i] if stays else 0))
-            self.most[i, j, stays] = found
-        return self.most[i, j, stays]
-
-    def _direct(self, i: int, j: int, stays: bool) -> int:
-        """The same where no plain layout lies between the two."""
-        mesh, most = self.paths.tensor[2], 0
-        for number, (layout, step, _) in enumerate(walk(self.paths.layouts[i], self.paths.direct(i, j))):
-            given, kept = stays and not number, self.sizes[i] if stays and number else 0
-            most = max(most, _during(step, layout, self.shape, self.dtype, self.dense or not given, given, mesh) + kept)
-        return most
+    def _direct(self, i: int, j: int, stays: bool) -> Way:
+        """The same where no plain layout lies between the two; ``stays``: whether what is given does."""
+        if (i, j, stays) not in self.ways:
+            path = list(walk(self.paths.layouts[i], self.paths.direct(i, j)))
+            self.ways[i, j, stays] = _way(path, self.shape, self.dtype, self.dense or not stays, stays, self.paths.tensor[2])
+        return self.ways[i, j, stays]
 
 
 @lru_cache(maxsize=512)
@@ -142,14 +164,62 @@ def _moves(paths: Table, shape: tuple[int, ...], dtype: torch.dtype, dense: bool
     return _Moves(paths, shape, dtype, dense, sizes)
 
 
-def _during(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> int:
-    """Bytes alive at most while one step is done; ``stays``: what it reads does, being a value, not what a step before it made."""
-    size = math.prod(ceil_shape(shape, layout, mesh.shape)) * dtype.itemsize
-    found = stages(step, layout, shape, dtype, dense, mesh)
-    return max(taken + (size if stays or reads else 0) for taken, reads in found)
+Path = Sequence[tuple[Layout, Step, Layout]]
 
 
-def _once(key: Any, make: Callable[[], int]) -> int:
+def _way(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> Way:
+    """A way that passes through no other plain layout; ``stays``: what it reads does, being a value, not what a step before made."""
+    if any(takes_all_at_once(step, layout, shape, mesh) for layout, step, _ in path):
+        return _emitted(path, shape, dtype, dense, stays, mesh)
+    sizes = [math.prod(ceil_shape(shape, at, mesh.shape)) * dtype.itemsize for at in (*(layout for layout, _, _ in path), path[-1][2])]
+    most = 0
+    for number, (layout, step, _) in enumerate(path):
+        found = stages(step, layout, shape, dtype, dense or number > 0, mesh)
+        here = max(taken + (sizes[number] if reads or (stays and not number) else 0) for taken, reads in found)
+        most = max(most, here + (sizes[0] if stays and number else 0))
+    return Way(most, 0, any(makes_anew(step, layout, shape, mesh) for layout, step, _ in path))
+
+
+def _emitted(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> Way:
+    """The same of steps as lowering emits them. What has gaps has them between all elements: nothing passes for dense that may not be."""
+    local, given = LocalGraph(mesh, (0,) * mesh.ndim), ceil_shape(shape, path[0][0], mesh.shape)
+    x = local.placeholder("x", given, torch.empty(0, dtype=dtype, device="meta"))
+    size = _bytes(x.meta["val"])
+    if not dense:
+        strides = [2 * stride for stride in x.meta["val"].stride()]
+        x.meta["val"] = torch.empty_strided(given, strides, dtype=dtype, device="meta")
+    result = x
+    for layout, step, _ in path:
+        result, _ = emit_step(local, result, step, layout, shape)
+    most, base = _alive(local.graph, stays, result)
+    made = math.prod(ceil_shape(shape, path[-1][2], mesh.shape)) * dtype.itemsize
+    return Way(most - _bytes(x.meta["val"]) + size, 0 if base is x else _bytes(base.meta["val"]) - made, base is not x)
+
+
+def _alive(graph: fx.Graph, stays: bool, result: fx.Node) -> tuple[int, fx.Node]:
+    """(bytes alive at most while the calls of a way run, the node in whose memory its result lies), by the values that nodes carry: quicker
+    than to run them (``_most``). ``stays``: whether the input does."""
+    base: dict[fx.Node, fx.Node] = {}
+    spans: dict[fx.Node, tuple[int, int]] = {}
+    for time, node in enumerate(graph.nodes):
+        base[node] = base[node.args[0]] if node.op == "call_function" and _shares(node.target) else node
+        for one in {base[node], *map(base.__getitem__, node.all_input_nodes)}:
+            spans[one] = spans.get(one, (time, 0))[0], time + 1
+    end = len(graph.nodes)
+    for node in spans:
+        if node is base[result] or (stays and node.op == "placeholder"):
+            spans[node] = spans[node][0], end
+    held = [n for n in spans if n.target is not torch.ops.fxshard.axis_index.default]  # a program is given these
+    return round(Timeline.of([spans[n] for n in held], [_bytes(n.meta["val"]) for n in held]).peak()[1]), base[result]
+
+
+def _shares(target: Any) -> bool:
+    """Whether one of the operators of which steps are made gives what it is given: a view of it, or the result of a collective."""
+    schema = schema_of(target)
+    return target is torch.ops._c10d_functional.wait_tensor.default or (schema is not None and schema.returns[0].alias_info is not None)
+
+
+def _once(key: Any, make: Callable[[], T]) -> T:
     if key not in _FOUND:
         while len(_FOUND) >= MOST:
             _FOUND.pop(next(iter(_FOUND)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,20 @@ from fxshard._torch_compat.symbols import evaluated, expression, noted_guards, s
 @dataclass(frozen=True)
 class Guard:
     """A condition on sizes. ``symbols``: (name of a size, its symbol in ``expression``, the unit in which that counts the size);
-    ``where``: the line that asked."""
+    ``where``: the line that asked; ``ranks``: (name, symbol, how many) of numbers from 1 on, of all of which it is a condition."""
 
     expression: sympy.Basic
     symbols: tuple[tuple[str, sympy.Symbol, int], ...]
     where: str
+    ranks: tuple[tuple[str, sympy.Symbol, int], ...] = ()
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is true of these sizes; not where it divides by zero there, or takes the root of what is negative."""
+        """Whether it is true of these sizes, on every rank; not where it divides by zero there, or takes the root of what is negative."""
+        values = {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}
+        symbols = [symbol for _, symbol, _ in self.ranks]
         try:
-            return bool(evaluated(self.expression, {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}))
+            every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, _, count in self.ranks))
+            return all(evaluated(self.expression, {**values, **dict(zip(symbols, numbers, strict=True))}) for numbers in every)
         except (ArithmeticError, ValueError):
             return False
 
@@ -33,24 +37,27 @@ class Guard:
     def condition(self) -> str:
         """The condition in the names of the sizes, without the line."""
         named = {symbol: sympy.Symbol(name if unit == 1 else f"{name}/{unit}") for name, symbol, unit in self.symbols}
+        named.update({symbol: sympy.Symbol(name) for name, symbol, _ in self.ranks})
         return str(self.expression.xreplace(named))
 
     def __str__(self) -> str:
-        return f"{self.condition} ({self.where})"
+        ranks = ", ".join(f"{name} from 1 to {count}" for name, _, count in self.ranks)
+        return f"{self.condition}{ranks and f' for {ranks}'} ({self.where})"
 
 
-Ranks = Sequence[tuple[torch.SymInt, int]]
-"""(the number of a rank on an axis, counted from 1, as a symbol, ranks on the axis)."""
+Ranks = Mapping[str, tuple[torch.SymInt, int]]
+"""By name: the number of a rank on an axis, counted from 1, as a symbol, and how many ranks there are."""
+NO_RANKS: Ranks = {}
 
 
 def guards_on(
-    condition: Any, where: str, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], ranks: Ranks = ()
+    condition: Any, where: str, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], ranks: Ranks = NO_RANKS
 ) -> tuple[Guard, ...]:
-    """A condition on ``symbols``, by name, each in its unit, that ``where`` takes for granted; of any rank where it names ``ranks``."""
+    """A condition on ``symbols``, by name, each in its unit, that ``where`` takes for granted; of every rank where it names ``ranks``."""
     return _guards(expression(condition), symbols, units, where, ranks)
 
 
-def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None, ranks: Ranks = ()) -> tuple[Guard, ...]:
+def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None, ranks: Ranks = NO_RANKS) -> tuple[Guard, ...]:
     """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default. What was of a
     number among ``ranks`` is of each."""
     env = next((value.node.shape_env for value in symbols.values()), None)
@@ -59,21 +66,13 @@ def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | No
 
 
 def _guards(expr: Any, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], where: str, ranks: Ranks) -> tuple[Guard, ...]:
-    names = {symbol_of(value): name for name, value in symbols.items()}
-    found = []
-    for one in _of_each_rank(expr, ranks):
-        known = [s for s in sorted(one.free_symbols, key=str) if s in names]
-        found.append(Guard(one, tuple((names[s], s, units.get(names[s], 1)) for s in known), where))
-    return tuple(found)
-
-
-def _of_each_rank(expr: sympy.Basic, ranks: Ranks) -> Iterator[sympy.Basic]:
-    """A condition with the numbers of all ranks put in, but where it holds then whatever the sizes."""
-    named = [(symbol_of(number), count) for number, count in ranks if symbol_of(number) in expr.free_symbols]
-    for numbers in itertools.product(*(range(1, count + 1) for _, count in named)):
-        one = expr.xreplace({symbol: sympy.Integer(number) for (symbol, _), number in zip(named, numbers, strict=True)})
-        if one != sympy.true:
-            yield one
+    if expr == sympy.true:
+        return ()
+    own = sorted(expr.free_symbols, key=str)
+    names = {symbol_of(value): (name, units.get(name, 1)) for name, value in symbols.items()}
+    counts = {symbol_of(number): (name, count) for name, (number, count) in ranks.items()}
+    sizes = tuple((names[s][0], s, names[s][1]) for s in own if s in names)
+    return (Guard(expr, sizes, where, tuple((counts[s][0], s, counts[s][1]) for s in own if s in counts)),)
 
 
 def distinct(guards: Iterable[Guard]) -> tuple[Guard, ...]:

@@ -58,7 +58,7 @@ def local_strided(position: int) -> LocalForm:
         size, strides = list(ctx.output_shape()), ctx.call.arg(position + 1)
         step, dense = 1, list(strides)
         for d in sorted(range(len(size)), key=lambda d: (strides[d], -d)):
-            dense[d], step = step, step * max(size[d], 1)
+            dense[d], step = step, step * torch.sym_max(size[d], 1)
         return ctx.emit(ctx.target, *replaced(ctx.args, {position: size, position + 1: dense}), **ctx.kwargs)
 
     return local

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from passes.any_size import traced
+from passes.test_empty_shards_any_size import Frozen
 from passes.test_lower_any_size import equal_there
 from torch import nn
 
+from fxshard.layout import Layout, local_shape
 from fxshard.mesh import Mesh
 from fxshard.passes.annotate import annotate
 from fxshard.passes.lower import lower
 from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.trace import trace
 from fxshard.program import ShardedProgram
+from fxshard.shapes import dynamic_dims
 from fxshard.testing.random_plan import random_graph_plan
 from fxshard.verify_program import verify_program
 
@@ -62,3 +68,16 @@ def test_graphs_do_not_grow_with_the_mesh(name: str) -> None:
         counts.append(max(len(module.graph.nodes) for module in program.modules.values()))
         assert len(program.modules) <= 4  # size classes of what is cut into numbers
     assert counts[1] < 1.2 * counts[0], counts
+
+
+def test_a_guard_of_256_ranks_is_one() -> None:
+    """It is asked of each rank when a size is seen: held to the ranks' own lengths."""
+    args = (torch.randn(300, 3).double(),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(Frozen(), args, {}, ({0: "n"},)))
+    graph, mesh = trace(Frozen(), args, dynamic=dims), Mesh({"a": 16, "b": 16})
+    programs = (lower_plan(graph, random_graph_plan(annotate(graph, mesh), seed)) for seed in range(8))
+    program = next(one for one in programs if any(len(guard.ranks) == 2 for guard in one.guards))
+    assert len(program.guards) == 1
+    layout = Layout.parse("S(0)S(0)")
+    shards = {n: [local_shape((n,), layout, mesh.shape, c) for c in mesh.coordinates()] for n in (15, 255, 256, 257, 496, 511, 512)}
+    assert [n for n in shards if program.refuses({"n": n}) is None] == [n for n, each in shards.items() if (0,) not in each] != []

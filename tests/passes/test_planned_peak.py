@@ -23,11 +23,19 @@ GRAPHS: dict[str, tuple[PlanningGraph, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_the_program_keeps_to_the_limit(name: str) -> None:
+FEW, LINE, PLANE = Mesh({"tp": 4}), Mesh({"tp": 18}), Mesh({"dp": 4, "tp": 5})
+"""Of the last two axes cut 64 elements into more than 16 chunks that are not all as long."""
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [*((name, FEW) for name in GRAPHS), *((name, mesh) for name in ("returned twice", "only returned") for mesh in (LINE, PLANE))],
+    ids=str,
+)
+def test_the_program_keeps_to_the_limit(name: str, mesh: Mesh) -> None:
     """The peak of the lowered program, by its storages, is within the least limit under which there is a plan and a few above it."""
     graph, layouts = GRAPHS[name]
-    mesh = Mesh({"tp": 4})
+    layouts = layouts and [layout if mesh.ndim == 1 else layout + "R" for layout in layouts]
     free = sum(plan_graph(graph, mesh, Request(output_layouts=layouts)).memory.values())
     with pytest.raises(fxshard.errors.ConstraintError) as error:
         plan_graph(graph, mesh, Request(output_layouts=layouts, memory_limit=1))

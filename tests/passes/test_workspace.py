@@ -10,7 +10,7 @@ from torch import fx
 
 from fxshard.cost.workspace import most_at_once
 from fxshard.detours import detours
-from fxshard.layout import all_layouts, ceil_shape
+from fxshard.layout import Layout, all_layouts, ceil_shape
 from fxshard.mesh import Mesh
 from fxshard.passes import workspace
 from fxshard.passes.emit import emit_step
@@ -18,7 +18,8 @@ from fxshard.passes.local_graph import LocalGraph
 from fxshard.redistribution import bytes_price, table_of, walk
 from fxshard.steps import in_any_order
 
-MESHES = (Mesh({"a": 4}), Mesh({"a": 2, "b": 3}))
+FEW = (Mesh({"a": 4}), Mesh({"a": 2, "b": 3}))
+MESHES = (*FEW, Mesh({"a": 18}), Mesh({"a": 4, "b": 5}))
 VALUES = {
     "even": torch.empty(24, 12),
     "uneven": torch.empty(7, 13, 5),
@@ -28,8 +29,8 @@ VALUES = {
 }
 
 
-def ran(value: torch.Tensor, path: list, mesh: Mesh) -> int:
-    """Bytes alive at most while a path is emitted and run on the first rank, whose value stays."""
+def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
+    """(bytes alive at most while a path is emitted and run on the first rank, whose value stays, those of the result's storage)."""
     local = LocalGraph(mesh, (0,) * mesh.ndim)
     shape = tuple(value.shape)
     shard = ceil_shape(shape, path[0][0], mesh.shape)
@@ -49,24 +50,31 @@ def ran(value: torch.Tensor, path: list, mesh: Mesh) -> int:
                 env[node] = node.target(*args, **made)
         return [env[x]]
 
-    return most_at_once(run, [(given, False)])
+    return most_at_once(run, [(given, False)]), env[x].untyped_storage().nbytes()
+
+
+def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
+    return [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (have, want)]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", VALUES)
 def test_redistributions(name: str, mesh: Mesh) -> None:
-    """On random pairs of layouts: at most what is said, and that where a path has one step."""
+    """On random pairs of layouts: at most what is said, and that where a path has one step and what is given no gaps."""
     value, draw = VALUES[name], random.Random(name)
     ops = ("sum", "avg", "max") if value.is_floating_point() else ()
     layouts = list(filter(in_any_order, all_layouts(value.dim(), mesh.ndim, ops)))
     paths = table_of(layouts, tuple(value.shape), value.dtype.itemsize, mesh, bytes_price)
     for have, want in (draw.sample(layouts, 2) for _ in range(60)):
         path = list(walk(have, paths.steps(have, want)))
-        said = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
-        assert said == workspace.of_moves(value, paths, [have, want])[0, 1]
-        ends = [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (have, want)]
-        most = max(ran(value, path, mesh), sum(ends))  # some steps give what they are given
-        assert most <= said + sum(ends) <= most + (0 if len(path) == 1 else sum(ends)), f"{have} -> {want}"
+        said, behind = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
+        assert (said, behind) == tuple(found[0, 1] for found in workspace.of_moves(value, paths, [have, want]))
+        ends = of_ends(value, have, want, mesh)
+        most, result = ran(value, path, mesh)
+        most = max(most, sum(ends) + behind)  # some steps give what they are given
+        exact = len(path) == 1 and (value.is_contiguous() or mesh in FEW)
+        assert most <= said + sum(ends) + behind <= most + (0 if exact else sum(ends) + behind), f"{have} -> {want}"
+        assert ends[1] + behind == result or not path, f"{have} -> {want}"
 
 
 @pytest.mark.parametrize("mesh", (*MESHES[1:], Mesh({"a": 2, "b": 2, "c": 2})), ids=str)
@@ -78,7 +86,9 @@ def test_steps_of_detours(name: str, mesh: Mesh) -> None:
     layouts = list(filter(in_any_order, all_layouts(value.dim(), mesh.ndim, ops)))
     edges = list(dict.fromkeys(edge for way in detours(layouts, value.dim()) for edge in way))
     for layout, step, after in random.Random(name).sample(edges, min(50, len(edges))):
-        said = workspace.of_move(value, layout, [step], mesh)
-        ends = [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (layout, after)]
-        most = max(ran(value, [(layout, step, after)], mesh), sum(ends))
-        assert most == said + sum(ends) or (not value.is_contiguous() and most < said + sum(ends)), f"{step} from {layout}"
+        said, behind = workspace.of_move(value, layout, [step], mesh)
+        ends = sum(of_ends(value, layout, after, mesh)) + behind
+        most, result = ran(value, [(layout, step, after)], mesh)
+        most = max(most, ends)
+        assert most == said + ends or (not value.is_contiguous() and most < said + ends), f"{step} from {layout}"
+        assert result == behind + of_ends(value, layout, after, mesh)[1]

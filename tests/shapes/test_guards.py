@@ -1,10 +1,12 @@
-"""Sizes that guards settle by others: by equalities, and by two bounds of one difference."""
+"""Sizes that guards settle by others, by equalities and by two bounds of one difference; guards of every rank."""
 
 from __future__ import annotations
 
 import pytest
 import sympy
 
+from fxshard.layout import Layout, local_shape
+from fxshard.mesh import Mesh
 from fxshard.shapes import Guard, settled_by
 
 KEYS, MASK, OTHER = sympy.symbols("s0 s1 s2", integer=True, positive=True)
@@ -41,3 +43,18 @@ def test_guards_of_symbols_of_their_own() -> None:
     a, b = sympy.symbols("d0 d1", integer=True)
     guard = Guard(sympy.Eq(a + 1, b), (("keys", a, 1), ("mask", b, 1)), "line")
     assert settled_by([guard], SYMBOLS) == {"mask": KEYS + 1}
+
+
+def test_a_guard_of_every_rank() -> None:
+    """Held to each rank's own length: of no shard of ``keys`` over 4 x 3 ranks may be empty."""
+    ranks = sympy.symbols("r0 r1", integer=True, positive=True)
+    length = sympy.Max(0, sympy.Min(sympy.ceiling(KEYS / 4), KEYS - (ranks[0] - 1) * sympy.ceiling(KEYS / 4)))
+    step = sympy.ceiling(length / 3)
+    own = sympy.Max(0, sympy.Min(step, length - (ranks[1] - 1) * step))
+    guard = Guard(own > 0, (("keys", KEYS, 2),), "line", (("on_a", ranks[0], 4), ("on_b", ranks[1], 3)))
+    mesh = Mesh({"a": 4, "b": 3})
+    found = [size for size in range(1, 120) if guard.holds({"keys": 2 * size + 1})]
+    shards = {n: [local_shape((n,), Layout.parse("S(0)S(0)"), (4, 3), c) for c in mesh.coordinates()] for n in range(1, 120)}
+    assert found == [n for n, each in shards.items() if (0,) not in each]
+    assert 12 in found and 13 not in found
+    assert "for on_a from 1 to 4, on_b from 1 to 3 (line)" in str(guard) and "r0" not in str(guard)

@@ -1,0 +1,101 @@
+"""Private names of torch (2.13): what is asked of symbols, and whether the answer changes anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxshard._torch_compat.symbols import expression, is_symbolic, surely
+
+MOST = 16
+"""Ways through a computation that are followed, one for each sequence of answers."""
+
+Answers = dict[sympy.Basic, bool]
+
+
+class _NoCondition(Exception):
+    """A number is asked for, which has too many answers to try."""
+
+
+def without_needless_guards(mode: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives of the fakes of ``mode``; of what it asks of their symbols only that is noted whose answer changes it."""
+    same = whatever_the_answers(mode.shape_env, mode, make)
+    return same[0] if same else make()
+
+
+def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
+    """(what ``make`` gives,) where that is the same whatever the symbols of ``env`` are: each question that these do not settle is
+    answered both ways, and nothing is noted. Nothing where it differs, fails for an answer, or asks too much: then what is asked counts.
+
+    Strides of what has no elements by an answer are no difference. ``mode``: the fakes' mode, whose cache is to know nothing of answers
+    that were only tried.
+    """
+    ways: list[Answers] = [{}]
+    found: list[tuple[Any, Answers]] = []
+    cached, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        while ways:
+            if len(found) == MOST:
+                return ()
+            given = ways.pop()
+            answers = dict(given)
+            with _answering(env, answers):
+                found.append((make(), answers))
+            asked = list(answers.items())
+            for number in range(len(given), len(asked)):
+                question, answer = asked[number]
+                ways.append({**dict(asked[:number]), question: not answer})
+    except Exception:  # torch's, of any kind: a check that does not hold for this answer
+        return ()
+    finally:
+        mode.cache_enabled = cached
+    (first, _), *rest = found
+    return (first,) if all(_alike(first, other, answers) for other, answers in rest) else ()
+
+
+@contextlib.contextmanager
+def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
+    """While it lasts, what ``env`` would note is answered by ``answers``, or as in the example, which is then added to them."""
+    real = env.evaluate_expr
+
+    def evaluate(expr: sympy.Basic, hint: Any = None, *args: Any, fallback_value: Any = None, **options: Any) -> Any:
+        if fallback_value is not None or not expr.free_symbols or env._maybe_evaluate_static(expr) is not None:
+            return real(expr, hint, *args, fallback_value=fallback_value, **options)
+        if not isinstance(expr, (sympy.Rel, sympy.logic.boolalg.BooleanFunction)):  # sympy calls each symbol a Boolean
+            raise _NoCondition
+        if expr not in answers:
+            answers[expr] = bool(env.guarding_hint_or_throw(expr) if hint is None else hint)
+        return sympy.true if answers[expr] else sympy.false
+
+    env.evaluate_expr = evaluate
+    try:
+        yield
+    finally:
+        del env.evaluate_expr
+
+
+def _alike(one: Any, other: Any, answers: Answers) -> bool:
+    """Whether two results of an operator have the same dtypes, shapes and strides, for all sizes; ``answers`` gave the other."""
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(_alike(a, b, answers) for a, b in zip(one, other, strict=True))
+    if not isinstance(one, torch.Tensor):
+        return one is None and other is None
+    if not isinstance(other, torch.Tensor) or one.dtype != other.dtype or one.dim() != other.dim():
+        return False
+    pairs = [*zip(one.shape, other.shape, strict=True)]
+    if not _is_empty(other, answers):
+        pairs += zip(one.stride(), other.stride(), strict=True)
+    return all(surely(a == b) for a, b in pairs)
+
+
+def _is_empty(value: torch.Tensor, answers: Answers) -> bool:
+    """Whether the tensor has no elements by the answers."""
+    if not is_symbolic(value.numel()):
+        return False
+    count = expression(value.numel())
+    return answers.get(sympy.Eq(count, 0), False) or not answers.get(sympy.Ne(count, 0), True)

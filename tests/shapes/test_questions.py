@@ -1,0 +1,91 @@
+"""What an operator asks of symbols is a guard only where the answer changes what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from fxshard._torch_compat.questions import whatever_the_answers
+from fxshard._torch_compat.symbols import SymbolEnv, expression, oblivious, symbolic_kernels
+
+Make = Callable[[torch.Tensor], torch.Tensor]
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() if x.numel() == 0 or x.shape[0] == 5 else x + 1
+
+
+def shorter(x: torch.Tensor) -> torch.Tensor:
+    return x if x.numel() == 0 else x[:, :1]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() if x.shape[0] > 3 else x.t().contiguous().t()
+
+
+def other_dtype(x: torch.Tensor) -> torch.Tensor:
+    return x.long() if x.shape[0] > 3 else x
+
+
+def refuses(x: torch.Tensor) -> torch.Tensor:
+    torch._check(x.shape[0] != 3)
+    return x
+
+
+def number(x: torch.Tensor) -> torch.Tensor:
+    return x * int(x.shape[0])
+
+
+def many(x: torch.Tensor) -> torch.Tensor:
+    return x if [k for k in range(10, 30) if x.shape[0] == k] else x.clone()
+
+
+def shard(env: SymbolEnv, size: int) -> torch.Tensor:
+    """Rows behind the first four of a size: there may be none."""
+    return torch.empty(torch.sym_max(env.symbol("n", size) - 4, 0), 3)
+
+
+def asked(make: Make, size: int = 12) -> tuple[tuple[torch.Tensor, ...], SymbolEnv]:
+    env = SymbolEnv()
+    mode = FakeTensorMode(shape_env=env.shape_env)
+    with oblivious(), mode, symbolic_kernels():
+        x = shard(env, size)
+        return whatever_the_answers(env.shape_env, mode, lambda: make(x)), env
+
+
+def test_where_all_answers_give_the_same() -> None:
+    """Shapes are expressions still, no guard is noted, and other questions are answered as ever."""
+    for size in (12, 9, 4, 1):
+        (value,), env = asked(same, size)
+        n = env.known["n"]
+        assert not env.shape_env.guards and expression(value.shape[0]) == expression(torch.sym_max(n - 4, 0))
+        assert bool(n == size) and len(env.shape_env.guards) == 1
+
+
+@pytest.mark.parametrize("make", [shorter, turned, other_dtype, refuses, number, many], ids=lambda one: one.__name__)
+def test_where_they_do_not(make: Make) -> None:
+    found, env = asked(make)
+    assert found == () and not env.shape_env.guards
+
+
+def test_strides_of_no_elements() -> None:
+    """Of nothing torch's kernel gives a copy in the order of what it is given, else a dense tensor."""
+    (value,), env = asked(lambda x: torch.ops.aten.roll.default(x.t(), [1], [0]))
+    assert value.is_contiguous() and not env.shape_env.guards
+    assert asked(lambda x: x.t().clone() if x.shape[0] == 5 else x.t().contiguous())[0] == ()
+
+
+def test_what_is_tried_is_not_kept() -> None:
+    """The fakes' cache knows nothing of answers that may not hold: asked as ever, a guard is noted and its branch is taken."""
+    env = SymbolEnv()
+    mode = FakeTensorMode(shape_env=env.shape_env)
+    with oblivious(), mode, symbolic_kernels():
+        x = shard(env, 12).t()
+        kept = FakeTensorMode.cache_info().size
+        assert whatever_the_answers(env.shape_env, mode, lambda: torch.ops.aten.roll.default(x, [1], [0])) and mode.cache_enabled
+        assert FakeTensorMode.cache_info().size == kept and not env.shape_env.guards
+        torch.ops.aten.roll.default(x, [1], [0])
+        assert len(env.shape_env.guards) == 1
