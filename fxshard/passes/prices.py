@@ -6,10 +6,10 @@ The steps are the same at all sizes: those that cost least in the mean. Nodes of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from torch import fx
@@ -17,20 +17,30 @@ from torch import fx
 from fxshard.call import Call
 from fxshard.cost import compute_time
 from fxshard.mesh import Mesh
-from fxshard.passes.overlap import BesideEach, Hiding, Place
-from fxshard.planning_graph import outputs_of, plain_shape
+from fxshard.passes.overlap import BesideEach, Hiding, Place, Windows
+from fxshard.planning_graph import PlanningGraph, outputs_of, plain_shape
 from fxshard.redistribution import Extent, Shapes
 from fxshard.sharding_plan import OpSpec
 
-if TYPE_CHECKING:
-    from fxshard.passes.annotate import Annotated
+
+class Sample(Protocol):
+    """An annotated graph at one of the sizes: the part of ``Annotated`` that prices follow from."""
+
+    @property
+    def graph(self) -> PlanningGraph: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def calls(self) -> Mapping[str, Call]: ...
+    @property
+    def windows(self) -> Windows: ...
 
 
 @dataclass(frozen=True)
 class Prices:
     """``samples``: (weight, the graph at those sizes); weights add up to 1."""
 
-    samples: Sequence[tuple[float, Annotated]]
+    samples: Sequence[tuple[float, Sample]]
 
     def calls(self, node: str) -> tuple[Call | None, ...]:
         """The call of a node at each of the sizes: what its price follows from."""
