@@ -338,10 +338,19 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     if is_getitem(node):
         return ()
     found: list[fx.Node] = []
-    _collect(node.args, found)
+    for value in node.args:
+        if type(value) is fx.Node:  # as most are
+            if isinstance(value.meta.get("val"), torch.Tensor):
+                found.append(value)
+        elif type(value) not in _PLAIN:
+            _collect(value, found)
     if node.kwargs:
         _collect(node.kwargs, found)
     return tuple(found)
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
+"""Types of most arguments that hold no node."""
 
 
 def _collect(value: Any, found: list[fx.Node]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -9,20 +10,41 @@ from torch import fx
 from torch.fx.graph import _illegal_names, _name_regex
 
 
-def new_node(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None) -> fx.Node:
-    """``Graph.create_node``, which would look through the arguments for symbolic sizes, and take each name apart."""
-    if graph.owning_module is not None or name is None:
-        node = graph.create_node(op, target, name=name)
-        node.args, node.kwargs = args, kwargs
+class NodeMaker:
+    """Makes the nodes of a graph: ``Graph.create_node``, which would look through the arguments for symbolic sizes, take each name apart,
+    and hash the operator, in Python, of each."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self._alike: dict[int, tuple[Any, dict[fx.Node, None]]] = {}
+        """The graph's table of calls of a target, by the target's id; the target is kept, so that no other gets its id."""
+
+    def __call__(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None, meta: Mapping[str, Any] | None = None) -> fx.Node:
+        """A new node; ``meta``: what its own is to hold. To set it whole would take the node out of the graph's tables and put it back."""
+        graph = self.graph
+        if graph.owning_module is not None or name is None:
+            node = graph.create_node(op, target, name=name)
+            node.args, node.kwargs = args, kwargs
+        else:
+            names = graph._graph_namespace
+            name = _new_name(names, name)
+            node = fx.Node(graph, name, op, target, args, kwargs)
+            names.associate_name_with_obj(name, node)
+            graph._insert(node)
+            self._table(op, target)[node] = None
+            graph._len += 1
+        if meta is not None:
+            node.meta.update(meta)
         return node
-    names = graph._graph_namespace
-    name = _new_name(names, name)
-    node = fx.Node(graph, name, op, target, args, kwargs)
-    names.associate_name_with_obj(name, node)
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+
+    def _table(self, op: str, target: Any) -> dict[fx.Node, None]:
+        table = self.graph._find_nodes_lookup_table.table
+        if op != "call_function":
+            return table[op, None]
+        found = self._alike.get(id(target))
+        if found is None:
+            found = self._alike[id(target)] = target, table[op, target]
+        return found[1]
 
 
 def _new_name(names: Any, name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module
+from fxshard._torch_compat.nodes import NodeMaker
 from fxshard.passes.local_graph import KEPT, added, fake_result
 from fxshard.planning_graph import is_getitem, is_tensor
 
@@ -15,14 +16,14 @@ from fxshard.planning_graph import is_getitem, is_tensor
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
     """A copy of a local graph whose calls stand in this order, parts of a result right behind it; names and metas are kept."""
     graph = fx.Graph()
+    new = NodeMaker(graph)
     copies: dict[fx.Node, fx.Node] = {}
     inputs = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
     for node in (*inputs, *calls, module.graph.output_node()):
         for one in (node,) if is_tensor(node) else (node, *filter(is_getitem, node.users)):
             if one not in copies:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), copies.__getitem__)
-                copies[one] = copy = added(graph, one.op, one.target, args, kwargs, one.name)
-                copy.meta = dict(one.meta)
+                copies[one] = new(one.op, one.target, args, kwargs, one.name, one.meta)
     return lazy_graph_module(graph)
 
 

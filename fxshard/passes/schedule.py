@@ -65,8 +65,11 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
 
 def predicted(program: ShardedProgram) -> Timeline:
     """The timeline of the first rank: the forward, then the backward."""
-    graph = program.first.graph
-    return timeline([n for part in parts(program, graph) for n in part], program.mesh)
+    known: Timeline | None = program.kept.get("timeline")
+    if known is None:
+        graph = program.first.graph
+        known = program.kept["timeline"] = timeline([n for part in parts(program, graph) for n in part], program.mesh)
+    return known
 
 
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
