@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic
 from fxshard.shapes import GraphFamily
 from fxshard.side_effects import Attribute, SideEffects
@@ -402,7 +403,7 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo.extend(node.all_input_nodes)
+            todo.extend(inputs_of(node))
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard._torch_compat.nodes import NodeMaker
+from fxshard._torch_compat.nodes import NodeMaker, in_order
 
 NAMES = ("add", "add_1", "add_2", "mm", "mm_7", "mm_07", "x_1_2", "float", "None", "class_3", "1st", "a-b", "relu_", "_")
 
@@ -40,3 +40,21 @@ def test_a_graph_of_a_module_and_no_name() -> None:
     assert new("placeholder", "x", (), {}, None).name == "x"
     made = new("call_function", torch.relu, (next(iter(module.graph.nodes)),), {}, None)
     assert made.name == "relu" and made.args[0].name == "x"
+
+
+def test_a_graph_in_order_and_what_is_none() -> None:
+    """Read before it is made, of another graph, two of one name: what ``lint`` refuses too."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one, two = graph.call_function(torch.relu, (x,)), graph.call_function(torch.relu, (x,))
+    two.args = (one,)
+    assert in_order(graph)
+    one.prepend(two)
+    assert not in_order(graph)
+    one.append(two)
+    assert in_order(graph)
+    two.name = one.name
+    assert not in_order(graph)
+    other = fx.Graph()
+    other.call_function(torch.relu, (x,))
+    assert not in_order(other)

@@ -1,13 +1,30 @@
-"""New nodes of a graph, without what takes most of the time of making one."""
+"""Nodes of a graph, made and looked at without what takes most of the time of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
 from torch.fx.graph import _illegal_names, _name_regex
+
+inputs_of: Callable[[fx.Node], Collection[fx.Node]] = attrgetter("_input_nodes")
+"""``all_input_nodes``, which makes a list each time."""
+
+
+def in_order(graph: fx.Graph) -> bool:
+    """Whether each node is of the graph, has a name of its own and stands behind all that it reads: ``lint``, which says what is wrong,
+    but for the graph's tables."""
+    seen: set[fx.Node] = set()
+    names: set[str] = set()
+    for node in graph.nodes:
+        if node.graph is not graph or not seen.issuperset(inputs_of(node)):
+            return False
+        seen.add(node)
+        names.add(node.name)
+    return len(names) == len(seen)
 
 
 class NodeMaker:

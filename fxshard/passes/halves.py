@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard.errors import PlanError
 from fxshard.planning_graph import ancestors
 from fxshard.program import ShardedProgram, is_collective
@@ -57,7 +58,7 @@ def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     found = _first(program, graph, [*_results(program, graph), *waits])
     late = {n for n in collectives if n not in needed}
     for node in graph.nodes:
-        if not late.isdisjoint(node.all_input_nodes):  # and all that reads what they give
+        if not late.isdisjoint(inputs_of(node)):  # and all that reads what they give
             late.add(node)
     return found - late
 

@@ -171,11 +171,6 @@ def _size(value: Any) -> Any:
     return expression(value) if is_symbolic(value) else value
 
 
-def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
-    """A new node; a call without a ``name`` gets that of its target."""
-    return NodeMaker(graph)(op, target, args, kwargs, begun(target) if name is None and op == "call_function" else name)
-
-
 begun = kept(name_of_call)
 """What the name of a call begins with, by its target."""
 
