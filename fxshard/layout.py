@@ -52,9 +52,22 @@ def nest_of(placement: Placement) -> tuple[int, ...]:
 
 
 class Layout(tuple[Placement, ...]):
-    """One placement per mesh axis, in mesh order; compares and hashes as the tuple, prints as ``S(0)R``."""
+    """One placement per mesh axis, in mesh order; compares and hashes as the tuple, prints as ``S(0)R``.
 
-    __slots__ = ()
+    Its hash is kept, for torch's placements hash in Python; not in a copy or a file, since another process hashes texts otherwise.
+    """
+
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = tuple.__hash__(self)
+            return self._hash
+
+    def __getstate__(self) -> None:
+        return None
 
     @classmethod
     def parse(cls, text: str) -> Layout:

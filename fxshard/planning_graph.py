@@ -18,6 +18,7 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic, is_unknown
 from fxshard.shapes import GraphFamily
 from fxshard.side_effects import Attribute, SideEffects
@@ -333,10 +334,19 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     if is_getitem(node):
         return ()
     found: list[fx.Node] = []
-    _collect(node.args, found)
+    for value in node.args:
+        if type(value) is fx.Node:  # as most are
+            if isinstance(value.meta.get("val"), torch.Tensor):
+                found.append(value)
+        elif type(value) not in _PLAIN:
+            _collect(value, found)
     if node.kwargs:
         _collect(node.kwargs, found)
     return tuple(found)
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
+"""Types of most arguments that hold no node."""
 
 
 def _collect(value: Any, found: list[fx.Node]) -> None:
@@ -388,7 +398,7 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo.extend(node.all_input_nodes)
+            todo.extend(inputs_of(node))
     return found
 
 

@@ -208,6 +208,17 @@ class ShardedProgram:
         """The same program with other local graphs, and what they issue."""
         return replace(self, modules=modules, collectives=tuple(collectives))
 
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was worked out of the local graphs, and is asked again, by name; a program with other graphs has its own."""
+        return {}
+
+    def after_pass(self, effect: PassEffect, guards: tuple[Guard, ...]) -> ShardedProgram:
+        """The same program with what a pass did, or did not do, to it; what was worked out of its graphs stays known."""
+        same = replace(self, effects=(*self.effects, effect), guards=guards)
+        same.kept.update(self.kept)
+        return same
+
     @property
     def train(self) -> bool:
         return self.plan.train

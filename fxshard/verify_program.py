@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from fxshard._torch_compat.nodes import in_order
 from fxshard._torch_compat.symbols import expression, is_symbolic, surely
 from fxshard.errors import PlanError
 from fxshard.layout import Layout, local_shape
@@ -28,7 +29,9 @@ def verify_program(program: ShardedProgram, *, deferred: bool = False) -> None:
         raise PlanError("the program has graphs for other size classes than its ranks", remedy=REMEDY)
     for size_class, coordinate in coordinates.items():
         graph = program.modules[size_class].graph
-        graph.lint()
+        if not in_order(graph):
+            graph.lint()
+            raise PlanError("the graph is not in order", where=f"graph of the rank at {coordinate}", remedy=REMEDY)
         where = f"graph of the rank at {coordinate}"
         inputs = [n for n in graph.nodes if n.op == "placeholder"]
         if [n.name for n in inputs] != [end.node for end in program.inputs]:

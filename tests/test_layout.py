@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 
 import hypothesis.strategies as st
 import pytest
@@ -138,3 +140,10 @@ def test_all_layouts_are_all_and_replicated_is_first() -> None:
     assert sum(layout.has_partial for layout in found) == 25 - 9
     assert all_layouts(0, 1, ()) == [L("R")]
     assert L("S(0)RS(0)").axes_on(0) == (0, 2) and L("S(0)RS(0)").axes_on(1) == ()
+
+
+def test_the_hash_that_is_kept_is_the_tuples_and_stays_in_the_process() -> None:
+    layout, other = L("S(0)P"), L("S(0)P")
+    assert hash(layout) == hash(layout) == hash(tuple(layout)) == hash(other)
+    for copied in (pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
+        assert copied == layout and not vars(copied) and hash(copied) == hash(layout)

@@ -1,4 +1,4 @@
-"""Nodes made by ``new_node`` are those that ``Graph.create_node`` makes, names included."""
+"""Nodes made by a ``NodeMaker`` are those that ``Graph.create_node`` makes, names included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard._torch_compat.nodes import new_node
+from fxshard._torch_compat.nodes import NodeMaker, in_order
 
 NAMES = ("add", "add_1", "add_2", "mm", "mm_7", "mm_07", "x_1_2", "float", "None", "class_3", "1st", "a-b", "relu_", "_")
 
@@ -19,12 +19,15 @@ def test_the_names_that_torch_gives(seed: int) -> None:
     target = torch.ops.aten.add.Tensor
     for graph in (ours, theirs):
         graph.placeholder("add")
-    for name in draw.choices(NAMES, k=60):
+    new = NodeMaker(ours)
+    drawn = draw.choices(NAMES, k=60)
+    for name in drawn:
         reads = draw.randrange(len(ours.nodes)), draw.randrange(len(ours.nodes))
         mine, other = ([[*graph.nodes][k] for k in reads] for graph in (ours, theirs))
-        new_node(ours, "call_function", target, tuple(mine), {"alpha": 2}, name)
+        new("call_function", target, tuple(mine), {"alpha": 2}, name, {"val": name})
         theirs.create_node("call_function", target, tuple(other), {"alpha": 2}, name=name)
     ours.lint()
+    assert [n.meta for n in ours.nodes][1:] == [{"val": name} for name in drawn]
     assert str(ours) == str(theirs) and len(ours.nodes) == len(theirs.nodes)
     assert [[u.name for u in n.users] for n in ours.nodes] == [[u.name for u in n.users] for n in theirs.nodes]
     assert len(ours.find_nodes(op="call_function", target=target)) == 60
@@ -33,6 +36,25 @@ def test_the_names_that_torch_gives(seed: int) -> None:
 
 def test_a_graph_of_a_module_and_no_name() -> None:
     module = fx.GraphModule(torch.nn.Module(), fx.Graph())
-    assert new_node(module.graph, "placeholder", "x", (), {}, None).name == "x"
-    made = new_node(module.graph, "call_function", torch.relu, (next(iter(module.graph.nodes)),), {}, None)
+    new = NodeMaker(module.graph)
+    assert new("placeholder", "x", (), {}, None).name == "x"
+    made = new("call_function", torch.relu, (next(iter(module.graph.nodes)),), {}, None)
     assert made.name == "relu" and made.args[0].name == "x"
+
+
+def test_a_graph_in_order_and_what_is_none() -> None:
+    """Read before it is made, of another graph, two of one name: what ``lint`` refuses too."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one, two = graph.call_function(torch.relu, (x,)), graph.call_function(torch.relu, (x,))
+    two.args = (one,)
+    assert in_order(graph)
+    one.prepend(two)
+    assert not in_order(graph)
+    one.append(two)
+    assert in_order(graph)
+    two.name = one.name
+    assert not in_order(graph)
+    other = fx.Graph()
+    other.call_function(torch.relu, (x,))
+    assert not in_order(other)

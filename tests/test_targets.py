@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.passes.local_graph import added
+from fxshard._torch_compat.nodes import NodeMaker
+from fxshard.passes.local_graph import begun
 from fxshard.targets import kept, name_of, number_of
 
 aten = torch.ops.aten
@@ -53,6 +54,7 @@ def test_calls_have_the_names_that_fx_would_give(target: Callable[..., Any]) -> 
     mine, theirs = fx.Graph(), fx.Graph()
     taken = f"{fx.Graph().create_node('call_function', target).name}_2"
     given = [graph.placeholder(taken) for graph in (mine, theirs)]
-    made = [added(mine, "call_function", target, (given[0],), {"k": given[0]}) for _ in range(4)]
+    new = NodeMaker(mine)
+    made = [new("call_function", target, (given[0],), {"k": given[0]}, begun(target)) for _ in range(4)]
     assert [n.name for n in made] == [theirs.create_node("call_function", target).name for _ in range(4)]
     assert set(given[0].users) == set(made) and made[0].args == (given[0],) and made[0].kwargs == {"k": given[0]}

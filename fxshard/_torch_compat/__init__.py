@@ -6,46 +6,48 @@ import contextlib
 import functools
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed._functional_collectives  # fake kernels of torch.ops._c10d_functional
-from torch._C import _nn as c_nn
-from torch._decomp import get_decompositions
-from torch._dynamo.functional_export import _dynamo_graph_capture_for_export as capture_dynamo_graph
-from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
-from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
-from torch._functorch._aot_autograd.descriptors import (
-    BackwardTokenAOTInput,
-    BackwardTokenAOTOutput,
-    BufferAOTInput,
-    ForwardTokenAOTInput,
-    ForwardTokenAOTOutput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    ParamAOTInput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxshard._torch_compat.quick_imports import quick_imports
 from fxshard.errors import OptionError
+
+with quick_imports():
+    import torch.distributed._functional_collectives  # fake kernels of torch.ops._c10d_functional
+    from torch._C import _nn as c_nn
+    from torch._decomp import get_decompositions
+    from torch._dynamo.functional_export import _dynamo_graph_capture_for_export as capture_dynamo_graph
+    from torch._functorch._aot_autograd.descriptors import (
+        BackwardTokenAOTInput,
+        BackwardTokenAOTOutput,
+        BufferAOTInput,
+        ForwardTokenAOTInput,
+        ForwardTokenAOTOutput,
+        GradAOTOutput,
+        InputMutationAOTOutput,
+        ParamAOTInput,
+        PlainAOTInput,
+        PlainAOTOutput,
+        TangentAOTInput,
+    )
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch import fx
@@ -232,7 +234,9 @@ def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], reg
         inner = SourcelessBuilder.create(tx, region)
         return inner.call_function(tx, [function, *constants, *given[5:]], dict(kwargs))
 
-    with _patched(Wrapped, "_call_function", call), Wrapped.enable():
+    asked, home = Wrapped.should_wrap_in_hop, "torch.distributed.tensor.experimental._func_map"
+    known = staticmethod(lambda value: home in sys.modules and asked(value))  # nobody has what nobody imported
+    with _patched(Wrapped, "_call_function", call), _patched(Wrapped, "should_wrap_in_hop", known), Wrapped.enable():
         yield
 
 
@@ -271,7 +275,7 @@ def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[No
 
 @contextlib.contextmanager
 def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)  # a class's own as it stands there, not bound
     setattr(owner, name, value)
     try:
         yield
@@ -427,8 +431,6 @@ __all__ = [
     "dtensor_has_rule",
     "dynamo_frame",
     "dynamo_source",
-    "export_dtypes",
-    "export_memory_formats",
     "find_operator",
     "flex_attention_in_plain_operators",
     "flex_attention_of_any_device",

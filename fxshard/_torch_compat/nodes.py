@@ -1,28 +1,67 @@
-"""New nodes of a graph, without what takes most of the time of making one."""
+"""Nodes of a graph, made and looked at without what takes most of the time of that."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
 from torch.fx.graph import _illegal_names, _name_regex
 
+inputs_of: Callable[[fx.Node], Collection[fx.Node]] = attrgetter("_input_nodes")
+"""``all_input_nodes``, which makes a list each time."""
 
-def new_node(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None) -> fx.Node:
-    """``Graph.create_node``, which would look through the arguments for symbolic sizes, and take each name apart."""
-    if graph.owning_module is not None or name is None:
-        node = graph.create_node(op, target, name=name)
-        node.args, node.kwargs = args, kwargs
+
+def in_order(graph: fx.Graph) -> bool:
+    """Whether each node is of the graph, has a name of its own and stands behind all that it reads: ``lint``, which says what is wrong,
+    but for the graph's tables."""
+    seen: set[fx.Node] = set()
+    names: set[str] = set()
+    for node in graph.nodes:
+        if node.graph is not graph or not seen.issuperset(inputs_of(node)):
+            return False
+        seen.add(node)
+        names.add(node.name)
+    return len(names) == len(seen)
+
+
+class NodeMaker:
+    """Makes the nodes of a graph: ``Graph.create_node``, which would look through the arguments for symbolic sizes, take each name apart,
+    and hash the operator, in Python, of each."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self._alike: dict[int, tuple[Any, dict[fx.Node, None]]] = {}
+        """The graph's table of calls of a target, by the target's id; the target is kept, so that no other gets its id."""
+
+    def __call__(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None, meta: Mapping[str, Any] | None = None) -> fx.Node:
+        """A new node; ``meta``: what its own is to hold. To set it whole would take the node out of the graph's tables and put it back."""
+        graph = self.graph
+        if graph.owning_module is not None or name is None:
+            node = graph.create_node(op, target, name=name)
+            node.args, node.kwargs = args, kwargs
+        else:
+            names = graph._graph_namespace
+            name = _new_name(names, name)
+            node = fx.Node(graph, name, op, target, args, kwargs)
+            names.associate_name_with_obj(name, node)
+            graph._insert(node)
+            self._table(op, target)[node] = None
+            graph._len += 1
+        if meta is not None:
+            node.meta.update(meta)
         return node
-    names = graph._graph_namespace
-    name = _new_name(names, name)
-    node = fx.Node(graph, name, op, target, args, kwargs)
-    names.associate_name_with_obj(name, node)
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+
+    def _table(self, op: str, target: Any) -> dict[fx.Node, None]:
+        table = self.graph._find_nodes_lookup_table.table
+        if op != "call_function":
+            return table[op, None]
+        found = self._alike.get(id(target))
+        if found is None:
+            found = self._alike[id(target)] = target, table[op, target]
+        return found[1]
 
 
 def _new_name(names: Any, name: str) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxshard._torch_compat.sources import quick_sources
+
 aten = torch.ops.aten
 FLATTENS = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
 """What leaves the order of elements, in a result that is contiguous."""
@@ -22,15 +24,16 @@ LOWERING = 1
 """Counts the changes of ``_lower``: what Inductor compiled is kept on disk under the graph, of which this is a part."""
 
 
-@torch.library.custom_op("fxshard::pack", mutates_args=())
-def pack(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
-    """All elements of ``parts``, each in the order of its dims: [sum of their numbers of elements]."""
-    return torch.cat([part.reshape(-1) for part in parts])
+with quick_sources():
 
+    @torch.library.custom_op("fxshard::pack", mutates_args=())
+    def pack(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
+        """All elements of ``parts``, each in the order of its dims: [sum of their numbers of elements]."""
+        return torch.cat([part.reshape(-1) for part in parts])
 
-@pack.register_fake
-def _(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
-    return parts[0].new_empty([sum(math.prod(part.shape) for part in parts)])
+    @pack.register_fake
+    def _(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
+        return parts[0].new_empty([sum(math.prod(part.shape) for part in parts)])
 
 
 def pack_in_place(graph: fx.Graph) -> None:

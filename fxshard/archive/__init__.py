@@ -4,8 +4,23 @@ The archive is torch's own (``torch.export.load`` opens it), with fxshard's file
 program's description, a manifest with the hash of every entry, and the weights as safetensors. Nothing in it is
 pickled. ``load`` treats the file as data: it checks the manifest, refuses entries outside a fixed list, and rebuilds
 the graphs with its own strict reader, operator by operator.
+
+Its parts are imported when they are asked for: caches write sizes as it does, and need nothing else of it.
 """
 
-from fxshard.archive.store import has_weights, load, load_weights, save
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxshard.archive.store import has_weights, load, load_weights, save
 
 __all__ = ["has_weights", "load", "load_weights", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from fxshard.archive import store
+
+        return getattr(store, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,8 @@ from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, SymIntArgument, TensorArgument
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import OpOverload, export_dtypes, export_memory_formats, lazy_graph_module, pytree, schema_of
+from fxshard._torch_compat import OpOverload, lazy_graph_module, pytree, schema_of
+from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
 from fxshard._torch_compat.expressions import SIZE_CALLS
 from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, oblivious, ranges_of, surely, symbolic_kernels

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 from torch import fx
@@ -52,7 +51,7 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Nod
             event, arrived = events[index], clock
             hidden = busy.between(event.start, min(arrived, event.end))
             clock = max(clock, event.end) + (1 - mesh.hardware.overlap) * hidden
-            events[index] = replace(event, waited=clock - arrived)
+            events[index] = event._replace(waited=clock - arrived)
         elif took := operator_time(node, mesh):
             events.append(Event(node.name, name_of(node.target), DEVICE, clock, clock + took))
             busy.add(clock, took)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import traffic_time
 from fxshard.cost.timeline import communication_time, operator_time, timeline
@@ -163,7 +164,7 @@ def _look(node: fx.Node, places: dict[fx.Node, int]) -> int:
     """What tells an operator in its surroundings: itself, its result, its axis if it is a collective, how far back near operands stand."""
     value = node.meta.get("val")
     shape = (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
-    back = (places[node] - places[o] for o in node.all_input_nodes)
+    back = (places[node] - places[o] for o in inputs_of(node))
     link = node.args[-1] if is_collective(node) else None
     return hash((node.target if node.op == "call_function" else node.op, shape, link, *(far if far < NEAR else NEAR for far in back)))
 

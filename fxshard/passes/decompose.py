@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import sharding_functions
 from fxshard._torch_compat.decompositions import core_decompositions
 from fxshard.ops.softmax import precise
 from fxshard.passes.norms import NORMS
-from fxshard.strategies import has_rule, sharding_function
+from fxshard.strategies import has_rule
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2
@@ -26,10 +27,11 @@ def planning_decompositions() -> dict[Any, Callable[..., Any]]:
 
     What draws random numbers stays as it is: one node, whose draws are numbered.
     """
+    with_function = sharding_functions()
     without_rule = {
         op: decomposition
         for op, decomposition in core_decompositions().items()
-        if torch.Tag.nondeterministic_seeded not in op.tags and not has_rule(str(op)) and sharding_function(str(op)) is None
+        if torch.Tag.nondeterministic_seeded not in op.tags and not has_rule(str(op)) and str(op) not in with_function
     }
     return without_rule | {
         aten.mean.default: _mean,

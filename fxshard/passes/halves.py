@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard.errors import PlanError
 from fxshard.planning_graph import ancestors
 from fxshard.program import ShardedProgram, is_collective
@@ -34,22 +35,30 @@ def by_order(program: ShardedProgram) -> bool:
 
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
-    graph = program.first.graph
-    early = _first(program, graph, _results(program, graph))
-    return tuple(n in early for n in graph.nodes if is_collective(n))
+    early = _first_of_first(program)
+    return tuple(n in early for n in program.first.graph.nodes if is_collective(n))
+
+
+def _first_of_first(program: ShardedProgram) -> set[fx.Node]:
+    """What the first rank's forward runs; worked out once, and not to be changed."""
+    known: set[fx.Node] | None = program.kept.get("forward")
+    if known is None:
+        graph = program.first.graph
+        known = program.kept["forward"] = _first(program, graph, _results(program, graph))
+    return known
 
 
 def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     """The nodes of a local graph that the forward runs for certain: where a shard is empty, what the other ranks' collectives need too."""
     if graph is program.first.graph and not by_order(program):  # whose own collectives decide
-        return ancestors(_results(program, graph))
+        return set(_first_of_first(program))
     collectives = [n for n in graph.nodes if is_collective(n)]
     needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}
     waits = [wait for n in needed for wait in n.users]
     found = _first(program, graph, [*_results(program, graph), *waits])
     late = {n for n in collectives if n not in needed}
     for node in graph.nodes:
-        if not late.isdisjoint(node.all_input_nodes):  # and all that reads what they give
+        if not late.isdisjoint(inputs_of(node)):  # and all that reads what they give
             late.add(node)
     return found - late
 

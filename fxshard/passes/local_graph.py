@@ -13,7 +13,7 @@ from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
-from fxshard._torch_compat.nodes import new_node
+from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.layout import Layout, chunk, local_shape
@@ -168,12 +168,8 @@ def _bound(cache: dict[Any, Any]) -> None:
         cache.pop(next(iter(cache)))
 
 
-def added(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
-    """A new node; a call without a ``name`` gets that of its target."""
-    return new_node(graph, op, target, args, kwargs, _begun(target) if name is None and op == "call_function" else name)
-
-
-_begun = kept(name_of_call)
+begun = kept(name_of_call)
+"""What the name of a call begins with, by its target."""
 
 
 class LocalGraph:
@@ -187,6 +183,7 @@ class LocalGraph:
         self.mesh, self.coordinate, self.known = mesh, coordinate, known
         self._local_shapes: dict[Hashable, tuple[int, ...]] = {}
         self.graph = fx.Graph()
+        self._new = NodeMaker(self.graph)
         self.turn = 0
         self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
@@ -220,12 +217,13 @@ class LocalGraph:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
-        node = added(self.graph, "call_function", target, args, kwargs)
+        node = self._new("call_function", target, args, kwargs, begun(target))
         value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
-        return self._added(node, value)
+        return self._told(node, value)
 
-    def _added(self, node: fx.Node, value: Any) -> fx.Node:
-        node.meta = {"val": value, "turn": self.turn, **self._kept}
+    def _told(self, node: fx.Node, value: Any) -> fx.Node:
+        """The new ``node`` with its value, and what it tells of where it comes from."""
+        node.meta.update(self._kept, val=value, turn=self.turn)
         if self._noted is not None:
             self._noted.append(node)
         return node
@@ -248,7 +246,7 @@ class LocalGraph:
         return result
 
     def _again(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        return self._added(added(self.graph, "call_function", target, args, kwargs), value)
+        return self._told(self._new("call_function", target, args, kwargs, begun(target)), value)
 
     @contextlib.contextmanager
     def _noting(self, nodes: list[fx.Node] | None) -> Iterator[None]:
@@ -267,8 +265,8 @@ class LocalGraph:
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        made = added(self.graph, "call_function", operator.getitem, (node, index), {})
-        return self._added(made, node.meta["val"][index])
+        made = self._new("call_function", operator.getitem, (node, index), {}, begun(operator.getitem))
+        return self._told(made, node.meta["val"][index])
 
     def axis_index(self, axis: int) -> fx.Node:
         """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from fxshard._torch_compat.symbols import oblivious
 from fxshard.cost.lives import End
@@ -48,31 +47,23 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
     """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
-    before = _before(program)
+    before = predicted(program)
     if program.sizes and name in OF_NUMBERS:
         counts = len(program.collectives), len(program.collectives)
         effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
-        return replace(program, effects=(*program.effects, effect))
+        return program.after_pass(effect, program.guards)
     with oblivious() if program.sizes else contextlib.nullcontext():
         made = OPTIMISATIONS[name](program)
     after = before if made is program else predicted(made)
     reason = _refused(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
-    return replace(program if reason else made, effects=(*program.effects, effect), guards=_guards(program))
+    return (program if reason else made).after_pass(effect, _guards(program))
 
 
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
     """Those of the program, and what passes have taken for granted of its symbols since."""
     return distinct((*program.guards, *program.noted_guards()))
-
-
-def _before(program: ShardedProgram) -> Timeline:
-    """The timeline that the pass before left, or a new one."""
-    if not program.effects:
-        return predicted(program)
-    last = program.effects[-1]
-    return last.before if last.left_out else last.after
 
 
 def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:

@@ -8,21 +8,22 @@ from typing import Any
 from torch import fx
 
 from fxshard._torch_compat import lazy_graph_module
-from fxshard.passes.local_graph import KEPT, added, fake_result
+from fxshard._torch_compat.nodes import NodeMaker
+from fxshard.passes.local_graph import KEPT, begun, fake_result
 from fxshard.planning_graph import is_getitem, is_tensor
 
 
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
     """A copy of a local graph whose calls stand in this order, parts of a result right behind it; names and metas are kept."""
     graph = fx.Graph()
+    new = NodeMaker(graph)
     copies: dict[fx.Node, fx.Node] = {}
     inputs = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
     for node in (*inputs, *calls, module.graph.output_node()):
         for one in (node,) if is_tensor(node) else (node, *filter(is_getitem, node.users)):
             if one not in copies:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), copies.__getitem__)
-                copies[one] = copy = added(graph, one.op, one.target, args, kwargs, one.name)
-                copy.meta = dict(one.meta)
+                copies[one] = new(one.op, one.target, args, kwargs, one.name, one.meta)
     return lazy_graph_module(graph)
 
 
@@ -38,14 +39,14 @@ class Emitter:
     """
 
     def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None, half: set[fx.Node] | None = None) -> None:
-        self.graph, self.place = graph, place
+        self.graph, self.place, self.new = graph, place, NodeMaker(graph)
         self.half = half if half is not None and place in half else set[fx.Node]()
         self.kept = {k: place.meta[k] for k in KEPT if k in place.meta}
         self.turn = place.meta.get("turn", 0) if turn is None else turn
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.place):
-            node = added(self.graph, "call_function", target, args, kwargs)
-        node.meta.update(self.kept, val=fake_result(target, args, kwargs), turn=self.turn)
+            node = self.new("call_function", target, args, kwargs, begun(target), self.kept)
+        node.meta.update(val=fake_result(target, args, kwargs), turn=self.turn)
         self.half.add(node)
         return node

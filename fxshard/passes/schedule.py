@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard.cost.timeline import communication_time, operator_time, timeline
 from fxshard.mesh import Mesh
 from fxshard.passes.halves import by_order, forward_nodes
@@ -65,8 +66,11 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
 
 def predicted(program: ShardedProgram) -> Timeline:
     """The timeline of the first rank: the forward, then the backward."""
-    graph = program.first.graph
-    return timeline([n for part in parts(program, graph) for n in part], program.mesh)
+    known: Timeline | None = program.kept.get("timeline")
+    if known is None:
+        graph = program.first.graph
+        known = program.kept["timeline"] = timeline([n for part in parts(program, graph) for n in part], program.mesh)
+    return known
 
 
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
@@ -108,15 +112,14 @@ def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     here = set(nodes)
 
     def place(node: fx.Node) -> None:
-        for operand in node.all_input_nodes:
+        for operand in inputs_of(node):
             if operand in put_off:
                 del put_off[operand]
                 place(operand)
         order.append(node)
 
     for node in nodes:
-        read = [n for n in node.all_input_nodes if n in here]
-        if is_wait(node) or (is_light(node) and read and all(n in put_off for n in read)):
+        if is_wait(node) or (is_light(node) and (read := here.intersection(inputs_of(node))) and all(n in put_off for n in read)):
             put_off[node] = None
         else:
             place(node)
@@ -219,7 +222,7 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
 
     def put(node: fx.Node) -> None:
         if node in here and node not in order:
-            for operand in node.all_input_nodes:
+            for operand in inputs_of(node):
                 place(operand)
             order[node] = None
 
@@ -244,7 +247,7 @@ def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in nodes:
         made = is_collective(node) or is_wait(node) or is_light(node)
-        if made and all(n.op == "placeholder" or n in found for n in node.all_input_nodes):
+        if made and all(n.op == "placeholder" or n in found for n in inputs_of(node)):
             found.add(node)
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from fxshard._torch_compat.nodes import inputs_of
 from fxshard.passes.halves import forward_nodes
 from fxshard.passes.rewrite import copied
 from fxshard.passes.schedule import is_light
@@ -44,12 +45,16 @@ def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
     value: dict[fx.Node, fx.Node] = {}
     first: dict[Hashable, list[fx.Node]] = {}
     numbers: dict[fx.Node, int] = {}
+    texts: dict[fx.Node, str] = {}
     found: dict[int, int] = {}
     for node in graph.nodes:
         value[node] = node
         if is_collective(node) or is_wait(node) or is_light(node):
-            rivals = first.setdefault((node.target, node in early, *map(value.__getitem__, node.all_input_nodes)), [])
-            value[node] = next((n for n in rivals if _arguments(n, value) == _arguments(node, value)), node)
+            rivals = first.setdefault((node.target, node in early, *map(value.__getitem__, inputs_of(node))), [])
+            for one in (*rivals, node) if rivals else ():
+                if one not in texts:
+                    texts[one] = _arguments(one, value)
+            value[node] = next((n for n in rivals if texts[n] == texts[node]), node)
             if value[node] is node:
                 rivals.append(node)
         if is_collective(node):

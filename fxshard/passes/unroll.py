@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput, pytree
+from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.symbols import plain
 from fxshard.passes.draws import NUMBERED
-from fxshard.passes.local_graph import added
 from fxshard.passes.shorten import KEPT, LABEL, RETURNED, Label, NotAlike, Row, Shortened, renamed_meta
 
 INNER = (1, 2)
@@ -60,6 +60,7 @@ class _Unroller:
         self.output = joint.graph.output_node()
         self.place: dict[fx.Node, _Place] = {}
         self.graph = fx.Graph()
+        self.new = NodeMaker(self.graph)
         self.made: dict[fx.Node, fx.Node] = {}
         self.put: dict[tuple[int, int, int], fx.Node] = {}
         self.shift: dict[str, int] = {}
@@ -205,10 +206,9 @@ class _Unroller:
 
     def _add(self, node: fx.Node, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         target = name if node.op == "placeholder" else node.target
-        made = added(self.graph, node.op, target, args, kwargs, name)
         custom = {k: v for k, v in (meta.get("custom") or {}).items() if k != LABEL}
-        made.meta = {**meta, "custom": custom} if custom else {k: v for k, v in meta.items() if k != "custom"}
-        return made
+        meta = {**meta, "custom": custom} if custom else {k: v for k, v in meta.items() if k != "custom"}
+        return self.new(node.op, target, args, kwargs, name, meta)
 
     def _between(self, number: int, one: fx.Node, two: fx.Node) -> fx.Node:
         """What the call of this number reads where the inner copies read these."""

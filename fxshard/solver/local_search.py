@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from .arrays import FloatArray, IntArray, starts
+from .arrays import FloatArray, IntArray, remembered, starts
 from .budget import Budget
 from .model import Model
 from .moves import best_move, cheapest_relief, in_row, move
@@ -19,10 +21,15 @@ def greedy(model: Model) -> IntArray | None:
 
     Every reader of a value is taken to pay for itself.
     """
-    local = [cost.copy() for cost in model.costs]
+    local = list(model.costs)
     neighbours = model.neighbours()
+    turned: Callable[..., FloatArray] = remembered(np.transpose)  # layers repeat, so do the arrays that are read and made here
+    cheapest: Callable[..., FloatArray] = remembered(lambda table, other: (table + other).min(axis=1, initial=np.inf))
+    added: Callable[..., FloatArray] = remembered(np.add)
+    given: Callable[..., FloatArray] = remembered(lambda cost, table, choice: cost + table[choice])
+    chosen: Callable[..., int] = remembered(lambda cost: -1 if not len(cost) or np.isinf(cost.min()) else int(cost.argmin()))
     readings: list[list[tuple[int, FloatArray]]] = [[] for _ in model.costs]
-    tables: dict[tuple[int, bytes, bytes], FloatArray] = {}  # layers repeat, so tables do
+    tables: dict[tuple[int, bytes, bytes], FloatArray] = {}
     for transfer in model.transfers:
         have = transfer.have.tobytes()
         for reader, want in transfer.readers:
@@ -30,18 +37,18 @@ def greedy(model: Model) -> IntArray | None:
             if key not in tables:
                 tables[key] = transfer.prices[np.ix_(transfer.have, want)]
             table, first = tables[key], reader > transfer.source
-            readings[min(reader, transfer.source)].append((max(reader, transfer.source), table if first else table.T))
+            readings[min(reader, transfer.source)].append((max(reader, transfer.source), table if first else turned(table)))
     choices = np.zeros(len(model), dtype=np.int64)
     for node in range(len(model)):
         later = [(other, model.table(node, other)) for other in neighbours[node] if other > node] + readings[node]
         cost = local[node]
         for other, table in later:
-            cost = cost + (table + local[other]).min(axis=1, initial=np.inf)
-        if not len(cost) or np.isinf(cost.min()):
+            cost = added(cost, cheapest(table, local[other]))
+        choices[node] = choice = chosen(cost)
+        if choice < 0:
             return None
-        choices[node] = cost.argmin()
         for other, table in later:
-            local[other] = local[other] + table[choices[node]]
+            local[other] = given(local[other], table, choice)
     return choices
 
 

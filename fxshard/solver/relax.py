@@ -78,8 +78,9 @@ class Relaxation:
         self.ascent.decoded()
 
     def run(self) -> None:
-        """Raise the bound, and find plans on the way."""
-        self.ascent.run()
+        """Raise the bound, and find plans on the way, unless no better one is left."""
+        if self.ascent.bound < self.ascent.cutoff:
+            self.ascent.run()
         self.prove(self.ascent.bound)
 
     def below(self, target: float) -> tuple[Model, Undo]:

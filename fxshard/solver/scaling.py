@@ -6,13 +6,11 @@ where they are integers); what rounding can change in total is kept as a margin 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
-from .arrays import FloatArray
+from .arrays import FloatArray, each
 from .model import Model
 from .transfers import Transfers
 
@@ -21,9 +19,6 @@ SPAN_BITS = 45
 
 WORTH = 2.5e-10
 """A plan that is better by less than this part of the cost counts as no better."""
-
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -42,18 +37,18 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     """
     tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
     count, pairs = len(model.costs), len(model.costs) + len(model.edges)
-    least = _each(tables[:pairs], lambda t: float(t.min(initial=np.inf))) + [0.0] * (len(tables) - pairs)
+    least = each(tables[:pairs], lambda t: float(t.min(initial=np.inf))) + [0.0] * (len(tables) - pairs)
     lows = [value for value in least if np.isfinite(value)]
     floor = sum(lows) + model.constant
     room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
     if np.isfinite(room):
         lows_of = {id(t): low for t, low in zip(tables, least, strict=True)}
-        tables = _each(tables, lambda t: np.where(t - lows_of[id(t)] > room, np.inf, t) if lows_of[id(t)] < np.inf else t)
-    span = sum(_each(tables, _spread))
+        tables = each(tables, lambda t: np.where(t - lows_of[id(t)] > room, np.inf, t) if lows_of[id(t)] < np.inf else t)
+    span = sum(each(tables, _spread))
     soft = int(np.isfinite(model.slopes).sum())
-    exact = not soft and float(model.constant).is_integer() and all(_each(tables, _whole))
+    exact = not soft and float(model.constant).is_integer() and all(each(tables, _whole))
     factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
-    integers = _each(tables, lambda t: np.rint(t * factor))
+    integers = each(tables, lambda t: np.rint(t * factor))
     times = [1] * pairs + [len(t.readers) for t in model.transfers]
     margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor
     constant = float(np.rint(model.constant * factor))
@@ -65,13 +60,6 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 
 
-def _each(tables: list[FloatArray], make: Callable[[FloatArray], Made]) -> list[Made]:
-    """What is made of each table, once for all places where it is the same array: layers repeat, so arrays do."""
-    distinct = {id(t): t for t in tables}
-    made = {key: make(t) for key, t in distinct.items()}
-    return [made[id(t)] for t in tables]
-
-
 def coarsen(model: Model, by: float) -> Model:
     """The model with finite costs multiplied by a factor, at most 1, and rounded down: it costs no more."""
 
@@ -79,7 +67,7 @@ def coarsen(model: Model, by: float) -> Model:
         return np.where(np.isinf(table), np.inf, np.floor(np.where(np.isinf(table), 0.0, table) * by))
 
     pairs = len(model.costs) + len(model.edges)
-    tables = _each([*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)], coarse)
+    tables = each([*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)], coarse)
     edges = dict(zip(model.edges, tables[len(model.costs) : pairs], strict=True))
     transfers = Transfers(replace(t, prices=prices) for t, prices in zip(model.transfers, tables[pairs:], strict=True))
     constant = float(np.floor(model.constant * by))
@@ -137,4 +125,4 @@ def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int
         finite = np.isfinite(rounded[id(table)])
         return float(np.abs(rounded[id(table)][finite] - table[finite] * factor).max(initial=0.0))
 
-    return sum(often * error for often, error in zip(times, _each(tables, largest), strict=True))
+    return sum(often * error for often, error in zip(times, each(tables, largest), strict=True))

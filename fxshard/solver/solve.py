@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .arrays import IntArray
+from .arrays import IntArray, each
 from .budget import Budget
 from .by_cases import Steps, search_by_cases, search_tables
 from .conflicts import Limits
@@ -97,7 +97,7 @@ def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
 
 def _trivial_bound(model: Model) -> float:
     """The sum of the least entry of every table; exact where costs are zero."""
-    return model.constant + sum(float(t.min()) for t in (*model.costs, *model.edges.values()))
+    return model.constant + sum(each((*model.costs, *model.edges.values()), lambda t: float(t.min())))
 
 
 def _unfinished(budget: Budget) -> str:

@@ -19,13 +19,13 @@ def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None
     """
     counts = np.bincount(links[links >= 0], minlength=len(tied.links))
     parts = [_parts(tied, int(k), int(count)) for k, count in enumerate(counts)]
-    for k in np.flatnonzero(links >= 0).tolist():
-        link, part = whole.links[k], int(links[k])
-        for end, node in enumerate(link.ends):
-            message = parts[part][0 if tied.links[part].i == of[node] else 1]
-            begin = int(whole.wiring.message[1 - end][k])
-            whole.messages[1 - end][begin : begin + len(message)] = message
-            whole.weights[whole.offset[node] : whole.offset[node + 1]] += message[link.classes(end)]
+    first = [link.i for link in tied.links]
+    for end, nodes in enumerate(whole.wiring.ends):
+        arriving, states = [np.zeros(0)], whole.wiring.sizes[end].tolist()
+        for k, (part, node) in enumerate(zip(links.tolist(), of[nodes].tolist(), strict=True)):
+            arriving.append(np.zeros(states[k]) if part < 0 else parts[part][0 if first[part] == node else 1])
+        whole.messages[1 - end][:] = np.concatenate(arriving)
+        whole.weights += _by_state(whole, end)
     sharing, made = whole.splits.sharing, {}
     for first, last in zip(sharing.first[:-1].tolist(), sharing.first[1:].tolist(), strict=True):
         shared = sharing.link[first:last].tolist()
@@ -36,6 +36,18 @@ def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None
             made[stands] = _split(tied, whole, shared, links, counts)
         for k, table in zip(shared, made[stands], strict=False):
             whole.splits.table(k)[:] = table
+
+
+def _by_state(whole: Sweeper, end: int) -> FloatArray:
+    """What arrives at each state, (states,), over all links of which its node is this end."""
+    wiring = whole.wiring
+    nodes = wiring.ends[end]
+    states = np.diff(whole.offset)[nodes]
+    place = np.arange(states.sum()) - np.repeat(np.cumsum(states) - states, states)
+    classes = wiring.classes[np.repeat(wiring.start[end], states) + place]
+    arriving = whole.messages[1 - end][np.repeat(wiring.message[1 - end][:-1], states) + classes]
+    found: FloatArray = np.bincount(np.repeat(whole.offset[nodes], states) + place, arriving, len(whole.weights)).astype(np.float64)
+    return found
 
 
 def _parts(tied: Sweeper, link: int, count: int) -> tuple[FloatArray, FloatArray]:

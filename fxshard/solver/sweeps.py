@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import kernels
-from .arrays import BoolArray, FloatArray, IntArray, starts
+from .arrays import BoolArray, FloatArray, IntArray, each, starts
 from .kernels import Messages, Wiring
 from .links import Link, Splits
 from .model import Model
@@ -30,7 +30,8 @@ class Sweeper:
         self.links = self.splits.links
         self.wiring = _wire(sizes, self.links, self.splits)
         self.offset = self.wiring.offset
-        assert all(bool(np.isfinite(cost).all()) for cost in model.costs), "a state is forbidden by itself: its messages prove nothing"
+        allowed = all(each(model.costs, lambda cost: bool(np.isfinite(cost).all())))
+        assert allowed, "a state is forbidden by itself: its messages prove nothing"
         self.theta = np.concatenate([*model.costs, np.zeros(0)])
         self.weights = self.theta.copy()
         self.messages = [np.zeros(int(self.wiring.message[d, -1])) for d in (0, 1)]

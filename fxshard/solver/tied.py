@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, each
 from .budget import Budget
 from .core import Cases, is_large, search_cores
 from .infeasible import Exhausted
@@ -100,7 +100,7 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
 
 def _least(model: Model) -> float:
     """What nodes cost at least by themselves."""
-    return model.constant + sum(float(cost.min()) for cost in model.costs)
+    return model.constant + sum(each(model.costs, lambda cost: float(cost.min())))
 
 
 def classes_of(model: Model, links: int) -> IntArray:

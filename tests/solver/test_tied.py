@@ -252,3 +252,13 @@ def test_the_whole_settles_sooner_from_the_messages_of_a_tied_model() -> None:
     spread(smaller, whole, classes, made.links)
     bounds = [max(sweeper.sweep(sweep % 2) for sweep in range(20)) for sweeper in (whole, cold)]
     assert bounds[0] > bounds[1]
+
+
+def test_what_sweeps_have_proven_is_not_swept_again() -> None:
+    model = integer_model(chain(30, 3, 4))
+    relaxation = Relaxation(model, None, Budget(None, 1e9))
+    relaxation.run()
+    assert relaxation.bound == relaxation.cutoff
+    left = relaxation.ascent.budget.work_left
+    relaxation.run()
+    assert relaxation.ascent.budget.work_left == left and relaxation.bound == relaxation.cutoff

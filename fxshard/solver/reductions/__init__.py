@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..arrays import IntArray
+from ..arrays import IntArray, each
 from ..budget import Budget
 from ..model import Model, Undo
 from .arc_consistency import ArcConsistency
@@ -69,7 +69,7 @@ def reduce(
                 model = smaller
         if _size(model) == before:
             break
-    if not all(bool(np.isfinite(cost).all()) for cost in model.costs):  # what the last steps made of allowed states
+    if not all(each(model.costs, lambda cost: bool(np.isfinite(cost).all()))):  # what the last steps made of allowed states
         model, undo = ArcConsistency().apply(model)
         undos.append(undo)
 

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from ..arrays import each
 from ..infeasible import Exhausted
 from ..model import Model, Undo, keep_states
 
@@ -18,7 +19,7 @@ class ArcConsistency:
     def apply(self, model: Model) -> tuple[Model, Undo]:
         """The model without the states that no plan can use."""
         alive = supported(model)
-        if all(mask.all() for mask in alive):
+        if all(each(alive, np.all)):
             return model, lambda choices: choices
         if any(not mask.any() for mask in alive):
             raise Exhausted
@@ -27,7 +28,7 @@ class ArcConsistency:
 
 def supported(model: Model) -> list[np.ndarray]:
     """Per node a mask (k_i,) of the states that arc consistency leaves; stops at the first node it empties."""
-    alive = [np.isfinite(cost) for cost in model.costs]
+    alive = each(model.costs, np.isfinite)
     neighbours = model.neighbours()
     allowed = {pair: np.isfinite(table) for pair, table in model.edges.items()}
     queue = deque(range(len(model)))

@@ -1,0 +1,6 @@
+"""Private names of torch (2.13): the numbers by which files of ``torch.export`` name dtypes and memory formats."""
+
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as export_dtypes
+from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_MEMORY_FORMAT as export_memory_formats
+
+__all__ = ["export_dtypes", "export_memory_formats"]

@@ -1,0 +1,26 @@
+"""What is made of arrays once, and given again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fxshard.solver.arrays import each, remembered
+
+
+def test_each_array_is_asked_once_and_equal_ones_are_two() -> None:
+    one, other = np.arange(3.0), np.arange(3.0)
+    asked: list[int] = []
+
+    def make(array: np.ndarray) -> float:
+        asked.append(id(array))
+        return float(array.sum())
+
+    assert each([one, other, one], make) == [3.0, 3.0, 3.0]
+    assert asked == [id(one), id(other)]
+
+
+def test_remembered_gives_the_same_again_and_keeps_what_it_was_asked_of() -> None:
+    add = remembered(np.add)
+    one = np.arange(3.0)
+    assert add(one, one) is add(one, one)
+    assert len({float(add(np.full(1, float(k)), one[:1])[0]) for k in range(50)}) == 50  # ids of what is gone would come again
