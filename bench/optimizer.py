@@ -19,9 +19,9 @@ from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from fxshard.layout import Layout
+from fxshard.layout.layouts import Layout
 from fxshard.runtime.demo import llama
-from fxshard.runtime.parameters import shard_parameters
+from fxshard.runtime.module.parameters import shard_parameters
 
 COLUMNS = ("wq", "wk", "wv", "w1", "w3", "tok_embeddings", "output")
 ROWS = ("wo", "w2")

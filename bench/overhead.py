@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import fxshard
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.bind import bind
-from fxshard.runtime.compile import compile_program
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.compile.compile import compile_program
+from fxshard.runtime.rank_graph.bind import bind
 
 RANKS, SIZE, CALLS, ROUNDS = 2, 8, 50, 40
 

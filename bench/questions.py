@@ -15,11 +15,11 @@ import torch
 from tabulate import tabulate
 
 import fxshard
-from fxshard.factory import load_model
-from fxshard.mesh import parse_mesh
-from fxshard.origin import Origin
-from fxshard.passes.choose import allowance, solved
-from fxshard.passes.formulate import formulate
+from fxshard.cli.factory import load_model
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.planning.choose import allowance, solved
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.origin import Origin
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.text_table import fitted
 
 

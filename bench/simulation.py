@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from fxshard.mesh import parse_mesh
+from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.trace import trace
 from fxshard.runtime.demo import batches, corpus, llama
-from fxshard.runtime.reductions import REDUCTIONS
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.runtime.simulate.reductions import REDUCTIONS
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

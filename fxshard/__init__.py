@@ -13,20 +13,21 @@ from fxshard.collecting import no_collections
 
 if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
-    from fxshard.constraints import Communication, Equal, Forbid, Pin
     from fxshard.cost.optimizer_state import Optimizer
     from fxshard.errors import FxshardError
-    from fxshard.hardware import Hardware, Link
-    from fxshard.layout import Layout
-    from fxshard.mesh import Mesh
-    from fxshard.passes.mixed_precision import MixedPrecision
-    from fxshard.program import ShardedProgram
-    from fxshard.runtime.accumulation import no_sync
+    from fxshard.layout.layouts import Layout
+    from fxshard.mesh.hardware import Hardware, Link
+    from fxshard.mesh.mesh import Mesh
+    from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
+    from fxshard.plans.constraints import Communication, Equal, Forbid, Pin
+    from fxshard.plans.plan_data import OpSpec
+    from fxshard.plans.sharding_plan import ShardingPlan
+    from fxshard.program.sharded_program import ShardedProgram
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
-    from fxshard.runtime.clipping import clip_grad_norm_
-    from fxshard.runtime.memory import program_memory
-    from fxshard.sharding_plan import OpSpec, ShardingPlan
-    from fxshard.strategies.user_rules import register_rule
+    from fxshard.runtime.module.accumulation import no_sync
+    from fxshard.runtime.optim.clipping import clip_grad_norm_
+    from fxshard.runtime.rank_graph.memory import program_memory
+    from fxshard.strategies.engine.user_rules import register_rule
 
 __version__ = "0.1.0"
 
@@ -36,29 +37,29 @@ _HOME = {
     "load": "fxshard.api",
     "local_batch": "fxshard.api",
     "lower": "fxshard.api",
-    "parallelize": "fxshard.runtime.module",
+    "parallelize": "fxshard.runtime.module.module",
     "plan": "fxshard.api",
     "simulate": "fxshard.api",
-    "Communication": "fxshard.constraints",
-    "Equal": "fxshard.constraints",
-    "Forbid": "fxshard.constraints",
-    "Pin": "fxshard.constraints",
+    "Communication": "fxshard.plans.constraints",
+    "Equal": "fxshard.plans.constraints",
+    "Forbid": "fxshard.plans.constraints",
+    "Pin": "fxshard.plans.constraints",
     "Optimizer": "fxshard.cost.optimizer_state",
     "FxshardError": "fxshard.errors",
-    "Layout": "fxshard.layout",
-    "Hardware": "fxshard.hardware",
-    "Link": "fxshard.hardware",
-    "Mesh": "fxshard.mesh",
-    "MixedPrecision": "fxshard.passes.mixed_precision",
-    "ShardedProgram": "fxshard.program",
-    "clip_grad_norm_": "fxshard.runtime.clipping",
+    "Layout": "fxshard.layout.layouts",
+    "Hardware": "fxshard.mesh.hardware",
+    "Link": "fxshard.mesh.hardware",
+    "Mesh": "fxshard.mesh.mesh",
+    "MixedPrecision": "fxshard.passes.trace.fakes.mixed_precision",
+    "ShardedProgram": "fxshard.program.sharded_program",
+    "clip_grad_norm_": "fxshard.runtime.optim.clipping",
     "load_checkpoint": "fxshard.runtime.checkpoint",
     "save_checkpoint": "fxshard.runtime.checkpoint",
-    "no_sync": "fxshard.runtime.accumulation",
-    "program_memory": "fxshard.runtime.memory",
-    "OpSpec": "fxshard.sharding_plan",
-    "ShardingPlan": "fxshard.sharding_plan",
-    "register_rule": "fxshard.strategies.user_rules",
+    "no_sync": "fxshard.runtime.module.accumulation",
+    "program_memory": "fxshard.runtime.rank_graph.memory",
+    "OpSpec": "fxshard.plans.sharding_plan",
+    "ShardingPlan": "fxshard.plans.sharding_plan",
+    "register_rule": "fxshard.strategies.engine.user_rules",
 }
 _MODULES = ("testing", "inspect", "errors")
 

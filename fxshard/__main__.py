@@ -2,6 +2,6 @@
 
 import sys
 
-from fxshard.cli import main
+from fxshard.cli.main import main
 
 sys.exit(main())

@@ -11,31 +11,31 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.comparison import Comparison, compare
-from fxshard.constraints import Constraint, check_constraints
 from fxshard.errors import OptionError, a_kind
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh, as_mesh
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
-from fxshard.origin import Origin
-from fxshard.passes.at_sizes import program_at
-from fxshard.passes.mixed_precision import MixedPrecision, check_mixed_precision
-from fxshard.passes.optimise import check_without
+from fxshard.passes.after_lowering.optimise import check_without
+from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan, trace_model
-from fxshard.passes.trace import check_call
-from fxshard.planning_graph import PlanningGraph
-from fxshard.program import ShardedProgram
+from fxshard.passes.planning.origin import Origin
+from fxshard.passes.planning.sizes_of_plan import check_legal
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.trace import check_call
+from fxshard.plans.comparison import Comparison, compare
+from fxshard.plans.constraints import Constraint, check_constraints
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.inputs import local_batch
+from fxshard.runtime.calls.options import check_flag, check_pins, check_plan, check_unused
 from fxshard.runtime.exported import ExportedProgram, lower_for_sizes
-from fxshard.runtime.inputs import local_batch
-from fxshard.runtime.module import parallelize
-from fxshard.runtime.options import check_flag, check_pins, check_plan, check_unused
-from fxshard.runtime.per_rank import RankValues, coordinates, per_rank, shard
-from fxshard.runtime.reductions import check_reduction
-from fxshard.runtime.simulate import Simulation, simulate_program, simulated_mesh
-from fxshard.runtime.values import program_values, settled, sizes_of_call
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
+from fxshard.runtime.simulate.reductions import check_reduction
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program, simulated_mesh
+from fxshard.runtime.simulate.values import program_values, settled, sizes_of_call
 from fxshard.shapes import dynamic_dims, weighted_sizes
-from fxshard.sharding_plan import ShardingPlan
-from fxshard.sizes_of_plan import check_legal
 
 
 def plan(

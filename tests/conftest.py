@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fxshard.strategies import cache_clear, registry
+from fxshard.strategies import cache_clear
+from fxshard.strategies.engine import registry
 
 torch.set_num_threads(1)
 os.environ["FXSHARD_CACHE"] = "0"  # neither read what the user keeps, nor add to it; processes that tests start are told too

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.emit import emit_step
-from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.size_classes import cuts, size_classes
-from fxshard.redistribution import Step, table_of, walk
-from fxshard.runtime.simulate import Recorded, run_lockstep
-from fxshard.steps import bytes_price, in_any_order
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Step, table_of, walk
+from fxshard.layout.steps import bytes_price, in_any_order
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.emit import emit_step
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.passes.lowering.size_classes import cuts, size_classes
+from fxshard.runtime.simulate.simulate import Recorded, run_lockstep
 from tests.reference_shards import assert_is_sharded, draw_shards
 
 Steps = tuple[Step, ...]

@@ -6,13 +6,14 @@ import math
 
 import hypothesis.strategies as st
 
-from fxshard.hardware import Curve, Hardware, Link, Measured
-from fxshard.layout import Layout
+from fxshard.graph.planning_graph import INPUT_KINDS
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import COLLECTIVES, Step, path_price, single_step, steps
 from fxshard.memory_profile import KINDS
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import INPUT_KINDS
-from fxshard.redistribution import COLLECTIVES, Step, path_price, single_step, steps
-from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.mesh.hardware import Curve, Hardware, Link, Measured
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
 
 L = Layout.parse
 MESH = Mesh({"dp": 2, "tp": 2}, hardware="h100")

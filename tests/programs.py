@@ -9,11 +9,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
-from fxshard.layout import Layout, local_shape
-from fxshard.passes.local_graph import LocalGraph
-from fxshard.planning_graph import GraphInput, GraphOutput
-from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.graph.planning_graph import GraphInput, GraphOutput
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ProgramCollective, ShardedProgram, SizeClass
 from tests.plans import MESH, L, small_plan
 
 W, X, Y = L("RS(0)"), L("S(0)S(1)"), L("S(0)R")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from fxshard.layout import Layout
+from fxshard.layout.layouts import Layout
 
 Coordinate = tuple[int, ...]
 REDUCE = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}

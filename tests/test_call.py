@@ -10,8 +10,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard._torch_compat import FakeTensorMode
-from fxshard.call import Operand, call_of
-from fxshard.planning_graph import UNKNOWN
+from fxshard.graph.call import Operand, call_of
+from fxshard.graph.planning_graph import UNKNOWN
 
 aten = torch.ops.aten
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from fxshard import Communication, Equal, Forbid, cli
-from fxshard.sharding_plan import ShardingPlan
+from fxshard import Communication, Equal, Forbid
+from fxshard.cli import main as cli
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import small_plan
 
 MODEL = """
@@ -218,7 +219,7 @@ def test_a_fault_of_ours_says_so_under_its_trace(
 
 
 def test_help_needs_nothing_heavy() -> None:
-    """At the top of cli.py stand the standard library and the errors only: torch takes seconds to import."""
+    """At the top of cli/main.py stand the standard library and the errors only: torch takes seconds to import."""
     tree = ast.parse(Path(cli.__file__).read_text())
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}

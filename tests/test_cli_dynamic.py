@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fxshard
-from fxshard import cli
+from fxshard.cli import main as cli
 
 MODEL = """
 import torch

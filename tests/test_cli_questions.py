@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fxshard import cli
+from fxshard.cli import main as cli
 
 MODEL = """
 import torch

@@ -8,10 +8,11 @@ import pytest
 from expecttest import assert_expected_inline
 
 import fxshard
-from fxshard.comparison import signed
 from fxshard.errors import OptionError, PlanError
-from fxshard.redistribution import single_step
-from fxshard.sharding_plan import Certificate, OpSpec, PlannedNode, Redistribution, ShardingPlan
+from fxshard.layout.redistribution import single_step
+from fxshard.plans.comparison import signed
+from fxshard.plans.plan_data import Certificate, OpSpec, PlannedNode, Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import L, small_plan
 
 

@@ -12,11 +12,11 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.cost import time_price
-from fxshard.detours import detours
-from fxshard.layout import Folded, Layout, all_layouts
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.redistribution import Price, Step, bytes_price, is_legal, single_step, step_price, steps, table_of, walk
-from fxshard.steps import in_any_order
+from fxshard.layout.detours import detours
+from fxshard.layout.layouts import Folded, Layout, all_layouts
+from fxshard.layout.redistribution import Price, Step, bytes_price, is_legal, single_step, step_price, steps, table_of, walk
+from fxshard.layout.steps import in_any_order
+from fxshard.mesh.mesh import Mesh, parse_mesh
 from tests.moved import Steps, run
 
 L = Layout.parse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fxshard.layout import REDUCE_OPS, all_layouts
-from fxshard.mesh import parse_mesh
+from fxshard.layout.layouts import REDUCE_OPS, all_layouts
+from fxshard.mesh.mesh import parse_mesh
 from tests.moved import pairs, run_pairs
 
 PAIRS_A_CASE = 160

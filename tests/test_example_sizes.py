@@ -13,12 +13,11 @@ from torch.export import Dim
 
 import fxshard
 from examples.llama import Llama
-from fxshard.cli import main
-from fxshard.constraints import Communication
+from fxshard.cli.main import main
 from fxshard.errors import FileError, OptionError, SizesError
-from fxshard.hardware import Hardware, Link
-from fxshard.plan_json import loads
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.plans.constraints import Communication
+from fxshard.plans.sharding_plan import ShardingPlan
 
 SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
 MESH = fxshard.Mesh({"a": 4}, hardware=SLOW)
@@ -72,7 +71,7 @@ def test_the_objective_is_the_mean_of_what_it_costs_there(overlap: float, object
     assert made.objective == pytest.approx((3 * at[0].objective + at[1].objective + 2 * at[2].objective) / 6, rel=1e-9)
     assert all(one.objective >= one.lower_bound * (1 - 1e-9) for one in at)
     assert bool(made.hidden) == (overlap > 0 and objective == "time") and made.collectives
-    assert loads(made.to_json()) == made
+    assert ShardingPlan.from_json(made.to_json()) == made
 
 
 def test_one_size_is_a_plan_for_it() -> None:
@@ -86,7 +85,7 @@ def test_the_plan_says_so() -> None:
     assert "priced     the mean of 0.75 at batch=4 and 0.25 at batch=512" in str(made).splitlines()
     assert "priced" not in str(plan(None)) and "priced     at batch=64" in str(plan([(64,)])).splitlines()
     with pytest.raises(FileError, match="weights do not add up to 1"):
-        loads(made.to_json().replace('"weight": 0.75', '"weight": 0.5'))
+        ShardingPlan.from_json(made.to_json().replace('"weight": 0.75', '"weight": 0.5'))
     other = made.explain("layers.1.weight", "R").choices[0]
     assert other.total is not None and other.total >= made.objective * (1 - 1e-9)
 

@@ -15,14 +15,14 @@ from torch import nn
 from zoo import Case, cnn, llama, mlp
 
 import fxshard
-from fxshard.comparison import signed
 from fxshard.errors import ConstraintError, LayoutError, PlanError
-from fxshard.layout import all_layouts
-from fxshard.origin import NEAR, Origin
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import all_layouts
+from fxshard.passes.annotation.verify import verify_edges
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.verify import verify_edges
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.planning.origin import NEAR, Origin
+from fxshard.plans.comparison import signed
+from fxshard.plans.sharding_plan import ShardingPlan
 
 FAST = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
 LINE = fxshard.Mesh({"tp": 3})

@@ -11,7 +11,7 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import PlanError
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.plans.sharding_plan import ShardingPlan
 
 
 class Pair(nn.Module):

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from expecttest import assert_expected_inline
 
-from fxshard.comparison import Comparison, compare
-from fxshard.explanation import Choice, Explanation, Reading
-from fxshard.sharding_plan import Certificate, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.plans.comparison import Comparison, compare
+from fxshard.plans.explanation import Choice, Explanation, Reading
+from fxshard.plans.plan_data import Certificate, PlanEnd, PlannedNode, Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import L, small_plan
 from tests.test_comparison import other_plan
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fxshard.cli.factory import load_model
 from fxshard.errors import FxshardError
-from fxshard.factory import load_model
 
 CODE = """
 import torch

@@ -10,8 +10,8 @@ import pytest
 import fxshard
 from fxshard import inspect
 from fxshard.errors import FileError
-from fxshard.plan_json import loads
-from fxshard.sharding_plan import Certificate, PlanEnd, ShardingPlan
+from fxshard.plans.plan_data import Certificate, PlanEnd
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import small_plan
 
 
@@ -29,9 +29,9 @@ def hiding(hidden: float) -> ShardingPlan:
 def test_in_its_file() -> None:
     plan = hiding(6.0)
     assert '"cost": 1.5, "hidden": 6.0}' in plan.to_json() and '"hidden"' not in small_plan().to_json()
-    again = loads(plan.to_json())
+    again = ShardingPlan.from_json(plan.to_json())
     assert again == plan and again.hidden == {"reductions": 6.0}
-    assert loads(small_plan().to_json()).hidden == {}
+    assert ShardingPlan.from_json(small_plan().to_json()).hidden == {}
     assert inspect.to_json(plan)["hidden"] == {"reductions": 6.0}
 
 
@@ -43,7 +43,7 @@ def test_no_more_than_the_hardware_can(hidden: float, unit: str) -> None:
         data["certificate"]["unit"], data["nodes"][2]["compute"] = unit, 0.0
         data["redistributions"][0]["cost"] = data["certificate"]["objective"] = data["certificate"]["lower_bound"] = 48.0
     with pytest.raises(FileError, match=rf"{hidden} us are hidden, but at most") as caught:
-        loads(json.dumps(data))
+        ShardingPlan.from_json(json.dumps(data))
     assert "redistributions[0]" in str(caught.value)
 
 
@@ -52,13 +52,13 @@ def test_only_parameters_and_their_gradients() -> None:
     data = json.loads(hiding(6.0).to_json())
     data["outputs"][0]["kind"] = "output"
     with pytest.raises(FileError, match="us are hidden, but 'mm' is neither a parameter that is gathered nor a gradient") as caught:
-        loads(json.dumps(data))
+        ShardingPlan.from_json(json.dumps(data))
     assert "redistributions[0]" in str(caught.value)
     data["nodes"][2]["op"] = "aten.transpose.int"
-    assert loads(json.dumps(data)).hidden
+    assert ShardingPlan.from_json(json.dumps(data)).hidden
     data["redistributions"][0]["value"] = "x"
     with pytest.raises(FileError, match="but 'x' is neither"):
-        loads(json.dumps(data))
+        ShardingPlan.from_json(json.dumps(data))
 
 
 def test_when_it_is_printed() -> None:

@@ -23,8 +23,8 @@ gc.callbacks.clear()
 late = "fxshard.solver", "fxshard.api", "highspy", "torch._inductor.debug"
 assert searches == 0 and gc.isenabled(), searches
 assert not [name for name in late if name in sys.modules]
-from fxshard.passes import choose
-assert "fxshard.solver.highs" in sys.modules and "highspy" not in sys.modules
+from fxshard.passes.planning import choose
+assert "fxshard.solver.primal.highs" in sys.modules and "highspy" not in sys.modules
 assert fxshard.plan and fxshard.api.parallelize is fxshard.parallelize
 print("done")
 """

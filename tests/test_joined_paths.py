@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.redistribution import Price, joined_path, steps, table
-from fxshard.steps import Step
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Price, joined_path, steps, table
+from fxshard.layout.steps import Step
+from fxshard.mesh.mesh import Mesh
 
 PRICES = {"all_reduce": 10.0, "reduce_scatter": 4.0, "all_gather": 5.0, "all_to_all": 6.0}
 SHAPE, ITEM = (8, 8), 4

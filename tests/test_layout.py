@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as dtensor_extent
 
 from fxshard.errors import LayoutError
-from fxshard.layout import (
+from fxshard.layout.layouts import (
     Layout,
     all_layouts,
     ceil_shape,

@@ -11,10 +11,9 @@ from torch.export import Dim
 
 import fxshard
 from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError
-from fxshard.hardware import Hardware, Link
-from fxshard.passes.at_sizes import program_at
-from fxshard.plan_json import loads
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.passes.lowering.at_sizes import program_at
+from fxshard.plans.sharding_plan import ShardingPlan
 
 SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
 MESH = fxshard.Mesh({"a": 4}, hardware=SLOW)
@@ -79,7 +78,7 @@ def test_the_limit_holds_at_the_largest_size() -> None:
     assert moves[0] != moves[1]
     assert total(limited) == limited.at(batch=512).memory <= limit and limited.at().within_limit
     assert limited.objective > free.objective and limited.objective == pytest.approx(limited.at().objective)
-    assert limited.memory_sizes == {"batch": 512} and loads(limited.to_json()) == limited
+    assert limited.memory_sizes == {"batch": 512} and ShardingPlan.from_json(limited.to_json()) == limited
     assert "a device at its peak, at batch=512: " in str(limited) and limited.memory_profile().peak == total(limited)
 
 
@@ -152,7 +151,7 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(OptionError, match="no dynamic dims"):
         plan(400_000, None).holds_up_to()
     with pytest.raises(PlanError, match="does not know the graph"):
-        loads(plan(400_000).to_json()).holds_up_to()
+        ShardingPlan.from_json(plan(400_000).to_json()).holds_up_to()
 
 
 def test_memory_that_does_not_grow() -> None:

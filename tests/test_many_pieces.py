@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fxshard.layout import all_layouts
-from fxshard.mesh import Mesh
+from fxshard.layout.layouts import all_layouts
+from fxshard.mesh.mesh import Mesh
 from tests.moved import pairs, run_pairs
 
 

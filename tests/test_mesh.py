@@ -14,9 +14,9 @@ from hypothesis import given
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxshard.errors import FxshardError, LayoutError, OptionError
-from fxshard.hardware import HARDWARE, Link
-from fxshard.hardware_file import find_hardware
-from fxshard.mesh import Mesh, as_mesh, parse_mesh
+from fxshard.mesh.hardware import HARDWARE, Link
+from fxshard.mesh.hardware_file import find_hardware
+from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 3)])

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError
-from fxshard.objects import is_openable, leaves_in_objects, on_cpu, open_call
+from fxshard.graph.objects import is_openable, leaves_in_objects, on_cpu, open_call
 
 
 class Plain:

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from fxshard.cost import time_price
-from fxshard.hardware import Hardware, Link
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.redistribution import Shapes, path_communication, path_price, steps, table
-from fxshard.steps import step_price, walk
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Shapes, path_communication, path_price, steps, table
+from fxshard.layout.steps import step_price, walk
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
 
 START = Hardware("start", {4: 1e8}, 1e9, 0.0, 64, Link(1e9, 20.0), Link(1e8, 1.0))
 """The first axis is quick and starts slowly, the second the reverse: small tensors go other ways than large ones."""

@@ -8,10 +8,10 @@ from torch import nn
 from torch.export import Dim
 
 import fxshard
-from fxshard.cli import main
+from fxshard.cli.main import main
 from fxshard.errors import OptionError, PlanError, SizesError
-from fxshard.hardware import Hardware, Link
-from fxshard.plan_json import loads
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.plans.sharding_plan import ShardingPlan
 
 SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
 DIMS = {"x": {0: Dim("batch", max=512)}}
@@ -69,7 +69,7 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(OptionError, match="has no dynamic dims"):
         plan(8).at(batch=4)
     with pytest.raises(PlanError, match="does not know the graph"):
-        loads(made.to_json(), "a plan").at(batch=4)
+        ShardingPlan.from_json(made.to_json(), "a plan").at(batch=4)
 
 
 class Branches(nn.Module):

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard import plan_cache
 from fxshard.errors import OptionError
-from fxshard.mesh import HARDWARE
-from fxshard.passes import choose
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.mesh.mesh import HARDWARE
+from fxshard.passes.planning import choose, plan_cache
+from fxshard.plans.sharding_plan import ShardingPlan
 
 MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
 

@@ -14,9 +14,10 @@ from expecttest import assert_expected_inline
 from hypothesis import HealthCheck, given, settings
 
 from fxshard.errors import FileError, PlanError
-from fxshard.plan_json import dumps, load, loads, save
-from fxshard.redistribution import steps
-from fxshard.sharding_plan import Certificate, Redistribution, ShardingPlan
+from fxshard.layout.redistribution import steps
+from fxshard.plans.plan_data import Certificate, Redistribution
+from fxshard.plans.plan_json import dumps, save
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import L, plans, small_plan
 
 SMALL = json.loads(dumps(small_plan()))
@@ -100,7 +101,7 @@ VERSION_1 = """\
 
 def test_version_1_is_read() -> None:
     """It says nothing of source lines, which are no part of the decision."""
-    old = loads(VERSION_1)
+    old = ShardingPlan.from_json(VERSION_1)
     assert old == small_plan() and old.hash == small_plan().hash
     assert not old.lines and not old.picked
 
@@ -109,7 +110,7 @@ def test_version_2_is_read() -> None:
     """Kinds of memory had other names."""
     kinds = {"parameters": 1, "buffers": 2, "inputs": 3, "gradients": 4, "outputs": 5, "activations": 6, "redistributed": 7, "optimizer": 8}
     new = ("parameter", "buffer", "input", "gradient", "output", "activation", "gathered", "optimizer")
-    old = loads(json.dumps(SMALL | {"version": 2, "memory": kinds}))
+    old = ShardingPlan.from_json(json.dumps(SMALL | {"version": 2, "memory": kinds}))
     assert old.memory == dict(zip(new, range(1, 9), strict=True))
 
 
@@ -117,21 +118,21 @@ def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
     """Also one that leaves a plan which might have been written so."""
     path = tmp_path / "plan.json"
     save(small_plan(), path, sealed=True)
-    assert load(path) == load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
+    assert ShardingPlan.load(path) == ShardingPlan.load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
     path.write_text(path.read_text().replace('"memory_limit": 1073741824', '"memory_limit": 1073741825'))
     with pytest.raises(FileError, match="its digest is another") as caught:
-        load(path)
+        ShardingPlan.load(path)
     assert "take the field 'digest' out" in str(caught.value.remedy)
     small_plan().save(path)
     with pytest.raises(FileError, match="has no digest"):
-        load(path, sealed=True)
+        ShardingPlan.load(path, sealed=True)
 
 
 def test_source_lines_are_kept_and_do_not_count() -> None:
     plan = small_plan()
     moved = dataclasses.replace(plan, lines={"mm": "elsewhere/model.py:9: return self.lin(x)"})
     assert moved == plan and moved.hash == plan.hash and dumps(moved) != dumps(plan)
-    assert loads(dumps(moved)).lines == moved.lines
+    assert ShardingPlan.from_json(dumps(moved)).lines == moved.lines
 
 
 def test_steps_through_folded_layouts_are_written() -> None:
@@ -140,14 +141,14 @@ def test_steps_through_folded_layouts_are_written() -> None:
     plan = dataclasses.replace(plan, redistributions=(*plan.redistributions, move))
     text = dumps(plan)
     assert '"from": "S(0)", "to": "S(1 in 0,1)"' in text or '"from": "S(0 in 0,1)", "to": "S(1)"' in text
-    assert loads(text) == plan and [c.kind for c in plan.collectives][1:] == ["all_to_all", "all_to_all"]
+    assert ShardingPlan.from_json(text) == plan and [c.kind for c in plan.collectives][1:] == ["all_to_all", "all_to_all"]
 
 
 @given(plans())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_roundtrip(plan: ShardingPlan) -> None:
     text = dumps(plan)
-    again = loads(text)
+    again = ShardingPlan.from_json(text)
     assert again == plan
     assert dumps(again) == text
     assert again.hash == plan.hash
@@ -196,7 +197,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_hand_written_pins() -> None:
     text = '{"format": "fxshard-plan", "version": 1, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
-    plan = loads(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
+    plan = ShardingPlan.from_json(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
     assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
     for other, missing in (
         (text.replace("true", "false") + '"nodes": []}', "train"),
@@ -205,14 +206,14 @@ def test_hand_written_pins() -> None:
         ("{}", "not a fxshard plan"),
     ):
         with pytest.raises(FileError, match=missing) as error:
-            loads(other)
+            ShardingPlan.from_json(other)
         remedy = str(error.value.remedy)
         assert all(f'"{field}"' in remedy for field in ("format", "version", "partial", "mesh", "nodes", "name", "outputs"))
 
 
 def test_a_partial_plan_needs_no_figures_and_a_bound_may_differ_by_rounding() -> None:
-    assert loads(json.dumps(SMALL | {"partial": True, "nodes": SMALL["nodes"][:1]})).objective == 10.75
-    assert loads(json.dumps(_with("certificate.lower_bound", 10.75 * (1 + 1e-12)))).gap < 1e-9
+    assert ShardingPlan.from_json(json.dumps(SMALL | {"partial": True, "nodes": SMALL["nodes"][:1]})).objective == 10.75
+    assert ShardingPlan.from_json(json.dumps(_with("certificate.lower_bound", 10.75 * (1 + 1e-12)))).gap < 1e-9
 
 
 def _without(name: str) -> dict[str, Any]:
@@ -288,7 +289,7 @@ BAD: list[tuple[Any, str, str]] = [
 @pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[b[1] for b in BAD])
 def test_refused(data: Any, what: str, where: str) -> None:
     with pytest.raises(FileError) as caught:
-        loads(json.dumps(data), "plan.json")
+        ShardingPlan.from_json(json.dumps(data), "plan.json")
     assert what in caught.value.what
     assert caught.value.where is not None and where in caught.value.where
     assert caught.value.remedy
@@ -309,7 +310,7 @@ def test_refused(data: Any, what: str, where: str) -> None:
 )
 def test_not_json(text: str | bytes, what: str) -> None:
     with pytest.raises(FileError, match=what):
-        loads(text)
+        ShardingPlan.from_json(text)
 
 
 def test_damaged_files_load_or_are_refused() -> None:
@@ -325,7 +326,7 @@ def test_damaged_files_load_or_are_refused() -> None:
             stop = start + draw.choice((0, 1, 1, 5, 40))
             damaged[start:stop] = draw.choice((bytes([draw.randrange(256)]), b"", draw.choice(tokens), damaged[start:stop] * 2))
         try:
-            loads(bytes(damaged))
+            ShardingPlan.from_json(bytes(damaged))
         except FileError:
             refused += 1
     assert refused > 1000

@@ -6,10 +6,11 @@ import dataclasses
 
 from expecttest import assert_expected_inline
 
-from fxshard.layout import Layout
-from fxshard.plan_text import counted, numbered, time_text
-from fxshard.redistribution import single_step
-from fxshard.sharding_plan import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import single_step
+from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
+from fxshard.plans.plan_text import counted, numbered, time_text
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import small_plan
 
 L = Layout.parse

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.redistribution import single_step
-from fxshard.sharding_plan import OpSpec, PlanEnd, PlannedNode, Redistribution, ShardingPlan
+from fxshard.layout.redistribution import single_step
+from fxshard.plans.plan_data import OpSpec, PlanEnd, PlannedNode, Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import L, small_plan
 
 STEP = single_step(1, L("S(0)")[0], L("R")[0])

@@ -12,10 +12,11 @@ from torch.distributed.tensor import Partial, Shard
 
 from fxshard.cost import time_price
 from fxshard.errors import LayoutError
-from fxshard.layout import Layout, all_layouts
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.redistribution import Price, Step, bytes_price, sent_bytes, single_step, steps, walk
-from fxshard.sharding_plan import Redistribution, ShardingPlan
+from fxshard.layout.layouts import Layout, all_layouts
+from fxshard.layout.redistribution import Price, Step, bytes_price, sent_bytes, single_step, steps, walk
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.plans.plan_data import Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.moved import pairs, run
 
 L = Layout.parse

@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat.expressions import FUNCTIONS as OF
-from fxshard._torch_compat.spelling import spelled
+from fxshard._torch_compat.inductor.spelling import spelled
 from fxshard._torch_compat.symbols import evaluated
 
 N = sympy.Symbol("n", integer=True, positive=True)

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.nodes import NodeMaker
-from fxshard.passes.local_graph import begun
-from fxshard.targets import kept, name_of, number_of
+from fxshard.graph.targets import kept, name_of, number_of
+from fxshard.passes.lowering.local_graph import begun
 
 aten = torch.ops.aten
 

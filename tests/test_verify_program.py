@@ -13,12 +13,12 @@ from torch import fx, nn
 
 import fxshard
 from fxshard.errors import PlanError, TraceError
-from fxshard.mesh import Mesh
-from fxshard.passes.trace import trace
-from fxshard.passes.verify import verify_graph
-from fxshard.planning_graph import GraphOutput, PlanningGraph
-from fxshard.program import ShardedProgram, is_collective, is_wait
-from fxshard.verify_program import verify_program
+from fxshard.graph.planning_graph import GraphOutput, PlanningGraph
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.verify import verify_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram, is_collective, is_wait
+from fxshard.program.verify_program import verify_program
 
 MESH = Mesh({"a": 2})
 PINS = {"0.weight": "S(0)", "2.weight": "S(1)", "args[0]": "S(0)"}

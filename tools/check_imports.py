@@ -22,88 +22,54 @@ MEASURED = (PACKAGE, "tests", "tools", "bench", "examples")  # whose files may n
 PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbidden
 
 
-def _rooms() -> dict[str, frozenset[str]]:
-    """Which rooms each room may import (itself aside). A room is a file or folder right under fxshard/."""
-    base = {"errors", COMPAT, "sizes", "text_table", "objects", "targets", "collecting"}
-    plan = base | {
-        "layout",
-        "shapes",
-        "hardware",
-        "mesh",
-        "redistribution",
-        "sharding_plan",
-        "planning_graph",
-        "call",
-        "files",
-        "memory_profile",
-        "timeline",
-    }
-    program = plan | {"program", "size_inputs", "archive"}
-    strategies = program | {"ops"}
-    passes = strategies | {"strategies", "cost", "solver", "constraints", "plan_cache"}
-    runtime = passes | {"passes"}
-    origin = runtime | {"plan_at", "sizes_of_plan"}
-    api = origin | {"runtime", "inspect", "origin"}
-    testing = api | {"api"}
-    public = testing | {"testing"}
-    rooms: dict[str, set[str]] = {
-        "errors": set(),
-        "sizes": {"errors"},
-        "targets": set(),
-        "text_table": set(),
-        "collecting": set(),
-        "timeline": set(),
-        COMPAT: {"errors"},
-        "dynamic_text": {"errors"},
-        "objects": {"errors", COMPAT},
-        "layout": base,
-        "shapes": base | {"layout"},
-        "plan_at": {"sizes"},
-        "sizes_of_plan": passes | {"passes", "plan_at"},
-        "hardware": base | {"files"},
-        "mesh": base | {"hardware"},
-        "redistribution": base | {"layout", "mesh"},
-        "planning_graph": base | {"shapes"},
-        "call": base | {"planning_graph"},
-        "constraints": base | {"layout"},
-        "files": {"errors"},
-        "factory": {"errors"},
-        "child_process": {"errors"},
-        "memory_profile": {"errors"},
-        "sharding_plan": plan - {"sharding_plan"} | {"plan_at"},
-        "program": plan,
-        "size_inputs": plan | {"program"},
-        "archive": plan | {"program", "ops", "size_inputs"},
-        "ops": base,
-        "strategies": strategies,
-        "cost": strategies,
-        "solver": set(),
-        "plan_cache": strategies | {"strategies"},
-        "solve_file": {"errors", "files", "solver"},
-        "passes": passes,
-        "runtime": runtime,
-        "origin": origin,
-        "inspect": program,
-        "api": api,
-        "testing": testing | {PACKAGE},
-        "cli": public | {PACKAGE, "factory", "child_process", "solve_file", "dynamic_text"},
-        "__init__": public,
-        "__main__": {"cli"},
-    }
-    return {name: frozenset(allowed) for name, allowed in rooms.items()}
+FLOORS = (
+    "errors",
+    "_torch_compat files collecting timeline",
+    "sizes text_table memory_profile mesh shapes",
+    "layout graph",
+    "plans ops",
+    "strategies.engine",
+    "strategies.tensors",
+    "strategies.linear strategies.norms strategies.space",
+    "strategies",
+    "program",
+    "cost archive inspect",
+    "solver.problem",
+    "solver.primal solver.reductions",
+    "solver.bounds",
+    "solver.search",
+    "solver.limits",
+    "solver",
+    "passes.trace.functions",
+    "passes.trace.captured",
+    "passes.trace.fakes",
+    "passes.trace.python_state passes.trace.repeats",
+    "passes.trace",
+    "passes.annotation",
+    "passes.lowering",
+    "passes.memory passes.after_lowering",
+    "passes.planning",
+    "passes",
+    "runtime.groups",
+    "runtime.simulate runtime.rank_graph",
+    "runtime.ranks",
+    "runtime.compile",
+    "runtime.optim runtime.calls",
+    "runtime.module",
+    "runtime.backend runtime.checkpoint runtime.measure",
+    "runtime",
+    "api",
+    "__init__",
+    "strategies.oracle testing",
+    "cli",
+    "__main__",
+)
+"""The rooms of fxshard/, from the ground up: each may import itself and what lies below its floor. A room is a folder or a file; a folder
+that has no line of its own belongs to the one that holds it."""
 
-
-ROOMS = _rooms()
-
-SHARED = dict.fromkeys(("plan_json", "plan_sizes", "plan_text", "comparison", "explanation", "reasons"), "sharding_plan") | {
-    "hardware_file": "hardware",
-    "side_effects": "objects",
-    "steps": "redistribution",
-    "detours": "redistribution",
-    "verify_program": "program",
-}
-"""Files that belong to another file's room: a plan, its JSON and what can be read from it are one, hardware and its file, a program
-and what holds in it, redistributions and their steps, objects and what a call leaves in them or in modules."""
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
+ALONE = "solver"
+"""Knows numbers only: its rooms import nothing else of fxshard, nor torch."""
 
 
 @dataclass(frozen=True, order=True)
@@ -153,17 +119,18 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
                 yield Import(node.lineno, module, None, "")
 
 
-def room_of(imported: Import) -> str | None:
-    """The room an import reaches into; the package's own name for its public names; None for what is not ours.
+def room_of(module: str) -> str | None:
+    """The room of a dotted name in fxshard; "__init__" for the package's own public names, None for what no room holds."""
+    parts = module.split(".")[1:]
+    known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((room for room in known if room in FLOOR), None)
 
-    None as well for a module right under the package that the table does not know: its file is reported, once.
-    """
-    parts = imported.path.split(".")
-    if parts[0] != PACKAGE:
+
+def imported_room(imported: Import) -> str | None:
+    """The room that an import reaches into. None as well for a module that no room holds: its file is reported, once."""
+    if imported.path.split(".")[0] != PACKAGE:
         return None
-    if len(parts) > 1 and parts[1] in ROOMS:
-        return parts[1]
-    return PACKAGE if imported.module == PACKAGE else None
+    return room_of(imported.path) or ("__init__" if imported.module == PACKAGE else None)
 
 
 def is_private(path: str) -> bool:
@@ -234,21 +201,19 @@ def private_attributes(tree: ast.Module, imports: list[Import]) -> Iterator[tupl
 
 
 def check_direction(room: str, imports: list[Import]) -> Iterator[tuple[int, str, str]]:
-    if room not in ROOMS:
-        yield 1, f"{PACKAGE} has no room named {room}", f"move it into a room, or give it a line in ROOMS of {TABLE}"
-        return
     for item in imports:
-        found = room_of(item)
-        target = SHARED.get(found, found) if found else None
-        if target is not None and target != room and target not in ROOMS[room]:
-            allowed = ", ".join(sorted(ROOMS[room])) or f"nothing else of {PACKAGE}"
-            remedy = f"move what both need into a room below, or take it as an argument ({room} may import: {allowed})"
-            if target == PACKAGE:
+        target = imported_room(item)
+        alone = room.split(".")[0] == ALONE
+        if alone and item.path.split(".")[0] == "torch":
+            remedy = "the solver knows numbers only: turn tensors into numpy arrays before they get there"
+            yield item.line, f"{room} imports {item.path}", remedy
+        if target is None or target == room:
+            continue
+        if FLOOR[target] >= FLOOR[room] or (alone and target.split(".")[0] != ALONE):
+            remedy = f"move what both need into a room below ({room} is on floor {FLOOR[room]} of {TABLE}), or take it as an argument"
+            if target == "__init__":
                 remedy = f"import from the room that defines it, not from the public names above ({room})"
             yield item.line, f"{room} imports {item.path}, against the direction of imports", remedy
-        elif room == "solver" and item.path.split(".")[0] == "torch":
-            remedy = "the solver knows numbers only: turn tensors into numpy arrays before they get there"
-            yield item.line, f"solver imports {item.path}", remedy
 
 
 def check_file(root: Path, path: Path) -> Iterator[Violation]:
@@ -265,8 +230,13 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
         return
 
     imports = list(imports_of(tree, ".".join(relative.parent.parts)))
-    room = relative.parts[1].removesuffix(".py") if relative.parts[0] == PACKAGE else None
-    room = SHARED.get(room, room) if room else None
+    ours = relative.parts[0] == PACKAGE
+    room = room_of(".".join(_module(relative))) if ours else None
+    if ours and room is None:
+        name = relative.parts[1].removesuffix(".py")
+        yield Violation(
+            str(relative), 1, f"{PACKAGE} has no room named {name}", f"move it into a room, or give it a place in FLOORS of {TABLE}"
+        )
     if room is not None:
         for line, what, remedy in check_direction(room, imports):
             yield Violation(str(relative), line, what, remedy)
@@ -280,9 +250,37 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
             yield Violation(str(relative), line, f"private attribute {name}", remedy)
 
 
+def _module(relative: Path) -> tuple[str, ...]:
+    """The dotted name of a file; of a folder's ``__init__`` that of the folder, of the package's own "fxshard.__init__"."""
+    parts = relative.with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts
+
+
+def check_circles(root: Path) -> Iterator[Violation]:
+    """Files that import one another, at the top or anywhere else."""
+    files = {".".join(_module(path.relative_to(root))): path for path in (root / PACKAGE).rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        try:
+            imports = imports_of(ast.parse(path.read_text(encoding="utf-8")), ".".join(path.relative_to(root).parent.parts))
+        except SyntaxError:
+            continue
+        graph[module] = {item.path if item.path in files else item.module for item in imports} & files.keys() - {module}
+    while free := [module for module, wanted in graph.items() if not wanted & graph.keys()]:
+        for module in free:
+            del graph[module]
+    while ends := [module for module in graph if not any(module in wanted for wanted in graph.values())]:
+        for module in ends:
+            del graph[module]
+    for module in graph:
+        others = ", ".join(sorted(graph[module] & graph.keys()))
+        remedy = "have one of them know the other by a Protocol, or move what both need into a file below"
+        yield Violation(str(files[module].relative_to(root)), 1, f"is in a circle of imports with {others}", remedy)
+
+
 def check(root: Path) -> list[Violation]:
     files = [path for folder in MEASURED for path in (root / folder).rglob("*.py")]
-    return sorted({violation for path in files for violation in check_file(root, path)})
+    return sorted({*check_circles(root), *(violation for path in files for violation in check_file(root, path))})
 
 
 def main(arguments: list[str]) -> int:

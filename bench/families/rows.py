@@ -11,11 +11,11 @@ import torch
 
 from bench.families.family import Family
 from fxshard._torch_compat import dtensor_has_rule
-from fxshard.call import Call
 from fxshard.errors import TraceError
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.trace import trace
+from fxshard.graph.call import Call
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.passes.trace.trace import trace
 from fxshard.strategies import lookup
 
 MESHES = (Mesh({"a": 2}), Mesh({"a": 2, "b": 2}))

@@ -20,7 +20,7 @@ from fxshard.runtime.checkpoint import open_checkpoint
 SECONDS = 1800
 """After this long without an end the ranks are ended and the run fails."""
 _CONTEXT: Any = mp.get_context("forkserver")  # torch is imported once, in the server, not at each start of a rank
-_CONTEXT.set_forkserver_preload(["bench.kills.rank", "fxshard.runtime.backend", "torch._inductor.compile_fx"])
+_CONTEXT.set_forkserver_preload(["bench.kills.rank", "fxshard.runtime.backend.backend", "torch._inductor.compile_fx"])
 _STEP = re.compile(rb"step (\d+) ")
 
 

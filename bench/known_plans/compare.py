@@ -11,10 +11,10 @@ import fxshard
 from bench.known_plans.formulas import Sizes, Term
 from bench.known_plans.layouts import KnownLayouts
 from examples.llama import Llama
-from fxshard.constraints import Constraint
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.constraints import Constraint
 
 Traffic = dict[tuple[str, str], tuple[int, int]]
 """(kind, axis) -> collectives and bytes that a rank sends in them."""

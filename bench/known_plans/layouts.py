@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 
 from torch import fx
 
-from fxshard.planning_graph import PlanningGraph, operands
+from fxshard.graph.planning_graph import PlanningGraph, operands
 
 COLUMNS = ("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w[13].weight")
 ROWS = ("layers.*.attention.wo.weight", "layers.*.feed_forward.w2.weight")

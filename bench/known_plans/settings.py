@@ -11,7 +11,7 @@ from bench.known_plans.compare import Setting
 from bench.known_plans.formulas import Sizes
 from bench.known_plans.layouts import KnownLayouts
 from examples.llama import LlamaConfig
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 WIDE = LlamaConfig(layers=2)
 """Two layers of Llama 3 8B."""

@@ -12,19 +12,19 @@ from torch.distributed.tensor import Replicate, Shard
 from bench.operators.entries import Sample
 from bench.operators.truth import Truth, difference, flat, scale_of
 from bench.operators.verdict import Finding
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.passes.verify import verify_graph, verify_plan
-from fxshard.planning_graph import PlanningGraph
-from fxshard.runtime.simulate import Simulation, simulate_program
-from fxshard.runtime.values import program_values
-from fxshard.sharding_plan import NO_RULE
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.passes.annotation.verify import verify_graph, verify_plan
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import NO_RULE
+from fxshard.program.verify_program import verify_program
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.strategies import op_strategy
 from fxshard.testing.random_plan import random_graph_plan
-from fxshard.verify_program import verify_program
 
 
 class Wrapped(nn.Module):
@@ -104,6 +104,6 @@ class Ours:
 
 def _tensor_names(graph: PlanningGraph, args: Any, kwargs: Any) -> list[str]:
     """The path of each tensor argument, in the order of ``Sample.tensors``."""
-    from fxshard.runtime.values import argument_values
+    from fxshard.runtime.simulate.values import argument_values
 
     return list(argument_values(args, kwargs))

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from bench.operators.state import Record, read_records, resumed
-from fxshard.call import Operand
+from fxshard.graph.call import Operand
 from fxshard.strategies.oracle import BUDGET, IDEMPOTENT, Sample, Verdict, check_op, direct, operator, record, spread_out
 
 STATE = Path(".ops/rules.jsonl")
@@ -118,7 +118,7 @@ def judge_operator(op: str, budget: int) -> Record:
 
 def _shards(verdict: Verdict) -> bool:
     """Whether our rule cuts something in some sample, an output of a creation included."""
-    from fxshard.mesh import Mesh
+    from fxshard.mesh.mesh import Mesh
     from fxshard.strategies import op_strategy
     from fxshard.strategies.oracle.samples import call_of_sample, filled, run
 

@@ -18,10 +18,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bench.planning.models import MODELS
 from fxshard._torch_compat import FakeTensorMode, aot_export_joint_with_descriptors, capture_dynamo_graph, pytree
-from fxshard.mesh import parse_mesh
+from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass
-from fxshard.passes.trace import fake_copy, fake_tensor
+from fxshard.passes.trace.trace import fake_copy, fake_tensor
 from fxshard.shapes import dynamic_dims
 
 

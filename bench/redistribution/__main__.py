@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from bench.redistribution.compare import Pair, compare
-from fxshard.mesh import parse_mesh
+from fxshard.mesh.mesh import parse_mesh
 
 CASES = (
     ("a=4", (64, 64)),

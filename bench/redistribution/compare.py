@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.redistribution.torchs import PLANNERS, Sent, fake_ranks, sent
-from fxshard.layout import Layout, all_layouts
-from fxshard.mesh import Mesh
-from fxshard.redistribution import bytes_price, table_of
-from fxshard.steps import in_any_order
+from fxshard.layout.layouts import Layout, all_layouts
+from fxshard.layout.redistribution import bytes_price, table_of
+from fxshard.layout.steps import in_any_order
+from fxshard.mesh.mesh import Mesh
 
 ITEMSIZE = 4
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached as transforms_of
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.steps import in_any_order
+from fxshard.layout.layouts import Layout
+from fxshard.layout.steps import in_any_order
+from fxshard.mesh.mesh import Mesh
 
 PLANNERS = {"greedy": False, "min-cost": True}
 

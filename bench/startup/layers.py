@@ -101,8 +101,8 @@ def compiled(layers: int, dynamic: bool) -> Took:
 
     import fxshard
     from examples.llama import Llama
-    from fxshard.runtime.bind import bind
-    from fxshard.runtime.compile import compile_program
+    from fxshard.runtime.compile.compile import compile_program
+    from fxshard.runtime.rank_graph.bind import bind
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=RANKS)

@@ -101,7 +101,7 @@ def _made(name: str, chosen: Any) -> tuple[dict[str, Any], Any]:
 
     import fxshard
     from examples.llama import Llama, LlamaConfig
-    from fxshard.runtime import compile, outline
+    from fxshard.runtime.compile import compile, outline
 
     folder = f"{chosen.folder}/{name.replace(' ', '-')}"
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "FXSHARD_CACHE_DIR": folder}

@@ -75,7 +75,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
 
     from bench.training.ours import OURS
     from bench.training.peers import PEERS, Setting
-    from fxshard.runtime import gloo_threads
+    from fxshard.runtime.groups import gloo_threads
 
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64  # one model's code serves all ways

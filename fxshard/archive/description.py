@@ -13,15 +13,15 @@ from fxshard.archive.sizes import FileSizes, write_guards, write_size, write_siz
 from fxshard.archive.structure import read_structure, write_structure
 from fxshard.errors import PlanError
 from fxshard.files import Field, parse_json, write_json
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.plan_json import read_layout, read_mesh, write_mesh
-from fxshard.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
-from fxshard.program import ProgramCollective, ShardedProgram, SizeClass
-from fxshard.redistribution import COLLECTIVES
+from fxshard.graph.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import COLLECTIVES
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_json import read_layout, read_mesh, write_mesh
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ProgramCollective, ShardedProgram, SizeClass
+from fxshard.program.verify_program import verify_program
 from fxshard.shapes import Guard
-from fxshard.sharding_plan import ShardingPlan
-from fxshard.verify_program import verify_program
 
 _FIELDS = (
     *("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants"),

@@ -31,9 +31,9 @@ from fxshard._torch_compat.symbols import SYMBOLIC, expression, oblivious, range
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
-from fxshard.layout import REDUCE_OPS
-from fxshard.program import ProgramSize
-from fxshard.size_inputs import add_size_inputs
+from fxshard.layout.layouts import REDUCE_OPS
+from fxshard.program.sharded_program import ProgramSize
+from fxshard.program.size_inputs import add_size_inputs
 
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)

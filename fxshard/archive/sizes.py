@@ -15,8 +15,8 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.mesh import Mesh
-from fxshard.program import ProgramSize, rank_numbers
+from fxshard.mesh.mesh import Mesh
+from fxshard.program.sharded_program import ProgramSize, rank_numbers
 from fxshard.shapes import Guard, counted_range, depends
 from fxshard.shapes.expressions import parsed, written
 

@@ -12,8 +12,9 @@ from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
 from fxshard.archive.weights import chosen, read_weights, weights_file
 from fxshard.errors import FileError
-from fxshard.plan_json import dumps, loads
-from fxshard.program import ShardedProgram
+from fxshard.plans.plan_json import dumps
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ShardedProgram
 
 
 def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -43,7 +44,7 @@ def load(path: str | Path) -> ShardedProgram:
     """
     with opened(path) as container:
         where = f"{path}: {{}}".format
-        plan = loads(container.read(PLAN), where("plan"))
+        plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
         description = read_description(container.read(PROGRAM), where("program"))
         axes = description.mesh.axis_names
         sizes = description.sizes

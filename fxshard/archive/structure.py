@@ -16,8 +16,8 @@ from typing import Any
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.objects import LISTS, MAPPINGS, After, Builder, Opened, Part, after_of
-from fxshard.planning_graph import Fixed, Number
+from fxshard.graph.objects import LISTS, MAPPINGS, After, Builder, Opened, Part, after_of
+from fxshard.graph.planning_graph import Fixed, Number
 
 log = logging.getLogger("fxshard")
 _KEYS = (str, int)

@@ -16,7 +16,7 @@ import torch
 from fxshard.archive.container import WEIGHTS, Container
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, parse_json
-from fxshard.program import ShardedProgram
+from fxshard.program.sharded_program import ShardedProgram
 
 MAX_HEADER = 2**28
 DTYPES = {

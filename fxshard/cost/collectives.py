@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fxshard.cost.compute import traffic_time
-from fxshard.hardware import Efficiency, Link
-from fxshard.mesh import Mesh, Span
-from fxshard.redistribution import COLLECTIVES, Price, Step
+from fxshard.layout.redistribution import COLLECTIVES, Price, Step
+from fxshard.mesh.hardware import Efficiency, Link
+from fxshard.mesh.mesh import Mesh, Span
 
 LOCAL_STEP = 0.1
 """Microseconds charged to a slice or a mask beside its bytes: it usually fuses, but is not nothing."""

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import torch
 
-from fxshard.call import Call, Operand
 from fxshard.errors import OptionError
-from fxshard.hardware import Hardware
-from fxshard.layout import ceil_shape
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import FREE, UNKNOWN
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.call import Call, Operand
+from fxshard.graph.planning_graph import FREE, UNKNOWN
+from fxshard.layout.layouts import ceil_shape
+from fxshard.mesh.hardware import Hardware
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
 
 Shape = tuple[int, ...]
 

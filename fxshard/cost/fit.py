@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from fxshard.call import Call
 from fxshard.cost.collectives import collective_time, formula
 from fxshard.cost.compute import compute_time, flops_of
 from fxshard.errors import RunError
-from fxshard.hardware import Curve, Efficiency, Hardware, Link, Measured
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.redistribution import COLLECTIVES
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.call import Call
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import COLLECTIVES
+from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link, Measured
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
 
 K = TypeVar("K")
 COPY = "aten.clone.default"

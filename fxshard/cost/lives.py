@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 
+from fxshard.graph.planning_graph import UNKNOWN
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
-from fxshard.planning_graph import UNKNOWN
 
 
 @dataclass(frozen=True)

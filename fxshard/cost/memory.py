@@ -18,9 +18,9 @@ from torch import fx
 from fxshard._torch_compat import pytree, storage_key
 from fxshard._torch_compat.symbols import evaluated, expression, hint_of
 from fxshard.cost.lives import End, Lives
+from fxshard.graph.planning_graph import plain_shape, source_line
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
-from fxshard.planning_graph import plain_shape, source_line
-from fxshard.program import is_collective, is_wait
+from fxshard.program.sharded_program import is_collective, is_wait
 
 
 @dataclass(frozen=True)

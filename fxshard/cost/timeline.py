@@ -17,15 +17,15 @@ from torch import fx
 from torch.distributed.tensor import Replicate
 
 from fxshard._torch_compat import OpOverload
-from fxshard.call import Call, example_call
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import FREE, example_shape, is_getitem
-from fxshard.program import KINDS, is_collective, is_wait
-from fxshard.sharding_plan import OpSpec
-from fxshard.targets import name_of
+from fxshard.graph.call import Call, example_call
+from fxshard.graph.planning_graph import FREE, example_shape, is_getitem
+from fxshard.graph.targets import name_of
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
+from fxshard.program.sharded_program import KINDS, is_collective, is_wait
 from fxshard.timeline import DEVICE, Event, Timeline
 
 

@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from fxshard.plan_sizes import write_sizes
-from fxshard.program import ProgramCollective, ProgramSize, ShardedProgram
-from fxshard.sharding_plan import PlannedCollective, ShardingPlan
+from fxshard.plans.plan_data import PlannedCollective
+from fxshard.plans.plan_sizes import write_sizes
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram
 
 Subject = ShardingPlan | ShardedProgram
 

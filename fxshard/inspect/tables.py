@@ -10,9 +10,10 @@ from tabulate import tabulate
 
 from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
-from fxshard.plan_text import counted, told
-from fxshard.program import ProgramCollective, ShardedProgram
-from fxshard.sharding_plan import PlannedCollective, ShardingPlan, by_cause
+from fxshard.plans.plan_data import PlannedCollective, by_cause
+from fxshard.plans.plan_text import counted, told
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ProgramCollective, ShardedProgram
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled
 

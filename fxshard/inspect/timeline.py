@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxshard.errors import count_text
-from fxshard.program import ShardedProgram
+from fxshard.program.sharded_program import ShardedProgram
 from fxshard.text_table import fitted
 from fxshard.timeline import DEVICE, Timeline
 

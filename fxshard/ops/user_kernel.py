@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxshard._torch_compat.kernels import clone_preserve_strides, run_kernel
+from fxshard._torch_compat.dynamo.kernels import clone_preserve_strides, run_kernel
 
 
 @dataclass(frozen=True)

@@ -15,27 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fxshard import plan_cache
-from fxshard.constraints import OBJECTIVES
 from fxshard.errors import OptionError, PlanError, closest
-from fxshard.mesh import Mesh
-from fxshard.passes import annotate, constrain, lower, optimise, trace, verify
-from fxshard.passes.annotate import Annotated
-from fxshard.passes.constrain import Constraints
-from fxshard.passes.defer import deferred
-from fxshard.passes.generator import check_generator, draw_from
-from fxshard.passes.mixed_precision import MixedPrecision
-from fxshard.passes.recompute import expanded
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.graph.side_effects import Attribute
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.after_lowering import optimise
+from fxshard.passes.annotation import annotate, verify
+from fxshard.passes.annotation.annotate import Annotated
+from fxshard.passes.annotation.recompute import expanded
+from fxshard.passes.lowering import lower
+from fxshard.passes.lowering.generator import check_generator, draw_from
+from fxshard.passes.planning import constrain, plan_cache
+from fxshard.passes.planning.constrain import Constraints
+from fxshard.passes.planning.defer import deferred
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
-from fxshard.planning_graph import PlanningGraph
-from fxshard.program import ShardedProgram
+from fxshard.passes.trace import trace
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
+from fxshard.plans.constraints import OBJECTIVES
+from fxshard.plans.plan_data import by_cause
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.program.verify_program import verify_program
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
-from fxshard.sharding_plan import ShardingPlan, by_cause
-from fxshard.side_effects import Attribute
-from fxshard.verify_program import verify_program
 
 if TYPE_CHECKING:  # imported by the passes that need them: a plan of the cache needs no solver
-    from fxshard.passes.formulate import Formulation
+    from fxshard.passes.planning.formulate import Formulation
     from fxshard.solver import Solved
 
 log = logging.getLogger("fxshard")
@@ -135,7 +139,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
-    from fxshard.passes import formulate
+    from fxshard.passes.planning import formulate
 
     assert c.annotated is not None and c.constraints is not None
     made = formulate.formulate(c.annotated, c.constraints, c.request.objective)
@@ -147,7 +151,7 @@ FREE = 0.25
 
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
-    from fxshard.passes import choose
+    from fxshard.passes.planning import choose
 
     assert c.annotated is not None and c.constraints is not None and c.formulation is not None
     limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None

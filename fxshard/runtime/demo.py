@@ -25,15 +25,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
 from fxshard.errors import RunError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.plan_text import proof
-from fxshard.runtime.local_ranks import wait_for
-from fxshard.runtime.module import ShardedForward, parallelize
-from fxshard.runtime.record import in_order_of_issue, record_collectives
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_text import proof
+from fxshard.runtime.groups.local_ranks import wait_for
+from fxshard.runtime.module.module import ShardedForward, parallelize
+from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 
 T = TypeVar("T")
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128

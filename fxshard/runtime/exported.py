@@ -17,24 +17,24 @@ from torch.distributed.tensor import DTensor
 from fxshard import archive
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError, RunError, SizesError, a_kind
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.objects import open_call
-from fxshard.passes.at_sizes import program_at
+from fxshard.graph.objects import open_call
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, run
 from fxshard.passes.runner import Dump
-from fxshard.program import ShardedProgram
-from fxshard.runtime.agreement import TIMEOUT
-from fxshard.runtime.bind import BoundProgram, bind
-from fxshard.runtime.compile import COMPILERS, compile_program
-from fxshard.runtime.compiled import CompiledProgram
-from fxshard.runtime.fields import debug_field, mesh_fields, shape_fields, weight_fields
-from fxshard.runtime.inputs import Leaves, leaf_names
-from fxshard.runtime.launch import announce, compare, mesh_ranks, objection, versions
-from fxshard.runtime.options import check_choice, check_device_mesh, check_flag, check_number
-from fxshard.runtime.parameters import planned_layouts, shard_parameters
-from fxshard.runtime.runner import Runner
-from fxshard.runtime.values import argument_values, check_arguments, check_value, sizes_of_call
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.inputs import Leaves, leaf_names
+from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number
+from fxshard.runtime.calls.runner import Runner
+from fxshard.runtime.compile.compile import COMPILERS, compile_program
+from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.module.parameters import planned_layouts, shard_parameters
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind
+from fxshard.runtime.ranks.agreement import TIMEOUT
+from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
+from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
+from fxshard.runtime.simulate.values import argument_values, check_arguments, check_value, sizes_of_call
 from fxshard.shapes import broken, evaluate_all
 
 log = logging.getLogger("fxshard")

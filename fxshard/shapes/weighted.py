@@ -88,9 +88,7 @@ def _sizes(given: Any, dims: Sequence[DynamicDim]) -> Iterator[tuple[str, int]]:
         yield dim.name, size
 
 
-def largest_sizes(
-    dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int, guards: Sequence[Guard] = ()
-) -> dict[str, int]:
+def largest_sizes(dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int, guards: Sequence[Guard] = ()) -> dict[str, int]:
     """The largest sizes that are given, by name: each dim's ``most``, of one that has none the largest of its example and ``sampled``.
 
     A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths. Where ``guards``

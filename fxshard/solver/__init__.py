@@ -3,18 +3,18 @@
 >>> solution = solve(PlacementProblem.read("example.json"))
 """
 
-from .budget import Budget
-from .expand import expand
-from .infeasible import InfeasibleError, NoPlanError
-from .limited import Counts, LimitedSession
-from .problem import PlacementProblem
-from .rows import Live, Row
-from .session import Session, Solved
-from .solution import Solution
-from .solve import solve, solve_within
-from .timeline import Timeline
-from .transfers import Transfer
-from .warm_up import warm_up
+from fxshard.solver.limited import Counts, LimitedSession
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.expand import expand
+from fxshard.solver.problem.infeasible import InfeasibleError, NoPlanError
+from fxshard.solver.problem.problem import PlacementProblem
+from fxshard.solver.problem.rows import Live, Row
+from fxshard.solver.problem.solution import Solution
+from fxshard.solver.problem.timeline import Timeline
+from fxshard.solver.problem.transfers import Transfer
+from fxshard.solver.session import Session, Solved
+from fxshard.solver.solve import solve, solve_within
+from fxshard.solver.warm_up import warm_up
 
 __all__ = [
     "Budget",

@@ -13,15 +13,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from .arrays import FloatArray
-from .budget import Budget
-from .conflicts import Limits
-from .infeasible import InfeasibleError, NoPlanError
-from .problem import PlacementProblem, usage_ceiling
-from .rows import Live
-from .session import AGAIN_WORK, CLOSED, Allowed, Session, narrowed
-from .solution import Solution, certify
-from .solve import solve_within
+from fxshard.solver.limits.conflicts import Limits
+from fxshard.solver.problem.arrays import FloatArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import InfeasibleError, NoPlanError
+from fxshard.solver.problem.problem import PlacementProblem, usage_ceiling
+from fxshard.solver.problem.rows import Live
+from fxshard.solver.problem.solution import Solution, certify
+from fxshard.solver.session import AGAIN_WORK, CLOSED, Allowed, Session, narrowed
+from fxshard.solver.solve import solve_within
 
 Counted = Callable[[tuple[int, ...]], FloatArray]
 """Choices -> (times,) bytes in use at every time."""

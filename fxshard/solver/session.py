@@ -19,21 +19,21 @@ from typing import Protocol
 
 import numpy as np
 
-from .arrays import BoolArray, FloatArray, IntArray, starts
-from .branching import Branching
-from .budget import Budget
-from .by_cases import search_by_cases, search_tables
-from .combining import combine
-from .core import search_left
-from .infeasible import InfeasibleError
-from .local_search import Polish
-from .model import Model
-from .problem import PlacementProblem
-from .region import Reparametrised
-from .relax import Relaxation
-from .scaling import Scale
-from .solution import Solution, certify
-from .solve import solve_within
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.problem.arrays import BoolArray, FloatArray, IntArray, starts
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import InfeasibleError
+from fxshard.solver.problem.model import Model
+from fxshard.solver.problem.problem import PlacementProblem
+from fxshard.solver.problem.scaling import Scale
+from fxshard.solver.problem.solution import Solution, certify
+from fxshard.solver.search.branching import Branching
+from fxshard.solver.search.case_split import search_by_cases, search_tables
+from fxshard.solver.search.combining import combine
+from fxshard.solver.search.few_states import search_left
+from fxshard.solver.search.subproblem import Reparametrised
+from fxshard.solver.solve import solve_within
 
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""

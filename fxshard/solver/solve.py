@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .arrays import IntArray, each
-from .budget import Budget
-from .by_cases import Steps, search_by_cases, search_tables
-from .conflicts import Limits
-from .infeasible import NoPlanError
-from .local_search import Polish, greedy
-from .model import Model, from_problem
-from .problem import PlacementProblem
-from .relax import Relaxation
-from .scaling import Scale, quantise
-from .solution import Solution, certify
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.limits.conflicts import Limits
+from fxshard.solver.primal.local_search import Polish, greedy
+from fxshard.solver.problem.arrays import IntArray, each
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import NoPlanError
+from fxshard.solver.problem.model import Model, from_problem
+from fxshard.solver.problem.problem import PlacementProblem
+from fxshard.solver.problem.scaling import Scale, quantise
+from fxshard.solver.problem.solution import Solution, certify
+from fxshard.solver.search.case_split import Steps, search_by_cases, search_tables
 
 LAST_WORK = 2e9
 """Table entries for a plan that fits where a work limit ended the search without any."""

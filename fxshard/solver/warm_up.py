@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from .budget import Budget
-from .problem import PlacementProblem
-from .rows import Live
-from .session import Session
-from .transfers import Transfer
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.problem import PlacementProblem
+from fxshard.solver.problem.rows import Live
+from fxshard.solver.problem.transfers import Transfer
+from fxshard.solver.session import Session
 
 NODES, STATES = 9, 3
 

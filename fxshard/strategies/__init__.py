@@ -4,41 +4,30 @@
 >>> register("mylib.matmul.default", rule("b m k, b k n -> b m n"))
 """
 
-from fxshard.call import Call, Operand, TensorMeta, call_of
-from fxshard.strategies import (  # noqa: F401  (each registers its operators)
-    attention,
-    convolution,
+from fxshard.graph.call import Call, Operand, TensorMeta, call_of
+from fxshard.strategies.engine.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
+from fxshard.strategies.engine.factors import Factors, Linear, Rule, factors
+from fxshard.strategies.engine.local import LocalContext, LocalForm
+from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
+from fxshard.strategies.engine.registry import Registered, has_rule, local_form, lookup, register, registered_ops, rules_of_the_user
+from fxshard.strategies.engine.torch_functions import sharding_function
+from fxshard.strategies.linear import attention, embedding, experts, linalg, matmul, scaled  # noqa: F401  (each registers its operators)
+from fxshard.strategies.norms import loss, normalization, row_norm, softmax, weight_norm  # noqa: F401  (each registers its operators)
+from fxshard.strategies.space import convolution, planes, pooling  # noqa: F401  (each registers its operators)
+from fxshard.strategies.tensors import (  # noqa: F401  (each registers its operators)
     copies,
     creation,
     dims,
-    embedding,
-    experts,
     indexing,
     joining,
-    linalg,
     local_region,
-    loss,
-    matmul,
-    normalization,
-    planes,
     pointwise,
-    pooling,
     random,
     reductions,
-    row_norm,
-    scaled,
     slicing,
-    softmax,
     views,
-    weight_norm,
     whole,
 )
-from fxshard.strategies.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
-from fxshard.strategies.factors import Factors, Linear, Rule, factors
-from fxshard.strategies.local import LocalContext, LocalForm
-from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
-from fxshard.strategies.registry import Registered, has_rule, local_form, lookup, register, registered_ops, rules_of_the_user
-from fxshard.strategies.torch_functions import sharding_function
 
 __all__ = [
     "AxisOption",

@@ -1,7 +1,7 @@
 """For tests: random legal plans, comparison with one device, and what a program really holds in memory."""
 
 from fxshard.cost.recorder import MemoryRecorder
-from fxshard.runtime.values import program_values
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.memory import measure_allocated, measure_memory
 from fxshard.testing.random_plan import random_plan

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
-from fxshard.runtime.simulate import Simulation
+from fxshard.runtime.simulate.simulate import Simulation
 
 
 @dataclass(frozen=True)

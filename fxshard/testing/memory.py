@@ -19,14 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 from fxshard._torch_compat import TorchDispatchMode, storage_key
 from fxshard.cost.recorder import MemoryRecorder
 from fxshard.errors import OptionError, RunError, a_kind
-from fxshard.program import ShardedProgram
-from fxshard.runtime.bind import BoundProgram, bind
-from fxshard.runtime.compile import COMPILERS, compile_program
-from fxshard.runtime.compiled import CompiledProgram
-from fxshard.runtime.memory import unbound
-from fxshard.runtime.options import check_choice
-from fxshard.runtime.shards import scatter
-from fxshard.runtime.values import check_memory, check_value
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.options import check_choice
+from fxshard.runtime.compile.compile import COMPILERS, compile_program
+from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind
+from fxshard.runtime.rank_graph.memory import unbound
+from fxshard.runtime.simulate.shards import scatter
+from fxshard.runtime.simulate.values import check_memory, check_value
 
 
 class AloneCollectives(TorchDispatchMode):

@@ -11,16 +11,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.cost import time_price
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh, as_mesh
-from fxshard.passes.annotate import Annotated, annotate, input_layouts
-from fxshard.passes.choose import Decision, write_plan
-from fxshard.passes.formulate import result_layouts
-from fxshard.passes.modes import Modes
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph, operands, planned_nodes, producer
-from fxshard.redistribution import bytes_price
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import bytes_price
+from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate, input_layouts
+from fxshard.passes.memory.between_halves import Modes
+from fxshard.passes.planning.choose import Decision, write_plan
+from fxshard.passes.planning.formulate import result_layouts
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 
 def random_plan(

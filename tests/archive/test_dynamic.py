@@ -15,7 +15,7 @@ from torch import nn
 import fxshard
 from fxshard import archive, runtime
 from fxshard.errors import FileError, OptionError, PlanError, RunError, SizesError
-from fxshard.program import ShardedProgram
+from fxshard.program.sharded_program import ShardedProgram
 from fxshard.testing import assert_equal_to_one_device, one_device
 from tests.archive.hostile import edited, entries
 

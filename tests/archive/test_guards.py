@@ -16,7 +16,7 @@ import fxshard
 from fxshard.archive.sizes import FileSizes, write_guards
 from fxshard.errors import FileError
 from fxshard.files import parse_json
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import Guard
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 

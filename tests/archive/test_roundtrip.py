@@ -13,8 +13,8 @@ import torch
 
 from fxshard import archive, load, simulate
 from fxshard.errors import FileError
-from fxshard.layout import Layout
-from fxshard.program import ShardedProgram
+from fxshard.layout.layouts import Layout
+from fxshard.program.sharded_program import ShardedProgram
 from tests.programs import small_program
 
 WEIGHTS = {"lin.weight": torch.arange(32.0).view(8, 4)}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fxshard.archive.structure import read_structure, write_structure
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.planning_graph import with_fixed
+from fxshard.graph.planning_graph import with_fixed
 
 Pair = namedtuple("Pair", "first second")
 keys = st.text() | st.integers()

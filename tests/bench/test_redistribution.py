@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from bench.redistribution.compare import compare
 from bench.redistribution.torchs import fake_ranks, sent
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh, parse_mesh
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh, parse_mesh
 
 L = Layout.parse
 CASES = [

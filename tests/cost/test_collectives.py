@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from fxshard.cost import collective_time
 from fxshard.cost.collectives import forms, hops, share
-from fxshard.hardware import Curve, Efficiency, Hardware, Link, Measured
-from fxshard.mesh import Mesh, Span
-from fxshard.redistribution import COLLECTIVES
+from fxshard.layout.redistribution import COLLECTIVES
+from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link, Measured
+from fxshard.mesh.mesh import Mesh, Span
 
 IN, OUT = Link(1e10, 1.0), Link(1e9, 10.0)
 H = Hardware("round", {4: 1e12}, 1e11, 5.0, 4, IN, OUT)

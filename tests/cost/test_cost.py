@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxshard.call import Call, Operand, TensorMeta, call_of
 from fxshard.cost import collective_time, compute_time, time_price
 from fxshard.errors import OptionError
-from fxshard.hardware import HARDWARE, Curve, Hardware, Link, Measured
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.trace import trace
-from fxshard.redistribution import single_step, step_price
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.call import Call, Operand, TensorMeta, call_of
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import single_step, step_price
+from fxshard.mesh.hardware import HARDWARE, Curve, Hardware, Link, Measured
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
 
 L = Layout.parse
 H = Hardware("round", {2: 2e12, 4: 1e12}, 1e11, 5.0, 4, Link(1e10, 1.0), Link(1e9, 10.0))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from fxshard.call import Call, Operand, TensorMeta
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.fit import (
     CollectiveTime,
@@ -29,9 +28,10 @@ from fxshard.cost.fit import (
     without_curves,
 )
 from fxshard.errors import RunError
-from fxshard.hardware import HARDWARE, Curve, Hardware, Link
-from fxshard.mesh import Mesh
-from fxshard.redistribution import COLLECTIVES
+from fxshard.graph.call import Call, Operand, TensorMeta
+from fxshard.layout.redistribution import COLLECTIVES
+from fxshard.mesh.hardware import HARDWARE, Curve, Hardware, Link
+from fxshard.mesh.mesh import Mesh
 
 INSIDE, BETWEEN, LAUNCH = Link(4e9, 20.0), Link(5e8, 70.0), 5.0
 NODES_OF_FOUR = Hardware("unknown", {4: 1e12}, 1e11, LAUNCH, 4, Link(1e9, 1.0), Link(1e9, 1.0))

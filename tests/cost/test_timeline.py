@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from fxshard.cost.timeline import timeline
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 

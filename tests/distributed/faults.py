@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
 from fxshard.errors import FxshardError
-from fxshard.runtime import heartbeat
-from fxshard.runtime.module import parallelize
-from fxshard.runtime.watchdog import watching
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks import heartbeat
+from fxshard.runtime.ranks.watchdog import watching
 
 START = 200.0  # seconds until all ranks are ready, on busy cores
 TIMEOUT = 6.0  # what the ranks are given
@@ -88,7 +88,7 @@ def start(fault: Fault, folder: Path) -> dict[int, Survivor]:
     (folder / "plan.json").write_text(plan_of(fault.mesh))
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outside of the ranks: no death takes it along
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.faults", "fxshard.runtime.backend", "torch._inductor.compile_fx"])
+    context.set_forkserver_preload(["tests.distributed.faults", "fxshard.runtime.backend.backend", "torch._inductor.compile_fx"])
     ranks = [context.Process(target=_rank, args=(fault, rank, store.port, str(folder)), daemon=True) for rank in range(fault.world)]
     for process in ranks:
         process.start()

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 import fxshard
 from fxshard.errors import OptionError
-from fxshard.layout import Layout
-from fxshard.runtime.exchange import kind_on
-from fxshard.runtime.record import record_collectives
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.groups.exchange import kind_on
+from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

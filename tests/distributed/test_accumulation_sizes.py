@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
-from fxshard.runtime import accumulation, module
+from fxshard.runtime.module import accumulation, module
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_hooks import close
 

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxshard
 from fxshard.errors import RunError
-from fxshard.runtime import backend, module
-from fxshard.runtime.module import parallelize
+from fxshard.runtime.backend import backend
+from fxshard.runtime.module import module
+from fxshard.runtime.module.module import parallelize
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

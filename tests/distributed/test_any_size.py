@@ -16,8 +16,8 @@ from torch.export import Dim
 
 from examples.llama import Llama
 from fxshard.errors import OptionError, TraceError
-from fxshard.runtime.inputs import local_batch
-from fxshard.runtime.module import parallelize
+from fxshard.runtime.calls.inputs import local_batch
+from fxshard.runtime.module.module import parallelize
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

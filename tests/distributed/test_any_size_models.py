@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from fxshard.program import ShardedProgram
-from fxshard.runtime.module import parallelize
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.module.module import parallelize
 from tests.distributed.ranks import run_scenarios
 from tests.distributed.training import objective
 from tests.models.any_size import DYNAMIC, SIZES, case, resized

@@ -17,10 +17,10 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxshard
-import fxshard.runtime.backend as backend
+import fxshard.runtime.backend.backend as backend
 from examples.llama import Llama
 from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError, RunError, TraceError
-from fxshard.runtime.inputs import local_batch
+from fxshard.runtime.calls.inputs import local_batch
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import fxshard.runtime.backend as backend
+import fxshard.runtime.backend.backend as backend
 from fxshard.errors import RunError
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_backend import MLP, close, distributed_parameters, megatron, mesh_of_two, train_both

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import fxshard
-import fxshard.runtime.backend as backend
+import fxshard.runtime.backend.backend as backend
 from examples.llama import Llama
 from fxshard.errors import RunError
 from tests.distributed.ranks import two_ranks

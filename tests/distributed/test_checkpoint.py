@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard.errors import RunError
-from fxshard.layout import Layout
+from fxshard.layout.layouts import Layout
 from fxshard.runtime.checkpoint import api, load_checkpoint, save_checkpoint
-from fxshard.runtime.parameters import shard_parameters, sharded
+from fxshard.runtime.module.parameters import shard_parameters, sharded
 from tests.distributed.ranks import run_scenarios
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxshard
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh
-from fxshard.runtime.record import in_order_of_issue, record_collectives
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
+from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

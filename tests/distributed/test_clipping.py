@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 import fxshard
 from fxshard.errors import OptionError, RunError
-from fxshard.layout import Layout
-from fxshard.mesh import as_mesh
-from fxshard.runtime.inputs import as_dtensor
-from fxshard.runtime.shards import scatter
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import as_mesh
+from fxshard.runtime.calls.inputs import as_dtensor
+from fxshard.runtime.simulate.shards import scatter
 from tests.distributed.ranks import run_scenarios
 
 pytestmark = pytest.mark.distributed

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
-from fxshard.runtime import compile
+from fxshard.runtime.compile import compile
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

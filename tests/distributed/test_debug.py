@@ -17,11 +17,11 @@ from torch import Tensor, fx
 
 import fxshard
 from fxshard.errors import RunError
-from fxshard.program import KINDS
-from fxshard.runtime import compile as compiling
-from fxshard.runtime.debug import Checks
-from fxshard.runtime.module import parallelize
-from fxshard.runtime.watchdog import watching
+from fxshard.program.sharded_program import KINDS
+from fxshard.runtime.compile import compile as compiling
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks.debug import Checks
+from fxshard.runtime.ranks.watchdog import watching
 from tests.distributed.faults import Net
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_agreement import mesh

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxshard
 from fxshard.errors import RunError
-from fxshard.runtime.module import parallelize
+from fxshard.runtime.module.module import parallelize
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_parallelize import Net, mesh, same
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
-from fxshard.runtime import gloo_threads
+from fxshard.runtime.groups import gloo_threads
 from tests.distributed.ranks import run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies of threads are Linux's")

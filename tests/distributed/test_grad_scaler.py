@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxshard
-from fxshard.layout import Layout
-from fxshard.mesh import as_mesh
-from fxshard.runtime.grad_scaler import agree_on_overflows
-from fxshard.runtime.inputs import as_dtensor
-from fxshard.runtime.shards import scatter
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import as_mesh
+from fxshard.runtime.calls.inputs import as_dtensor
+from fxshard.runtime.optim.grad_scaler import agree_on_overflows
+from fxshard.runtime.simulate.shards import scatter
 from tests.distributed.ranks import run_scenarios, two_ranks
 
 pytestmark = pytest.mark.distributed

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-import fxshard.runtime.compile as compiling
-from fxshard.program import ShardedProgram
-from fxshard.runtime.any_size import shapes_of
+import fxshard.runtime.compile.compile as compiling
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.any_size import shapes_of
 from tests.distributed import test_backend_sizes as by_backend
 from tests.distributed.logged import logged
 from tests.distributed.ranks import two_ranks
@@ -69,7 +69,7 @@ def of_the_backend() -> None:
 
 def it_is_no_warning() -> None:
     """A program that only its compiler refuses is; that costs what it took to compile."""
-    from fxshard.runtime.any_size import why_kept
+    from fxshard.runtime.calls.any_size import why_kept
 
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
     sharded(*rows(7))

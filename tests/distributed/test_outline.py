@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 import fxshard
 from examples.llama import Llama
-from fxshard.runtime import compile
-from fxshard.runtime.outline import outline
+from fxshard.runtime.compile import compile
+from fxshard.runtime.compile.outline import outline
 from tests.distributed.ranks import two_ranks
 from tests.models.zoo import NextToken
 

@@ -19,17 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
-from fxshard.constraints import Equal, Forbid, Pin
 from fxshard.errors import OptionError, PlanError, RunError, TraceError
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.inputs import local_batch
-from fxshard.runtime.module import parallelize
-from fxshard.runtime.record import record_collectives
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.constraints import Equal, Forbid, Pin
+from fxshard.runtime.calls.inputs import local_batch
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks.record import record_collectives
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.random_plan import random_plan
 from tests.distributed.ranks import two_ranks
 

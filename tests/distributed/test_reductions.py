@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
-from fxshard.mesh import Mesh
-from fxshard.runtime.exchange import reduce_scatter
-from fxshard.runtime.reductions import reduce_tensors, scatter_tensors
+from fxshard.mesh.mesh import Mesh
+from fxshard.runtime.groups.exchange import reduce_scatter
+from fxshard.runtime.simulate.reductions import reduce_tensors, scatter_tensors
 from tests.distributed.ranks import run_scenarios
 
 pytestmark = pytest.mark.distributed

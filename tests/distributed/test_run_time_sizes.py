@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import fxshard.runtime.compile
+import fxshard.runtime.compile.compile
 from fxshard.errors import RunError
 from fxshard.testing import random_plan
 from tests.distributed.ranks import two_ranks
@@ -92,7 +92,7 @@ def what_inductor_cannot_is_said() -> None:
 
     model = Scored(SCORES["masked select"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fxshard.runtime.compile, "inductor_compile", refuse)
+        patch.setattr(fxshard.runtime.compile.compile, "inductor_compile", refuse)
         with pytest.raises(RunError, match=r'Inductor could not compile .*: no order of unknown strides(.|\n)*compiler="eager"'):
             fxshard.parallelize(model, (inputs(0),), mesh())(inputs(0))
 

@@ -13,8 +13,8 @@ from torch.export import Dim
 
 import fxshard
 from fxshard.errors import OptionError
-from fxshard.mesh import as_mesh
-from fxshard.runtime.module import parallelize
+from fxshard.mesh.mesh import as_mesh
+from fxshard.runtime.module.module import parallelize
 from tests.distributed.ranks import two_ranks
 from tests.distributed.test_any_size import Perceptron, made, mesh, rows, same
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import fxshard
 from fxshard.errors import OptionError, RunError
-from fxshard.layout import Layout
-from fxshard.runtime.distribute import distribute
-from fxshard.runtime.parameters import shard_parameters
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.groups.distribute import distribute
+from fxshard.runtime.module.parameters import shard_parameters
 from tests.distributed.ranks import run_scenarios
 
 pytestmark = pytest.mark.distributed

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fxshard
-from fxshard.runtime.record import record_collectives
+from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.ranks import two_ranks
 
 pytestmark = pytest.mark.distributed

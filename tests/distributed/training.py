@@ -13,18 +13,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from fxshard.mesh import parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.optimise import OPTIMISATIONS
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.program import is_wait
-from fxshard.runtime.module import parallelize
-from fxshard.runtime.record import in_order_of_issue, record_collectives
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import is_wait
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.random_plan import random_graph_plan
 from tests.models import zoo
 

@@ -17,7 +17,7 @@ MODULES = (
     "torch.distributed.tensor.experimental",
     "torch.export",
     "fxshard.api",
-    "fxshard.runtime.backend",
+    "fxshard.runtime.backend.backend",
     "fxshard.runtime.exported",
 )
 

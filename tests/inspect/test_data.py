@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 
 from fxshard import inspect
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import plans, small_plan
 from tests.programs import small_program
 

@@ -8,7 +8,7 @@ import pytest
 from expecttest import assert_expected_inline
 
 from fxshard import inspect
-from fxshard.cli import main
+from fxshard.cli.main import main
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from tests.plans import small_plan
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fxshard import inspect
-from fxshard.sharding_plan import OpSpec, PlanEnd, PlannedNode, ShardingPlan
+from fxshard.plans.plan_data import OpSpec, PlanEnd, PlannedNode
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import MESH, L
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from expecttest import assert_expected_inline
 
 from fxshard import inspect
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans import MESH, small_plan
 from tests.programs import small_program
 

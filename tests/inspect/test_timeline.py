@@ -11,7 +11,7 @@ from torch import nn
 
 import fxshard
 from fxshard import inspect
-from fxshard.cli import main
+from fxshard.cli.main import main
 from fxshard.timeline import DEVICE, Event, Timeline
 from tests.plans import small_plan
 

@@ -8,15 +8,15 @@ from typing import Any
 from zoo import Case, make
 
 import fxshard
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 

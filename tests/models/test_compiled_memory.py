@@ -10,11 +10,11 @@ import zoo
 from equality import mesh_of
 from torch import nn
 
-from fxshard.passes.lower import lower
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.memory import program_memory
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.memory import program_memory
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.memory import measure_allocated
 
 

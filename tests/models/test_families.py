@@ -13,13 +13,13 @@ from torch import nn
 from bench.families import BY_NAME, make, measure, summary
 from bench.families.family import Case, Family
 from bench.families.rows import row
-from fxshard.mesh import parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing import assert_equal_to_one_device, one_device
 from fxshard.testing.compare import Reference
 from fxshard.testing.random_plan import random_graph_plan

@@ -11,9 +11,9 @@ from zoo import MLP
 
 import fxshard
 from examples.llama import Llama
+from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph, operands
+from fxshard.passes.trace.trace import trace
 
 MESH = fxshard.Mesh({"tp": 4}, hardware="h100")
 

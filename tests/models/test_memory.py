@@ -6,13 +6,13 @@ import pytest
 from equality import MESHES, mesh_of, prepared
 from zoo import MODELS
 
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
-from fxshard.runtime.memory import program_memory
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.rank_graph.memory import program_memory
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.memory import measure_memory
 from fxshard.testing.random_plan import random_graph_plan
 

@@ -8,12 +8,12 @@ import pytest
 from equality import prepared
 from torch import fx
 
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.program import is_collective
+from fxshard.program.sharded_program import is_collective
 from fxshard.testing.random_plan import random_graph_plan
 
 RATE, BANDWIDTH = 1e9, 1e8

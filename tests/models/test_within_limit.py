@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 from zoo import MODELS, Case, make
 
-from fxshard.mesh import parse_mesh
+from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.pipeline import lower_plan as lower
-from fxshard.passes.trace import trace
-from fxshard.runtime.memory import program_memory
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.memory import program_memory
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.memory import measure_memory
 
 

@@ -11,8 +11,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from examples.llama import Llama
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.trace.trace import trace
 from fxshard.shapes import dynamic_dims
 
 BATCH, BOTH = {0: "batch"}, {0: "batch", 1: "seq"}

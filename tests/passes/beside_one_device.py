@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard.program import ShardedProgram
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 
 
 def differences(program: ShardedProgram, model: nn.Module, args: Any, kwargs: Any) -> float:

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
 
 L = Layout.parse
 MESH, PAIR = Mesh({"dp": 2, "tp": 2}), Mesh({"tp": 2})

@@ -22,13 +22,14 @@ from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
 from fxshard.cost import compute_time, time_price
-from fxshard.hardware import Hardware, Link
-from fxshard.layout import Layout, all_layouts
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated
-from fxshard.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
-from fxshard.redistribution import bytes_price, path_price, sent_bytes, steps, walk
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
+from fxshard.layout.layouts import Layout, all_layouts
+from fxshard.layout.redistribution import bytes_price, path_price, sent_bytes, steps, walk
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 aten, ops = torch.ops.aten, torch.ops.fxshard
 TOY = Hardware("toy", {4: 1e8}, 1e8, 0.5, 64, Link(3e8, 0.1), Link(3e8, 0.1))

@@ -16,12 +16,13 @@ from passes.overlap_truth import Truth
 from torch import fx
 
 from fxshard.cost import compute_time
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.planning_graph import PlanningGraph, producer
-from fxshard.redistribution import Step, _graph, step_price
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.graph.planning_graph import PlanningGraph, producer
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Step, _graph, step_price
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 Sizes = Mapping[str, int]
 

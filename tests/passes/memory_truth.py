@@ -10,11 +10,11 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Shard
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import PlanningGraph, is_tensor, operands, planned_nodes, producer
-from fxshard.redistribution import Price, Step, steps, walk
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, planned_nodes, producer
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Price, Step, steps, walk
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
 
 VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.transpose.int", "aten.alias.default", "aten.detach.default"}
 

@@ -11,12 +11,12 @@ import torch
 from torch import fx
 
 from fxshard.cost import collective_time, compute_time, time_price
-from fxshard.layout import Layout, all_layouts, ceil_shape
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated
-from fxshard.planning_graph import PlanningGraph, operands, producer
-from fxshard.redistribution import step_price, steps, walk
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.planning_graph import PlanningGraph, operands, producer
+from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
+from fxshard.layout.redistribution import step_price, steps, walk
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated
+from fxshard.plans.plan_data import OpSpec
 
 RELABELS = ("view", "reshape", "t.", "transpose", "permute", "_to_copy", "convert_element_type", "slice", "split", "squeeze", "expand")
 """How the names of operators begin that change nothing but the form of one tensor."""

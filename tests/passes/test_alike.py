@@ -12,13 +12,13 @@ import torch
 from passes.tracing import SQUARE, Function
 from zoo import llama
 
-from fxshard.layout import Layout
-from fxshard.passes.alike import Alike
-from fxshard.passes.annotate import annotate
-from fxshard.passes.constrain import constraints_of
-from fxshard.passes.formulate import Formulation, formulate
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.planning.constrain import constraints_of
+from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.trace.trace import trace
 
 
 def test_kept_for_the_same_objects_only() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate, pending_reductions
-from fxshard.passes.trace import trace
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate, pending_reductions
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import Function, real
 
 

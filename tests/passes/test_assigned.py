@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 X = torch.randn(4, 4, dtype=torch.float64)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxshard.passes.attribute_tracking import noting
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.python_state.attribute_tracking import noting
+from fxshard.passes.trace.trace import trace
 
 MADE: list[str] = []
 

@@ -9,13 +9,13 @@ import torch
 from equality import SLOW
 from torch import nn
 
-from fxshard.mesh import Mesh
-from fxshard.passes.lower import lower
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.kernels import device_graph
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing import assert_equal_to_one_device, one_device
 from tests.passes.tracing import check_eager, real, targets
 

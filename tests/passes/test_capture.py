@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fxshard._torch_compat.capture import without_guards
+from fxshard._torch_compat.dynamo.capture import without_guards
 from fxshard.collecting import COLLECT_EVERY, few_collections
-from fxshard.passes import trace as module
+from fxshard.graph.planning_graph import PlanningGraph, source_line
 from fxshard.passes.runner import Pass, PassRecord, run_passes
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph, source_line
+from fxshard.passes.trace import trace as module
+from fxshard.passes.trace.trace import trace
 from tests.cycles import cycle
 
 

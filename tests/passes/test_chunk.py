@@ -12,18 +12,18 @@ from passes.beside_one_device import differences, traffic
 from torch import nn
 
 import fxshard
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.around import PRODUCT
-from fxshard.passes.chunk import Choice, cut_program
-from fxshard.passes.lower import lower
-from fxshard.passes.optimise import OPTIMISATIONS
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.passes.after_lowering.chunk import Choice, cut_program
+from fxshard.passes.after_lowering.cut_candidates import PRODUCT
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram, is_collective
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram, is_collective
+from fxshard.program.verify_program import verify_program
 from fxshard.testing.random_plan import random_graph_plan
-from fxshard.verify_program import verify_program
 
 
 class Network(nn.Module):

@@ -11,10 +11,11 @@ from passes.constrained import PAIR, L, getitems, graph, planned
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxshard.layout import Layout
+from fxshard.layout.layouts import Layout
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 
 def results(plan: ShardingPlan) -> dict[str, Layout]:

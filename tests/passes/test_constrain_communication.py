@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 from fxshard import Communication, Equal, Forbid
 from fxshard.errors import ConstraintError
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.constrain import constraints_of
-from fxshard.passes.formulate import formulate
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
-from fxshard.solver.rows import totals
+from fxshard.passes.planning.constrain import constraints_of
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.solver.problem.rows import totals
 
 
 def sent(plan: ShardingPlan, axis: str) -> int:

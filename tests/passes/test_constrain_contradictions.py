@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 
 from fxshard import Communication, Equal, Forbid, Pin
 from fxshard.errors import ConstraintError, LayoutError, OptionError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 BESIDE = [Pin("down.*", {"dp": Shard(0)}), Forbid("silu", "S(0)R"), Equal("*.bias")]
 """Has no part in any contradiction."""

@@ -17,12 +17,13 @@ from torch.distributed.tensor import Replicate, Shard
 import fxshard
 from fxshard import Equal
 from fxshard.errors import ConstraintError, FxshardError, LayoutError, OptionError, PlanError
-from fxshard.mesh import Mesh
-from fxshard.passes import choose
-from fxshard.passes.lower import lower
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.sharding_plan import OpSpec, PlannedNode, ShardingPlan
+from fxshard.passes.planning import choose
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec, PlannedNode
+from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.solver import Budget, NoPlanError
 
 
@@ -227,7 +228,7 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
     def none_found(*_: object, **__: object) -> None:
         raise NoPlanError("the time limit ended the search")
 
-    monkeypatch.setattr("fxshard.passes.choose.Session", none_found)
+    monkeypatch.setattr("fxshard.passes.planning.choose.Session", none_found)
     wrong(ConstraintError, "no plan was found: the time limit ended", "give time_limit=SECONDS", PAIR, time_limit=1e-3)
 
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import Shard
 
 from fxshard import Equal, Pin
 from fxshard.errors import ConstraintError, LayoutError
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
 
 
 class Pair(nn.Module):

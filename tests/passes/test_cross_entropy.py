@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxshard.errors import TraceError
-from fxshard.mesh import Mesh
-from fxshard.passes.lower import lower
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.simulate import Simulation, simulate_program
-from fxshard.runtime.values import program_values
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.tracing import Function, check_eager, input_gradients, real, targets
 

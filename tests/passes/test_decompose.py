@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fxshard
-from fxshard.passes.annotate import annotate
-from fxshard.passes.decompose import planning_decompositions
-from fxshard.passes.trace import trace
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.trace.functions.decompose import planning_decompositions
+from fxshard.passes.trace.trace import trace
 from fxshard.strategies import has_rule
 from tests.passes.tracing import TWO, Function, check_eager, real, targets
 
@@ -45,6 +45,7 @@ def test_a_rule_keeps_the_operator_whole(own_rules: None) -> None:
 
 def test_what_has_a_rule_or_draws_stays() -> None:
     table = planning_decompositions()
-    ours = {op for op in table if table[op].__module__ in ("fxshard.passes.decompose", "fxshard.passes.norms")}
+    modules = [f"fxshard.passes.trace.functions.{name}" for name in ("decompose", "norms")]
+    ours = {op for op in table if table[op].__module__ in modules}
     assert len(table) > 100 and len(ours) < 20
     assert not [op for op in table if op not in ours and (has_rule(str(op)) or torch.Tag.nondeterministic_seeded in op.tags)]

@@ -11,12 +11,12 @@ from passes.any_size import traced
 from torch import fx, nn
 from zoo import gpt2, llama
 
-from fxshard.mesh import parse_mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.local_graph import LocalGraph
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
 from fxshard.shapes import DynamicDim
 from fxshard.testing.random_plan import random_graph_plan
 

@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxshard.layout import local_shape
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.choose import Decision, write_plan
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.redistribution import bytes_price
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.layout.layouts import local_shape
+from fxshard.layout.redistribution import bytes_price
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.planning.choose import Decision, write_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 

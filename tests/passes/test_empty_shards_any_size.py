@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxshard
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.at_sizes import program_at
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan

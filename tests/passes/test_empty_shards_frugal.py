@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.trace import trace
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from fxshard.passes.annotate import annotate
-from fxshard.passes.trace import trace
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, TWO, input_gradients, real, simulated
 
 B, H, S, D = 2, 4, 6, 4

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fxshard.passes.follow import NOBODY, Cut, made, read
-from fxshard.planning_graph import operands
+from fxshard.graph.planning_graph import operands
+from fxshard.passes.after_lowering.follow_cut import NOBODY, Cut, made, read
 
 aten, einsum = torch.ops.aten, torch.ops.fxshard.einsum.default
 

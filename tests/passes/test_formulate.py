@@ -14,13 +14,14 @@ from passes.memory_truth import most_held, surely_enough
 from zoo import llama
 
 from fxshard.errors import ConstraintError
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 L = Layout.parse
 

@@ -9,8 +9,8 @@ from torch.autograd import Function
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.mesh import Mesh
-from fxshard.passes.trace import trace
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.trace.trace import trace
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.functions_of_users import CASES, Again, Net
 from tests.passes.tracing import SQUARE, TWO, real, simulated

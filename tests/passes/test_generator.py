@@ -11,9 +11,9 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import OptionError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.ops.random import draw
-from fxshard.runtime.options import read_options
+from fxshard.runtime.calls.options import read_options
 from tests.passes.tracing import Function
 
 MESH = Mesh({"a": 2, "b": 2})

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.mesh import Mesh
-from fxshard.passes import groups as groups_module
-from fxshard.passes.annotate import annotate
-from fxshard.passes.groups import groups, joint_specs
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import is_getitem, planned_nodes
+from fxshard.graph.planning_graph import is_getitem, planned_nodes
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation import groups as groups_module
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.annotation.groups import groups, joint_specs
+from fxshard.passes.trace.trace import trace
 
 
 class Normed(nn.Module):

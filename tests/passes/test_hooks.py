@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from fxshard.errors import TraceError
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import TappedCall, Watched
+from fxshard.graph.planning_graph import TappedCall, Watched
+from fxshard.passes.trace.trace import trace
 
 X = torch.randn(3, 4)
 Kept = list[Any]

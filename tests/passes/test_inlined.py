@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fxshard.errors import TraceError
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import TWO as MESH
 from tests.passes.tracing import Function, check_eager, real, simulated, targets
 

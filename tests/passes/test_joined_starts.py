@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
 
 SLOW_START = Hardware("slow start", {4: 1e9}, 1e9, 0.0, 64, Link(1e8, 1000.0), Link(1e8, 1000.0))
 """A hop takes a millisecond; a kilobyte takes 10 us to send and, written and read again, 2 us to pack where it is not computed there."""

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from fxshard.errors import ConstraintError
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import Decision, _chosen, write_plan
-from fxshard.passes.constrain import constraints_of
-from fxshard.passes.formulate import formulate
-from fxshard.passes.lower import lower
-from fxshard.passes.modes import Modes
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.memory.between_halves import Modes
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.memory import program_memory
-from fxshard.runtime.parts import PLACES
+from fxshard.passes.planning.choose import Decision, _chosen, write_plan
+from fxshard.passes.planning.constrain import constraints_of
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.memory import program_memory
+from fxshard.runtime.rank_graph.rank_graph import PLACES
 
 ALONE = Mesh({"a": 1})
 

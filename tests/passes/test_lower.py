@@ -9,19 +9,19 @@ import torch
 from passes.enumeration import TOY, Const, aten, build
 from torch import fx, nn
 
-from fxshard.layout import Layout, all_layouts
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import Decision, write_plan
-from fxshard.passes.lower import lower
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout, all_layouts
+from fxshard.layout.redistribution import bytes_price
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.lowering.size_classes import cuts, level_sizes, size_classes
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.size_classes import cuts, level_sizes, size_classes
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.program import KINDS, ShardedProgram, is_collective
-from fxshard.redistribution import bytes_price
-from fxshard.runtime.simulate import simulate_program
-from fxshard.sharding_plan import OpSpec
+from fxshard.passes.planning.choose import Decision, write_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.program.sharded_program import KINDS, ShardedProgram, is_collective
+from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.testing.random_plan import random_graph_plan
 from tests.reference_shards import coordinates, shard
 

@@ -13,17 +13,17 @@ from passes.any_size import CASES, calls, traced
 
 import fxshard
 from fxshard.errors import SizesError
-from fxshard.passes import optimise
-from fxshard.passes.annotate import annotate
-from fxshard.passes.at_sizes import program_at
-from fxshard.passes.lower import lower
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.after_lowering import optimise
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.annotation.recompute import expand
+from fxshard.passes.lowering.at_sizes import program_at
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.recompute import expand
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.program import ShardedProgram
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
@@ -53,7 +53,7 @@ def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
 
 def lower_at(graph: PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:
     """As of numbers; the plan's own shapes are those of another size, which is not what is compared."""
-    from fxshard.passes import lower as module
+    from fxshard.passes.lowering import lower as module
 
     return module._lower_at(expand(graph, plan.recomputed), plan)
 

@@ -12,16 +12,16 @@ from passes.test_empty_shards_any_size import Frozen
 from passes.test_lower_any_size import equal_there
 from torch import nn
 
-from fxshard.layout import Layout, local_shape
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.program.verify_program import verify_program
 from fxshard.shapes import dynamic_dims
 from fxshard.testing.random_plan import random_graph_plan
-from fxshard.verify_program import verify_program
 
 SIZES = ((1, 1), (5, 3), (17, 19), (37, 36), (36, 1))
 """One row, fewer than an axis has ranks, one less and one more than a multiple, and a multiple."""

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxshard.mesh import parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import memory_over_time
-from fxshard.passes.constrain import constraints_of
-from fxshard.passes.formulate import Formulation, formulate
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.planning.choose import memory_over_time
+from fxshard.passes.planning.constrain import constraints_of
+from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.trace.trace import trace
 from fxshard.solver import PlacementProblem, solve
 from tests.passes.random_models import drawn
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import fxshard
 from fxshard.errors import OptionError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from fxshard.hardware import Hardware, Link
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import _chosen, write_plan
-from fxshard.passes.constrain import constraints_of
-from fxshard.passes.formulate import Formulation, formulate
-from fxshard.passes.lower import lower
-from fxshard.passes.modes import Modes
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.memory.between_halves import Modes
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.memory import program_memory
+from fxshard.passes.planning.choose import _chosen, write_plan
+from fxshard.passes.planning.constrain import constraints_of
+from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.memory import program_memory
 
 SLOW = Hardware("slow", {4: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0), overlap=0.5)
 MESHES = (Mesh({"a": 2}, SLOW), Mesh({"a": 2, "b": 2}, SLOW))

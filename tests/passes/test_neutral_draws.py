@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxshard
-from fxshard._torch_compat.inductor import inductor_decompositions
+from fxshard._torch_compat.inductor.inductor import inductor_decompositions
 from fxshard.errors import TraceError
-from fxshard.passes.lower import lower
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.kernels import device_graph
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from tests.passes.tracing import ONE, SQUARE, THREE, Function, check_draws, check_eager, real, simulated, targets
 
 X, W = real(3, 4), real(3, 6, grad=False).abs()

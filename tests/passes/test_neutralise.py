@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import Function, check_eager, real, targets
 
 SDPA = F.scaled_dot_product_attention

@@ -12,16 +12,16 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import OptionError
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.halves import forward_collectives
-from fxshard.passes.lower import lower
-from fxshard.passes.optimise import OPTIMISATIONS
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.passes.after_lowering.forward_backward import forward_collectives
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram, is_collective, is_wait
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram, is_collective, is_wait
+from fxshard.program.verify_program import verify_program
 from fxshard.testing.random_plan import random_graph_plan
-from fxshard.verify_program import verify_program
 
 MESHES = ("dp=3", "dp=2,tp=2")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fxshard.mesh import parse_mesh
-from fxshard.passes.optimise import OPTIMISATIONS, optimised
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS, optimised
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram
-from fxshard.runtime.values import program_values
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.memory import measure_memory
 
 LAYERS, WIDTH = 6, 32

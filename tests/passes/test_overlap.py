@@ -15,15 +15,15 @@ from torch import nn
 from zoo import llama
 
 from fxshard.cost import time_price
-from fxshard.hardware import Hardware, Link
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.choose import Decision, write_plan
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.planning.choose import Decision, write_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.testing.random_plan import random_graph_plan
 
 L = Layout.parse

@@ -12,7 +12,7 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import ConstraintError, FileError, OptionError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass, run_passes
 

@@ -11,10 +11,10 @@ from torch import nn
 
 import fxshard
 from fxshard import inspect
-from fxshard.cli import main
+from fxshard.cli.main import main
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.memory_profile import KINDS, MemoryProfile
-from fxshard.passes.planned_memory import Shortage
+from fxshard.passes.memory.planned_memory import Shortage
 
 ROWS, DIM, FLOAT = 64, 16, 4
 

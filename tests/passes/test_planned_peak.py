@@ -10,9 +10,9 @@ from passes.enumeration import Const as C
 from passes.enumeration import aten, build, ops
 
 import fxshard
-from fxshard.mesh import Mesh
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.planning_graph import PlanningGraph
 
 MATMUL = C("mk,kn->mn")
 READ: list[tuple[Any, ...]] = [(aten.relu.default, 0), (aten.sin.default, 1), (ops.einsum.default, 2, 2, MATMUL)]

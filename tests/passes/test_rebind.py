@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fxshard.errors import TraceError
-from fxshard.passes.rebind import rebind
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.fakes.rebind import rebind
+from fxshard.passes.trace.trace import trace
 
 X = torch.randn(3, 4)
 

@@ -11,12 +11,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.passes.annotate import annotate
-from fxshard.passes.at_sizes import program_at
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.trace import trace
-from fxshard.runtime.simulate import simulate_program
-from fxshard.runtime.values import program_values, sizes_of_call
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
 from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
 from fxshard.testing.random_plan import random_graph_plan

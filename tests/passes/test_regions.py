@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.passes.annotate import annotate
-from fxshard.passes.trace import trace
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, THREE, TWO, Function, check_eager, real
 
 CUT, WHOLE, SUM = [Shard(0)], [Replicate()], [Partial()]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from examples.llama import Llama
-from fxshard.passes.mixed_precision import MixedPrecision
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
+from fxshard.passes.trace.trace import trace
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.tracing import SQUARE, real, simulated
 
@@ -96,7 +96,7 @@ def checked(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     """The graph, after it was found to be the one that tracing each layer gives."""
     graph = trace(model, args, kwargs, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fxshard.passes.repeated.candidates", lambda model: {})
+        patch.setattr("fxshard.passes.trace.repeats.repeated.candidates", lambda model: {})
         whole = trace(model, args, kwargs, **options)
     for mine, truth in zip(everything(graph), everything(whole), strict=True):
         assert mine == truth

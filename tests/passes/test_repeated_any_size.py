@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from examples.llama import Llama
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.trace.trace import trace
 from fxshard.shapes import DynamicDim
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.test_repeated import LAYERS, Block, Stack, blocks, checked, rows

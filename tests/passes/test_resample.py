@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.nn.functional as F
 
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from tests.passes.tracing import Function, check_eager, real, targets
 
 WHOLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {

@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 from zoo import bert, vit
 
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.runtime.dynamo_graph import read_graph, specialised, trace_graph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.backend.dynamo_graph import read_graph, specialised, trace_graph
 
 
 class Several(nn.Module):

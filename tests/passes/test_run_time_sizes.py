@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxshard
-from fxshard import plan_json
 from fxshard.errors import PlanError, TraceError
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.trace import trace
-from fxshard.passes.verify import verify_plan
-from fxshard.planning_graph import UNKNOWN
-from fxshard.sharding_plan import OpSpec
+from fxshard.graph.planning_graph import UNKNOWN
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.annotation.verify import verify_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans import plan_json
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.testing.random_plan import random_graph_plan
 
 MESH = Mesh({"x": 2})
@@ -79,7 +80,7 @@ def test_they_are_listed_and_unknown_in_the_plan() -> None:
     assert annotated.fallbacks == (("nonzero", "it gives a tensor whose size only running tells"),)
     plan = random_graph_plan(annotated, 0)
     assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
-    assert plan_json.loads(plan_json.dumps(plan)) == plan
+    assert ShardingPlan.from_json(plan_json.dumps(plan)) == plan
 
 
 def test_a_plan_that_shards_it_is_refused() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.mesh import Mesh
-from fxshard.planning_graph import at_run_time
+from fxshard.graph.planning_graph import at_run_time
+from fxshard.mesh.mesh import Mesh
 from tests.passes.tracing import Function, check_eager, real, targets
 
 NUMBER = "aten._local_scalar_dense.default"

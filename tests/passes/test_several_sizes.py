@@ -12,12 +12,12 @@ from passes.mean_truth import MeanEnumeration
 from passes.test_formulate import check_optimal
 from torch import nn
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.passes.trace.trace import trace
 from fxshard.shapes import WeightedSizes, dynamic_dims
 
 Sizes = Sequence[tuple[float, Mapping[str, int]]]

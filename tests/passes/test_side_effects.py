@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.graph.side_effects import SideEffects
+from fxshard.passes.trace.trace import trace
 from fxshard.shapes import DynamicDim
-from fxshard.side_effects import SideEffects
 
 X = torch.ones(4, 3)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxshard
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 
 class Net(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxshard.errors import TraceError
-from fxshard.passes import spelled
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.functions import data_dependent as spelled
+from fxshard.passes.trace.trace import trace
 
 
 def real(*shape: int) -> Tensor:

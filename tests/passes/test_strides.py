@@ -10,8 +10,8 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.passes.annotate import annotate
-from fxshard.passes.trace import trace
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.trace.trace import trace
 from fxshard.testing import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import fxshard
 from fxshard.errors import OptionError, TraceError
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.trace import trace
 from fxshard.shapes import GraphFamily, dynamic_dims
 
 

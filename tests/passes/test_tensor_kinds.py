@@ -11,7 +11,7 @@ from torch.masked import masked_tensor
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 
 PAIR = Mesh({"a": 2})
 

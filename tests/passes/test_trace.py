@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph, source_line
-from fxshard.runtime.simulate import Simulation
+from fxshard.graph.planning_graph import PlanningGraph, source_line
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import Simulation
 from tests.passes.tracing import ONE, Function, check_eager, real, simulated, targets
 
 X = real(6, 4, grad=False)

@@ -12,9 +12,9 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import TraceError
-from fxshard.passes.constants import MOST
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.trace.captured.constants import MOST
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, check_eager, real, targets
 
 X = real(6, 4)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fxshard.errors import TraceError
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import of_user
+from fxshard.graph.planning_graph import of_user
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import Function, real
 
 X = real(4, 4)

@@ -12,9 +12,9 @@ from torch import nn
 from zoo import make
 
 from fxshard._torch_compat import FakeTensorMode, pytree
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.trace import trace
 
 MESH = Mesh({"dp": 2, "tp": 2}, hardware="h100")
 Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]

@@ -14,12 +14,12 @@ from torch import Tensor, fx, nn
 from torch.utils import _triton
 
 import fxshard
-from fxshard._torch_compat.kernels import kernels_captured
+from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard.errors import FileError, TraceError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.ops.user_kernel import KernelCall, keep_call
-from fxshard.passes.kernels_of_users import carry_kernels
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.captured.kernels_of_users import carry_kernels
+from fxshard.passes.trace.trace import trace
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.tracing import SQUARE, TWO, Function, real, simulated
 from tests.user_kernels import KERNEL, Net, launched, told_what_it_writes

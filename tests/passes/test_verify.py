@@ -13,17 +13,18 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from fxshard.errors import PlanError
-from fxshard.layout import Folded, Layout
-from fxshard.mesh import Mesh
+from fxshard.layout.layouts import Folded, Layout
+from fxshard.layout.redistribution import Step, bytes_price
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes import pipeline
-from fxshard.passes.annotate import Annotated, annotate
-from fxshard.passes.choose import Decision, write_plan
-from fxshard.passes.lower import lower
+from fxshard.passes.annotation.annotate import Annotated, annotate
+from fxshard.passes.annotation.verify import verify_plan
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.passes.verify import verify_plan
-from fxshard.redistribution import Step, bytes_price
-from fxshard.sharding_plan import OpSpec, ShardingPlan
+from fxshard.passes.planning.choose import Decision, write_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
 
 L = Layout.parse
 MESH = Mesh({"a": 2, "b": 2})

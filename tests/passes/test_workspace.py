@@ -9,14 +9,14 @@ import torch
 from torch import fx
 
 from fxshard.cost.workspace import most_at_once
-from fxshard.detours import detours
-from fxshard.layout import Layout, all_layouts, ceil_shape
-from fxshard.mesh import Mesh
-from fxshard.passes import workspace
-from fxshard.passes.emit import emit_step
-from fxshard.passes.local_graph import LocalGraph
-from fxshard.redistribution import bytes_price, table_of, walk
-from fxshard.steps import in_any_order
+from fxshard.layout.detours import detours
+from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
+from fxshard.layout.redistribution import bytes_price, table_of, walk
+from fxshard.layout.steps import in_any_order
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.emit import emit_step
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.passes.memory import workspace
 
 FEW = (Mesh({"a": 4}), Mesh({"a": 2, "b": 3}))
 MESHES = (*FEW, Mesh({"a": 18}), Mesh({"a": 4, "b": 5}))

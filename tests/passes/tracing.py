@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import PlanningGraph
-from fxshard.runtime.simulate import Simulation, simulate_program
-from fxshard.runtime.values import program_values
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 

@@ -20,15 +20,15 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxshard import plan_cache
-from fxshard._torch_compat import kept_code
-from fxshard.mesh import parse_mesh
-from fxshard.passes.lower import lower
-from fxshard.passes.mixed_precision import MixedPrecision
+from fxshard._torch_compat.inductor import kept_code
+from fxshard.mesh.mesh import parse_mesh
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime import artefact_cache, compile
-from fxshard.runtime.bind import BoundProgram, bind
+from fxshard.passes.planning import plan_cache
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.compile import artefact_cache, compile
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind
 
 
 @pytest.fixture

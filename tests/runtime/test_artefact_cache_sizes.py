@@ -15,10 +15,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxshard.mesh import parse_mesh
+from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
-from fxshard.runtime import artefact_cache, compile
-from fxshard.runtime.bind import BoundProgram, bind
+from fxshard.runtime.compile import artefact_cache, compile
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind
 from fxshard.shapes import dynamic_dims
 
 

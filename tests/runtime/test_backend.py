@@ -17,12 +17,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fxshard
-import fxshard.runtime.backend as backend
+import fxshard.runtime.backend.backend as backend
 from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, RunError, TraceError
-from fxshard.runtime.backend import GraphPrograms
-from fxshard.runtime.dynamo_graph import trace_graph, user_name
-from fxshard.runtime.graph_outputs import Output
-from fxshard.runtime.graph_runner import GraphRunner
+from fxshard.runtime.backend.backend import GraphPrograms
+from fxshard.runtime.backend.dynamo_graph import trace_graph, user_name
+from fxshard.runtime.backend.graph_outputs import Output
+from fxshard.runtime.backend.graph_runner import GraphRunner
 
 ONE = fxshard.Mesh({"dp": 1})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxshard
 from fxshard.errors import RunError
-from fxshard.runtime.graph_outputs import View
+from fxshard.runtime.backend.graph_outputs import View
 from tests.runtime.test_backend import sharded
 
 SAME = torch.testing.assert_close

@@ -12,8 +12,8 @@ from torch import nn
 import fxshard
 from fxshard.errors import OptionError
 from fxshard.passes import pipeline
-from fxshard.runtime import backend
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.backend import backend
 
 X = torch.ones(4, 6)
 SIZES = [({"x_0": 4}, 3), ({"x_0": 64}, 1)]

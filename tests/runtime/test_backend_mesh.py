@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import fxshard
-import fxshard.runtime.compile as compiling
+import fxshard.runtime.compile.compile as compiling
 from fxshard.errors import OptionError, PlanError
 
 
@@ -124,7 +124,7 @@ def test_modes_are_inductors_or_refused_by_name(alone: None, monkeypatch: pytest
 
 def test_another_keyword_is_refused(alone: None) -> None:
     def backend(module: Any, inputs: list[Tensor]) -> Any:
-        return fxshard.runtime.backend.fxshard(module, inputs, level=3)
+        return fxshard.runtime.backend.backend.fxshard(module, inputs, level=3)
 
     with pytest.raises(OptionError, match="takes no 'level'"):
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))

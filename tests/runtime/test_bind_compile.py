@@ -14,18 +14,18 @@ from torch.distributed.tensor import DTensor
 
 import fxshard
 from fxshard.errors import OptionError, PlanError
-from fxshard.mesh import Mesh, parse_mesh
+from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.ops import contraction
-from fxshard.passes.annotate import annotate
-from fxshard.passes.halves import by_order, forward_collectives, forward_results
-from fxshard.passes.lower import lower
+from fxshard.passes.after_lowering.forward_backward import by_order, forward_collectives, forward_results
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.program import ShardedProgram, is_collective
-from fxshard.runtime.bind import axis_of_group, bind, bind_graph
-from fxshard.runtime.compile import compile_program
-from fxshard.runtime.kernels import device_graph
-from fxshard.runtime.partition import partition
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram, is_collective
+from fxshard.runtime.compile.compile import compile_program
+from fxshard.runtime.rank_graph.bind import axis_of_group, bind, bind_graph
+from fxshard.runtime.rank_graph.kernels import device_graph
+from fxshard.runtime.rank_graph.partition import partition
 from fxshard.testing.random_plan import random_graph_plan
 from tests.models import zoo
 

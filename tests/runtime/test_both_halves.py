@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
-from fxshard.runtime import compile
-from fxshard.runtime.partition import Partition
+from fxshard.runtime.compile import compile
+from fxshard.runtime.rank_graph.partition import Partition
 
 GRAPH, OTHER = (6, 1), (1, 4)
 """Strides of the one value that is kept, as the graph has it and as Inductor might lay it out."""

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxshard import cli
+from fxshard.cli import main as cli
 from fxshard.cost import collective_time
 from fxshard.errors import RunError
-from fxshard.hardware_file import load
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.redistribution import COLLECTIVES, sent_bytes, single_step
-from fxshard.runtime import calibrate, measure
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import COLLECTIVES, sent_bytes, single_step
+from fxshard.mesh.hardware_file import load
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.runtime.measure import calibrate, measure
 
 TINY = measure.Effort(rounds=25, batch=50.0, product=256, copy=20, buffer=14)
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held, kernels_only, locals_of
-from fxshard.runtime.attributes import AttributeReader, differing
-from fxshard.runtime.inputs import flatten_call
+from fxshard.runtime.calls.attributes import AttributeReader, differing
+from fxshard.runtime.calls.inputs import flatten_call
 
 
 class Block(nn.Module):

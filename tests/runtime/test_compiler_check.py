@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch._inductor import codecache, config, cpu_vec_isa
 
-from fxshard._torch_compat import cpp
-from fxshard.runtime import compiler_check
+from fxshard._torch_compat.inductor import cpp
+from fxshard.runtime.compile import compiler_check
 
 
 @pytest.fixture

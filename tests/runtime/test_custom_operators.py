@@ -65,7 +65,7 @@ def test_a_plan_needs_the_rules_that_it_was_made_with() -> None:
 
 
 def test_a_plan_with_a_rule_that_is_missing_names_the_remedy() -> None:
-    from fxshard.strategies import registry
+    from fxshard.strategies.engine import registry
 
     register_gate()
     sharded = planned()

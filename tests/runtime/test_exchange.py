@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh, parse_mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.lower import lower
-from fxshard.passes.trace import trace
-from fxshard.program import KINDS, ShardedProgram, is_collective
-from fxshard.runtime.bind import bind_graph
-from fxshard.runtime.exchange import exchange_instead, kind_on
-from fxshard.runtime.shards import scatter
-from fxshard.runtime.simulate import Recorded, run_lockstep
-from fxshard.runtime.values import program_values
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import KINDS, ShardedProgram, is_collective
+from fxshard.runtime.groups.exchange import exchange_instead, kind_on
+from fxshard.runtime.rank_graph.bind import bind_graph
+from fxshard.runtime.simulate.shards import scatter
+from fxshard.runtime.simulate.simulate import Recorded, run_lockstep
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.random_plan import random_graph_plan
 from tests.models import zoo
 

@@ -12,11 +12,11 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from fxshard._torch_compat import FakeTensorMode
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.ops.random import draw
-from fxshard.passes.trace import trace
-from fxshard.runtime.compiled import CompiledProgram
-from fxshard.runtime.expand_draws import expand_draws
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.rank_graph.expand_draws import expand_draws
 from tests.passes.tracing import ONE, Function, simulated
 
 OPS = torch.ops.fxshard
@@ -143,7 +143,7 @@ def test_a_checkpoint_around_repeats_the_draw(compiler: str) -> None:
 
 def test_the_backward_draws_the_mask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept are the inputs alone, no mask; compiled eagerly the mask is kept, for there a second draw costs more."""
-    import fxshard.runtime.backend as backend
+    import fxshard.runtime.backend.backend as backend
 
     made: list[CompiledProgram] = []
     compile_program = backend.compile_program

@@ -19,7 +19,7 @@ from torch.profiler import profile
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxshard._torch_compat.inductor import inductor_compile, without_frames
+from fxshard._torch_compat.inductor.inductor import inductor_compile, without_frames
 
 
 def doubled(x: Tensor, y: Tensor) -> tuple[Tensor]:

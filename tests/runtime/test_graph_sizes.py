@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxshard.runtime.dynamo_graph import DynamoGraph, read_graph
-from fxshard.runtime.graph_sizes import dims_of
+from fxshard.runtime.backend.dynamo_graph import DynamoGraph, read_graph
+from fxshard.runtime.backend.graph_sizes import dims_of
 
 
 def captured(function: Callable[..., Any], *args: Any) -> tuple[DynamoGraph, list[Any]]:

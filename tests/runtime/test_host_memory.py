@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime import bind
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph import bind
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import ctypes, resource, sys
-from fxshard.runtime import host_memory
+from fxshard.runtime.groups import host_memory
 
 libc, size = ctypes.CDLL(None), 12 << 20
 libc.malloc.restype = ctypes.c_void_p

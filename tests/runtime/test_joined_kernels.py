@@ -13,8 +13,8 @@ from torch._inductor import codecache
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.exc import CppCompileError
 
-from fxshard._torch_compat import joined_kernels as joined
-from fxshard._torch_compat.joined_kernels import joined_kernels, stands_alone
+from fxshard._torch_compat.inductor import joined_kernels as joined
+from fxshard._torch_compat.inductor.joined_kernels import joined_kernels, stands_alone
 
 INCLUDE = joined.INCLUDE
 SCALE = """extern "C"  void  kernel(const float* in_ptr0, float* out_ptr0, const int64_t ks0)

@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from fxshard._torch_compat import FakeTensorMode
 from fxshard.errors import ConstraintError, OptionError, RunError
-from fxshard.runtime import agreement
-from fxshard.runtime.agreement import Group, Meeting, default_group, name_ranks
-from fxshard.runtime.launch import agreed, checksum, compare, difference, objection, share_plan
-from fxshard.sharding_plan import PlannedNode, ShardingPlan
+from fxshard.plans.plan_data import PlannedNode
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.ranks import agreement
+from fxshard.runtime.ranks.agreement import Group, Meeting, default_group, name_ranks
+from fxshard.runtime.ranks.launch import agreed, checksum, compare, difference, objection, share_plan
 from tests.plans import small_plan
 
 SLOW = 30.0  # seconds: what no test may come near, on a busy machine either

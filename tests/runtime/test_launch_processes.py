@@ -15,8 +15,8 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxshard.errors import ConstraintError, FxshardError, OptionError
-from fxshard.runtime.launch import checksum, compare, mesh_ranks, share_plan
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks, share_plan
 from tests.plans import small_plan
 
 pytestmark = pytest.mark.distributed
@@ -27,7 +27,7 @@ SOON = 8.0  # seconds from a failure to its error on all ranks
 def start(body: Any, world: int, folder: Path, expected: set[int] | None = None) -> dict[int, Any]:
     """``body(rank, folder)`` on ``world`` processes with a default gloo group; what each wrote to its file."""
     context = mp.get_context("forkserver")  # torch is imported once, in the server, not once a rank
-    context.set_forkserver_preload(["fxshard.runtime.launch", "tests.runtime.test_launch_processes"])
+    context.set_forkserver_preload(["fxshard.runtime.ranks.launch", "tests.runtime.test_launch_processes"])
     processes = [context.Process(target=_process, args=(body, rank, world, str(folder)), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()

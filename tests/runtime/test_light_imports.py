@@ -24,7 +24,7 @@ CHILD = """
 import sys
 import torch
 from torch._inductor.codecache import PyCodeCache
-from fxshard._torch_compat.light_imports import PRODUCTS, light_imports
+from fxshard._torch_compat.inductor.light_imports import PRODUCTS, light_imports
 
 HEAVY = "torch._inductor.select_algorithm", "torch._inductor.lowering", "torch._inductor.codegen.memory_planning"
 with light_imports():
@@ -53,7 +53,7 @@ def test_a_module_is_loaded_without_what_makes_code(tmp_path: Path) -> None:
 def test_what_is_replaced_is_put_back(tmp_path: Path) -> None:
     from torch._inductor import codecache
 
-    from fxshard._torch_compat.light_imports import light_imports
+    from fxshard._torch_compat.inductor.light_imports import light_imports
 
     before = codecache._reload_python_module, codecache._precompile_header
     path = tmp_path / "module.py"

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import TorchDispatchMode
-from fxshard.layout import Layout, local_shape
-from fxshard.runtime.local_steps import ELEMENTWISE, step_locally
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.runtime.optim.local_steps import ELEMENTWISE, step_locally
 
 LAYOUTS = [((5, 3), "S(0)"), ((2, 3), "S(0)"), ((4,), "R"), ((), "R"), ((3, 7), "S(1)")]
 """On the last of three ranks: a short shard, an empty one, replicas, one of a dim that is cut unevenly."""

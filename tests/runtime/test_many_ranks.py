@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fxshard.runtime.module import parallelize
+from fxshard.runtime.module.module import parallelize
 
 RANKS = 64
 

@@ -10,11 +10,11 @@ from torch import nn
 
 import fxshard
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.mesh import Mesh
-from fxshard.program import ShardedProgram
-from fxshard.runtime.compile import compile_program
-from fxshard.runtime.compiled import CompiledProgram
-from fxshard.runtime.memory import program_memory, unbound
+from fxshard.mesh.mesh import Mesh
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.compile.compile import compile_program
+from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.rank_graph.memory import program_memory, unbound
 from fxshard.testing.memory import MemoryRecorder
 
 MB = 2**20

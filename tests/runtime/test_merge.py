@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxshard.mesh import Mesh
+from fxshard.graph.planning_graph import ancestors
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.runner import run_passes
-from fxshard.passes.trace import trace
-from fxshard.planning_graph import ancestors
-from fxshard.program import is_collective
-from fxshard.runtime.compile import COMPILING, Building
-from fxshard.runtime.memory import program_memory, unbound
-from fxshard.runtime.merge import merge_equal
-from fxshard.runtime.parts import profile, rank_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import is_collective
+from fxshard.runtime.compile.compile import COMPILING, Building
+from fxshard.runtime.rank_graph.memory import program_memory, unbound
+from fxshard.runtime.rank_graph.merge import merge_equal
+from fxshard.runtime.rank_graph.rank_graph import profile, rank_graph
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

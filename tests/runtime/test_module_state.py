@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from fxshard.errors import RunError
-from fxshard.runtime.module_state import ModuleState, same_hooks
-from fxshard.runtime.parameters import shard_parameters
+from fxshard.runtime.module.module_state import ModuleState, same_hooks
+from fxshard.runtime.module.parameters import shard_parameters
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from torch import Tensor, fx
 from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH
-from fxshard.runtime import outline as outlining
-from fxshard.runtime.outline import outline
+from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH
+from fxshard.runtime.compile import outline as outlining
+from fxshard.runtime.compile.outline import outline
 
 aten = torch.ops.aten
 LAYERS = 6

@@ -14,11 +14,11 @@ from torch._inductor import config, metrics
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxshard._torch_compat.inductor import INVOKE_SUBGRAPH, inductor_decompositions
+from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH, inductor_decompositions
 from fxshard._torch_compat.symbols import SymbolEnv, oblivious
-from fxshard.runtime import outline as outlining
-from fxshard.runtime.compile import _run
-from fxshard.runtime.outline import outline
+from fxshard.runtime.compile import outline as outlining
+from fxshard.runtime.compile.compile import _run
+from fxshard.runtime.compile.outline import outline
 
 Function = Callable[..., tuple[Tensor, ...]]
 LAYERS = 6

@@ -10,9 +10,9 @@ from torch import Tensor, fx
 from torch._inductor import config, metrics
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxshard._torch_compat.inductor import inductor_decompositions
-from fxshard.runtime import outline as outlining
-from fxshard.runtime.compile import _run
+from fxshard._torch_compat.inductor.inductor import inductor_decompositions
+from fxshard.runtime.compile import outline as outlining
+from fxshard.runtime.compile.compile import _run
 
 Function = Callable[..., tuple[Tensor, ...]]
 

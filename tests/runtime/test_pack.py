@@ -16,9 +16,9 @@ from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
-from fxshard._torch_compat import pack as packing
-from fxshard._torch_compat.inductor import Compiled, inductor_compile, inductor_decompositions
-from fxshard._torch_compat.pack import pack, pack_in_place
+from fxshard._torch_compat.inductor import pack as packing
+from fxshard._torch_compat.inductor.inductor import Compiled, inductor_compile, inductor_decompositions
+from fxshard._torch_compat.inductor.pack import pack, pack_in_place
 from tests.distributed.ranks import run_scenarios
 
 c10d = torch.ops._c10d_functional

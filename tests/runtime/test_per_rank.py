@@ -7,7 +7,7 @@ import torch
 
 import fxshard
 from fxshard.errors import FxshardError, LayoutError, OptionError, RunError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from tests.reference_shards import assert_is_sharded
 
 MESH = Mesh({"a": 2, "b": 3})

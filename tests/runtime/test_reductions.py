@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxshard.errors import OptionError, RunError
-from fxshard.runtime.reductions import check_reduction, gloo_chunk, reduce_tensors, scatter_tensors
+from fxshard.runtime.simulate.reductions import check_reduction, gloo_chunk, reduce_tensors, scatter_tensors
 
 # Written out for three ranks, one element a chunk: brackets are what is added first.
 HAND = {

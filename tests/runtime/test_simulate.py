@@ -13,11 +13,11 @@ from torch import fx, nn
 import fxshard
 from fxshard._torch_compat import FakeTensorMode
 from fxshard.errors import OptionError, PlanError, RunError
-from fxshard.layout import Layout
-from fxshard.mesh import Mesh
-from fxshard.passes.local_graph import LocalGraph
-from fxshard.runtime.shards import gather, scatter
-from fxshard.runtime.simulate import run_lockstep
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.runtime.simulate.shards import gather, scatter
+from fxshard.runtime.simulate.simulate import run_lockstep
 from tests.moved import Ranks
 from tests.reference_shards import assert_is_sharded, coordinates
 

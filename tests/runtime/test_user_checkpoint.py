@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.bind import bind
-from fxshard.runtime.parts import parts_of, rank_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.rank_graph.bind import bind
+from fxshard.runtime.rank_graph.rank_graph import parts_of, rank_graph
 
 
 @pytest.fixture

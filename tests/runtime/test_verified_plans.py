@@ -14,7 +14,7 @@ import fxshard
 from fxshard.errors import PlanError
 from fxshard.passes import pipeline
 from fxshard.passes.pipeline import plan_graph
-from fxshard.sharding_plan import OpSpec
+from fxshard.plans.plan_data import OpSpec
 
 ARGS = (torch.ones(4, 4),)
 OPTIONS: dict[str, Any] = {"train": False, "compiler": "eager", "cache": False}

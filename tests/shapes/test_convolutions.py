@@ -37,4 +37,3 @@ def test_strides_are_those_of_the_kernels_at_every_size(memory_format: torch.mem
             sizes = {batch.node.expr: size, height.node.expr: rows}
             assert [at(s, sizes) for s in symbolic.shape] == list(real.shape)
             assert [at(s, sizes) for s in symbolic.stride()] == list(real.stride())
-

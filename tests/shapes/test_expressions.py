@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, symbol_of
 from fxshard.errors import FileError
-from fxshard.layout import extent
+from fxshard.layout.layouts import extent
 from fxshard.shapes.expressions import MAX_ARGUMENTS, MAX_TEXT, parsed, written
 
 ENV = SymbolEnv()

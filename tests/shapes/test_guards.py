@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from fxshard.layout import Layout, local_shape
-from fxshard.mesh import Mesh
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import Guard, settled_by
 
 KEYS, MASK, OTHER = sympy.symbols("s0 s1 s2", integer=True, positive=True)

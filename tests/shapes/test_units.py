@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fxshard._torch_compat.symbols import SymbolEnv, surely, symbol_of
 from fxshard.errors import SizesError
-from fxshard.layout import chunk, extent
+from fxshard.layout.layouts import chunk, extent
 from fxshard.shapes import guards_of, units_of
 
 

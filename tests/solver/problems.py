@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
-from fxshard.solver.model import Model, from_problem
-from fxshard.solver.scaling import quantise
-from fxshard.solver.sweeps import Sweeper
+from fxshard.solver.bounds.sweeps import Sweeper
+from fxshard.solver.problem.model import Model, from_problem
+from fxshard.solver.problem.scaling import quantise
 
 
 def brute_force(problem: PlacementProblem) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxshard.solver.arrays import each, remembered
+from fxshard.solver.problem.arrays import each, remembered
 
 
 def test_each_array_is_asked_once_and_equal_ones_are_two() -> None:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
-from fxshard.solver.arrays import IntArray
-from fxshard.solver.bounds import Ascent
-from fxshard.solver.budget import Budget
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.model import Model
-from fxshard.solver.multipliers import RowPrices
-from fxshard.solver.pruning import prune
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.multipliers import RowPrices
+from fxshard.solver.bounds.pruning import prune
+from fxshard.solver.bounds.sweeps import Sweeper
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model
 from fxshard.solver.reductions import reduce
-from fxshard.solver.sweeps import Sweeper
 from tests.solver.problems import grid, integer_model, optimum, plans, problems, swept
 
 

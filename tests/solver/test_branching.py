@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, branching, solve
-from fxshard.solver.bounds import Ascent
-from fxshard.solver.branching import Branching
-from fxshard.solver.budget import Budget
-from fxshard.solver.by_cases import search_tables
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.model import Model
-from fxshard.solver.pruning import find_slacks
-from fxshard.solver.relax import Relaxation
+from fxshard.solver import PlacementProblem, Transfer, solve
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.pruning import find_slacks
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model
+from fxshard.solver.search import branching
+from fxshard.solver.search.branching import Branching
+from fxshard.solver.search.case_split import search_tables
 from tests.solver.problems import brute_force, integer_model, plans, with_transfers
 
 

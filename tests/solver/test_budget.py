@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fxshard.solver.budget import Budget
+from fxshard.solver.problem.budget import Budget
 
 
 def test_a_part_charges_its_whole() -> None:

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from fxshard.solver import Live, PlacementProblem, Transfer, solve
-from fxshard.solver.bounds import Ascent
-from fxshard.solver.budget import Budget
-from fxshard.solver.bundle import greatest
-from fxshard.solver.by_cases import search_by_cases, search_tables
-from fxshard.solver.combining import combine
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.least import least_excess
-from fxshard.solver.local_search import Polish
-from fxshard.solver.relax import Relaxation
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.cutting_planes import greatest
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.limits.least import least_excess
+from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.search.case_split import search_by_cases, search_tables
+from fxshard.solver.search.combining import combine
 from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 
 

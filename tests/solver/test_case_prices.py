@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import Live, PlacementProblem, Row, Transfer, branching, combining, solve
-from fxshard.solver.branching import Branching
-from fxshard.solver.budget import Budget
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.model import Model
-from fxshard.solver.relax import Relaxation
+from fxshard.solver import Live, PlacementProblem, Row, Transfer, solve
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model
+from fxshard.solver.search import branching, combining
+from fxshard.solver.search.branching import Branching
 from tests.solver.problems import brute_force, integer_model, optimum, plans, with_rows
 
 

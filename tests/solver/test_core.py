@@ -7,13 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, core, solve
-from fxshard.solver.arrays import IntArray
-from fxshard.solver.budget import Budget
-from fxshard.solver.core import search_core
-from fxshard.solver.model import Model
-from fxshard.solver.pruning import excess_of
-from fxshard.solver.relax import Relaxation
+from fxshard.solver import PlacementProblem, solve
+from fxshard.solver.bounds.pruning import excess_of
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import Model
+from fxshard.solver.search import few_states as core
+from fxshard.solver.search.few_states import search_core
 from tests.solver.problems import brute_force, grid, integer_model, plans, with_transfers
 
 

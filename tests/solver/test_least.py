@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from fxshard.solver import InfeasibleError, PlacementProblem, least, solve
-from fxshard.solver.budget import Budget
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.least import Least, least_excess
+from fxshard.solver import InfeasibleError, PlacementProblem, solve
+from fxshard.solver.limits import least
+from fxshard.solver.limits.least import Least, least_excess
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
 from tests.solver.problems import grid, with_rows
 
 SEEDS = (1, 2, 5)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, least, limited
+from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, limited
+from fxshard.solver.limits import least
 
 TIMES, STATES = 4, 3
 
@@ -123,7 +124,7 @@ def test_the_least_of_each_count_is_searched_for_once(spread: float, monkeypatch
     given_, searched = counts(3, spread, 1.0), []
     real = least.least_excess
     watched = lambda problem, *rest: searched.append(problem.lives) or real(problem, *rest)  # noqa: E731
-    monkeypatch.setattr("fxshard.solver.conflicts.least_excess", watched)
+    monkeypatch.setattr("fxshard.solver.limits.conflicts.least_excess", watched)
     with pytest.raises(InfeasibleError) as caught:
         LimitedSession(given_, Budget(work_limit=1e9))
     assert searched == [given_.floor.lives, given_.problem.lives]

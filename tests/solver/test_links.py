@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver import PlacementProblem, Transfer
-from fxshard.solver.bounds import Ascent
-from fxshard.solver.budget import Budget
-from fxshard.solver.model import from_problem
-from fxshard.solver.pruning import excess_of, find_slacks
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.pruning import excess_of, find_slacks
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import from_problem
 
 
 def layers(count: int, *, alike: bool) -> PlacementProblem:

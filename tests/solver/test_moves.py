@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, local_search
-from fxshard.solver.arrays import IntArray
-from fxshard.solver.budget import Budget
-from fxshard.solver.local_search import Polish
-from fxshard.solver.model import Model
-from fxshard.solver.moves import best_move
+from fxshard.solver import PlacementProblem
+from fxshard.solver.primal import local_search
+from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.primal.local_search_kernels import best_move
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import Model
 from tests.solver.problems import integer_model, problems, with_rows
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, bounds, solve
-from fxshard.solver.budget import Budget
-from fxshard.solver.conflicts import Limits
+from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, solve
+from fxshard.solver.bounds import bounds
+from fxshard.solver.limits.conflicts import Limits
+from fxshard.solver.problem.budget import Budget
 from tests.solver.problems import brute_force, grid, plans, with_rows
 from tests.solver.problems import integer_model as model_of
 

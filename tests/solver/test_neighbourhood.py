@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
-from fxshard.solver.budget import Budget
-from fxshard.solver.neighbourhood import freed, neighbourhoods
-from fxshard.solver.search import PartSearch
+from fxshard.solver.primal.neighbourhood import freed, neighbourhoods
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.search.search import PartSearch
 from tests.solver.problems import brute_force, grid, integer_model, plans, problems, with_rows, without_transfers
 
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Row, highs, search, solve
-from fxshard.solver.bounds import Ascent
-from fxshard.solver.budget import Budget
-from fxshard.solver.highs import solve_mip
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.pruning import portion
+from fxshard.solver import PlacementProblem, Row, solve
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.pruning import portion
+from fxshard.solver.primal import highs
+from fxshard.solver.primal.highs import solve_mip
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.reductions import reduce
+from fxshard.solver.search import search
 from tests.solver.problems import brute_force, grid, integer_model, optimum, plans, problems, with_rows, without_transfers
 
 

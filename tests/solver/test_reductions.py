@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from fxshard.solver import PlacementProblem
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.model import Model
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model
 from fxshard.solver.reductions import REDUCTIONS, Step, reduce
 from fxshard.solver.reductions.merging import Contract
 from tests.solver.problems import integer_model, optimum, plans, problems

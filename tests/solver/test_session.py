@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import InfeasibleError, PlacementProblem, Session, Transfer
-from fxshard.solver.arrays import BoolArray
-from fxshard.solver.budget import Budget
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.model import Model, from_problem
-from fxshard.solver.region import Reparametrised
-from fxshard.solver.relax import Relaxation
-from fxshard.solver.scaling import quantise
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.problem.arrays import BoolArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, from_problem
+from fxshard.solver.problem.scaling import quantise
+from fxshard.solver.search.subproblem import Reparametrised
 from tests.solver.problems import brute_force, grid, with_rows, with_transfers
 
 session_module = sys.modules[Session.__module__]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fxshard import cli
+from fxshard.cli import main as cli
 from fxshard.solver import PlacementProblem
 from tests.solver.problems import grid
 

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, core, solve, tied
-from fxshard.solver.budget import Budget
-from fxshard.solver.by_cases import search_by_cases
-from fxshard.solver.relax import Relaxation
+from fxshard.solver import PlacementProblem, Transfer, solve
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.bounds.sweeps import Sweeper
+from fxshard.solver.bounds.tied_messages import spread
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.search import few_states as core
+from fxshard.solver.search import tied_model as tied
+from fxshard.solver.search.case_split import search_by_cases
+from fxshard.solver.search.tied_model import classes_of, search_tied, tie
 from fxshard.solver.solve import solve_within
-from fxshard.solver.spreading import spread
-from fxshard.solver.sweeps import Sweeper
-from fxshard.solver.tied import classes_of, search_tied, tie
 from tests.solver.problems import brute_force, grid, integer_model, optimum, plans
 
 

@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, expand, relax, solve
-from fxshard.solver.arrays import starts
-from fxshard.solver.budget import Budget
-from fxshard.solver.infeasible import Exhausted
-from fxshard.solver.local_search import Polish
-from fxshard.solver.model import Model
-from fxshard.solver.multipliers import RowPrices
-from fxshard.solver.relax import Relaxation
-from fxshard.solver.sweeps import Sweeper
-from fxshard.solver.transfers import Transfers
+from fxshard.solver import PlacementProblem, Transfer, solve
+from fxshard.solver.bounds import relax
+from fxshard.solver.bounds.multipliers import RowPrices
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.bounds.sweeps import Sweeper
+from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.problem import expand
+from fxshard.solver.problem.arrays import starts
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model
+from fxshard.solver.problem.transfers import Transfers
 from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_rows, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])

@@ -16,9 +16,9 @@ from torch.distributed.tensor import Partial, Shard
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
-from fxshard.layout import Layout, local_offset, local_shape
-from fxshard.mesh import Mesh
-from fxshard.sharding_plan import OpSpec
+from fxshard.layout.layouts import Layout, local_offset, local_shape
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies import Call, Operand, TensorMeta, local_form, op_strategy
 
 RANKS = (2, 3, 4)

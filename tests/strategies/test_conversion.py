@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.strategies import engine
-from fxshard.strategies.conversion import has_reduction, keeps
+from fxshard.strategies.engine import engine
+from fxshard.strategies.engine.conversion import has_reduction, keeps
 from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
 from tests.strategies.samples import positive, real, whole, yes_no
 from tests.strategies.shards import check, spread

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.strategies import has_rule, local_form, op_strategy
 from tests.strategies.samples import positive, real, whole, yes_no
 from tests.strategies.shards import EagerContext, call_for, check

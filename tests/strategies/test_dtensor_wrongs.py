@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxshard.mesh import Mesh
-from fxshard.passes.lower import lower
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.trace import trace
-from fxshard.runtime.simulate import Simulation, simulate_program
-from fxshard.runtime.values import program_values
-from fxshard.sharding_plan import ShardingPlan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program
+from fxshard.runtime.simulate.values import program_values
 from tests.passes.tracing import Function, input_gradients, real
 
 IMAGES, KERNEL = real(4, 6, 8, 7), real(4, 6, 3, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxshard.errors import RuleError
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.strategies import (
     Call,
     Operand,
@@ -20,10 +20,10 @@ from fxshard.strategies import (
     has_rule,
     lookup,
     op_strategy,
-    registry,
     rule,
 )
-from fxshard.strategies.engine import aligned
+from fxshard.strategies.engine import registry
+from fxshard.strategies.engine.engine import aligned
 
 
 def _call(op: str, operands: list[tuple[int, ...]], outputs: list[tuple[int, ...]], *rest: Any) -> Call:
@@ -158,7 +158,7 @@ def test_an_operand_written_in_place_has_the_layout_of_the_output(temporary: Any
 
 
 def test_a_factor_twice_in_a_tensor_is_not_sharded(temporary: Any) -> None:
-    from fxshard.strategies import factors
+    from fxshard.strategies.engine import factors
 
     temporary("mylib.trace.default", lambda call: factors([["i", "i"]], [["i"]]))
     assert _specs(_call("mylib.trace.default", [(4, 4)], [(4,)]), 2) == ["R -> R"]

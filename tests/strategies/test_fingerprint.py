@@ -18,11 +18,11 @@ from torch.distributed.tensor import Partial, Shard
 
 import fxshard
 import tests.custom_operators  # noqa: F401  # defines tests::gate
-from fxshard.layout import Layout
-from fxshard.runtime.fields import rule_fields
-from fxshard.strategies.fingerprint import fingerprint
-from fxshard.strategies.notation import pointwise_rule
-from fxshard.strategies.user_rules import name_of
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.ranks.compared_fields import rule_fields
+from fxshard.strategies.engine.fingerprint import fingerprint
+from fxshard.strategies.engine.notation import pointwise_rule
+from fxshard.strategies.engine.user_rules import name_of
 
 RULES = """
 import functools
@@ -31,8 +31,8 @@ import torch
 from torch.nn.functional import relu
 from dataclasses import dataclass
 from torch.distributed.tensor import Partial, Shard
-from fxshard.strategies.fingerprint import fingerprint
-from fxshard.strategies.notation import pointwise_rule
+from fxshard.strategies.engine.fingerprint import fingerprint
+from fxshard.strategies.engine.notation import pointwise_rule
 
 NAMES = {"max", "min", "sum", "avg", "product"}
 logger = logging.getLogger()

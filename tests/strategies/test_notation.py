@@ -10,7 +10,7 @@ import torch
 
 from fxshard.errors import RuleError
 from fxshard.strategies import Call, Operand, TensorMeta, einop_rule, pointwise_rule, rule
-from fxshard.strategies.factors import resolve
+from fxshard.strategies.engine.factors import resolve
 
 
 def _call(operands: list[tuple[int, ...]], outputs: list[tuple[int, ...] | None], args: tuple[Any, ...] | None = None) -> Call:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fxshard.mesh import Mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.strategies import op_strategy
 from tests.strategies.samples import real, yes_no
 from tests.strategies.shards import call_for, check, check_mesh

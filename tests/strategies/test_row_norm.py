@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from fxshard._torch_compat import FakeTensorMode
-from fxshard.passes.norms import NORMS
-from fxshard.passes.trace import trace
+from fxshard.passes.trace.functions.norms import NORMS
+from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, simulated
 from tests.strategies.samples import positive, real
 from tests.strategies.shards import check, check_mesh

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxshard.strategies import op_strategy
-from fxshard.strategies.scaled import OF_BLOCKS
+from fxshard.strategies.linear.scaled import OF_BLOCKS
 from tests.strategies.shards import Mesh, call_for, check, check_mesh
 
 E4M3, F32 = torch.float8_e4m3fn, torch.float32

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxshard.strategies.views import refine
+from fxshard.strategies.tensors.views import refine
 from tests.strategies.samples import real
 from tests.strategies.shards import check, check_mesh
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.mesh import Mesh
-from fxshard.passes.annotate import annotate
-from fxshard.passes.trace import trace
-from fxshard.passes.verify import verify_plan
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.annotation.verify import verify_plan
+from fxshard.passes.trace.trace import trace
 from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
 from fxshard.testing.random_plan import random_graph_plan
 

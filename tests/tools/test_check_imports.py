@@ -21,23 +21,23 @@ def accepted(root: Path, name: str, text: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("layout.py", "from fxshard.errors import LayoutError", "from fxshard.mesh import Mesh"),
+        ("layout/layouts.py", "from fxshard.errors import LayoutError", "from fxshard.mesh.mesh import Mesh"),
         ("errors.py", "import re", "import fxshard._torch_compat"),
         ("_torch_compat.py", "from fxshard import errors", "from fxshard import layout"),
-        ("redistribution.py", "from fxshard.layout import Layout", "from fxshard.sharding_plan import ShardingPlan"),
-        ("sharding_plan.py", "from fxshard import redistribution", "from fxshard.program import ShardedProgram"),
-        ("program.py", "from fxshard.sharding_plan import ShardingPlan", "from fxshard.ops import dropout"),
-        ("ops/random.py", "from fxshard.errors import FxshardError", "from fxshard.layout import Layout"),
-        ("strategies/matmul.py", "from fxshard.ops import dropout", "from fxshard.cost import bytes_moved"),
-        ("cost/compute.py", "from fxshard.program import ShardedProgram", "from fxshard.strategies import rule"),
-        ("solver/tree.py", "from fxshard.solver.problem import Problem", "from fxshard.errors import FxshardError"),
+        ("layout/redistribution.py", "from fxshard.layout.layouts import Layout", "from fxshard.plans.sharding_plan import ShardingPlan"),
+        ("plans/sharding_plan.py", "from fxshard import redistribution", "from fxshard.program.sharded_program import ShardedProgram"),
+        ("program/sharded_program.py", "from fxshard.plans.sharding_plan import ShardingPlan", "from fxshard.ops import dropout"),
+        ("ops/random.py", "from fxshard.errors import FxshardError", "from fxshard.layout.layouts import Layout"),
+        ("strategies/linear/matmul.py", "from fxshard.ops import dropout", "from fxshard.cost import bytes_moved"),
+        ("cost/compute.py", "from fxshard.program.sharded_program import ShardedProgram", "from fxshard.strategies import rule"),
+        ("solver/tree.py", "from fxshard.solver.problem.problem import Problem", "from fxshard.errors import FxshardError"),
         ("passes/solve.py", "from fxshard.solver import solve", "from fxshard.runtime import simulate"),
-        ("runtime/backend.py", "from fxshard.passes import PIPELINE", "from fxshard.api import plan"),
-        ("inspect/tables.py", "from fxshard.program import ShardedProgram", "from fxshard.passes import PIPELINE"),
-        ("api.py", "from fxshard.inspect import tables", "from fxshard.cli import main"),
-        ("testing/plans.py", "from fxshard.api import plan", "from fxshard.cli import main"),
-        ("cli.py", "from fxshard import parallelize", "from fxshard.__main__ import main"),
-        ("__init__.py", "from fxshard.api import plan", "from fxshard.cli import main"),
+        ("runtime/backend/backend.py", "from fxshard.passes import PIPELINE", "from fxshard.api import plan"),
+        ("inspect/tables.py", "from fxshard.program.sharded_program import ShardedProgram", "from fxshard.passes import PIPELINE"),
+        ("api.py", "from fxshard.inspect import tables", "from fxshard.cli.main import main"),
+        ("testing/plans.py", "from fxshard.api import plan", "from fxshard.cli.main import main"),
+        ("cli/main.py", "from fxshard import parallelize", "from fxshard.__main__ import main"),
+        ("__init__.py", "from fxshard.api import plan", "from fxshard.cli.main import main"),
     ],
 )
 def test_direction(tmp_path: Path, name: str, good: str, bad: str) -> None:
@@ -51,7 +51,7 @@ def test_direction(tmp_path: Path, name: str, good: str, bad: str) -> None:
     "text",
     [
         "import fxshard.runtime",
-        "import fxshard.runtime.backend as backend",
+        "import fxshard.runtime.backend.backend as backend",
         "from fxshard import runtime",
         "from ..runtime import backend",
         "from .. import runtime",
@@ -61,36 +61,36 @@ def test_direction(tmp_path: Path, name: str, good: str, bad: str) -> None:
     ],
 )
 def test_direction_holds_in_every_way_to_import(tmp_path: Path, text: str) -> None:
-    assert len(violations(tmp_path, {"fxshard/passes/lower.py": text})) == 1
-    assert accepted(tmp_path, "fxshard/passes/lower.py", text.replace("runtime", "solver"))
+    assert len(violations(tmp_path, {"fxshard/passes/lowering/lower.py": text})) == 1
+    assert accepted(tmp_path, "fxshard/passes/lowering/lower.py", text.replace("runtime", "solver"))
 
 
 def test_relative_imports_inside_a_room(tmp_path: Path) -> None:
-    assert accepted(tmp_path, "fxshard/passes/lower.py", "from . import verify\nfrom .verify import check")
+    assert accepted(tmp_path, "fxshard/passes/lowering/lower.py", "from . import verify\nfrom .verify import check")
     assert accepted(tmp_path, "fxshard/passes/__init__.py", "from .lower import lower\nfrom ..solver import solve")
     assert accepted(tmp_path, "fxshard/api.py", "from .passes import lower")
-    assert not accepted(tmp_path, "fxshard/layout.py", "from .passes import lower")
+    assert not accepted(tmp_path, "fxshard/layout/layouts.py", "from .passes import lower")
 
 
 @pytest.mark.parametrize("text", ["def f(node):\n    return node._schema", "graph._codegen.info()", "x = y[0]._version"])
 def test_private_attributes_of_others(tmp_path: Path, text: str) -> None:
     assert accepted(tmp_path, "fxshard/_torch_compat.py", text)
-    [found] = violations(tmp_path, {"fxshard/passes/lower.py": text})
+    [found] = violations(tmp_path, {"fxshard/passes/lowering/lower.py": text})
     assert "private attribute" in found
 
 
 def test_own_private_attributes_and_operators(tmp_path: Path) -> None:
     text = "import torch\naten = torch.ops.aten\nclass A:\n    def f(self):\n        return self._x, aten._softmax, type(self).__name__"
-    assert accepted(tmp_path, "fxshard/passes/lower.py", text)
+    assert accepted(tmp_path, "fxshard/passes/lowering/lower.py", text)
 
 
 def test_public_names_are_for_those_above(tmp_path: Path) -> None:
     assert accepted(tmp_path, "fxshard/testing/compare.py", "from fxshard import parallelize")
-    assert not accepted(tmp_path, "fxshard/passes/lower.py", "from fxshard import parallelize")
+    assert not accepted(tmp_path, "fxshard/passes/lowering/lower.py", "from fxshard import parallelize")
 
 
 def test_room_that_the_table_does_not_know(tmp_path: Path) -> None:
-    files = {"fxshard/helpers.py": "", "fxshard/layout.py": "from fxshard.helpers import f"}
+    files = {"fxshard/helpers.py": "", "fxshard/layout/layouts.py": "from fxshard.helpers import f"}
     assert violations(tmp_path, files) == ["fxshard/helpers.py:1: fxshard has no room named helpers"]
 
 
@@ -126,9 +126,9 @@ def test_solver_does_without_torch(tmp_path: Path) -> None:
     ],
 )
 def test_private_torch_names(tmp_path: Path, text: str) -> None:
-    [found] = violations(tmp_path, {"fxshard/runtime/compile.py": text})
+    [found] = violations(tmp_path, {"fxshard/runtime/compile/compile.py": text})
     assert "private torch name torch." in found
-    assert found.startswith(f"fxshard/runtime/compile.py:{len(text.splitlines())}: ")
+    assert found.startswith(f"fxshard/runtime/compile/compile.py:{len(text.splitlines())}: ")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_private_torch_names(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_torch_names_that_are_fine(tmp_path: Path, text: str) -> None:
-    assert accepted(tmp_path, "fxshard/runtime/compile.py", text)
+    assert accepted(tmp_path, "fxshard/runtime/compile/compile.py", text)
 
 
 def test_private_torch_names_have_one_home(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard.errors import FileError, OptionError, RunError
-from fxshard.runtime.agreement import TIMEOUT, Group, Meeting, default_group
+from fxshard.runtime.calls.options import check_choice, check_number
 from fxshard.runtime.checkpoint.blocks import assigned, ranks_of, with_checksums
 from fxshard.runtime.checkpoint.dcp import METADATA, check_dcp, dcp_state, open_dcp, write_dcp
 from fxshard.runtime.checkpoint.folder import INDEX, check_parts, finish, fresh_folder, open_folder, replace_file, write_part
@@ -36,8 +36,8 @@ from fxshard.runtime.checkpoint.state import (
     restore_model,
 )
 from fxshard.runtime.checkpoint.tree import decode
-from fxshard.runtime.launch import checksum, difference
-from fxshard.runtime.options import check_choice, check_number
+from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, default_group
+from fxshard.runtime.ranks.launch import checksum, difference
 
 
 def save_checkpoint(

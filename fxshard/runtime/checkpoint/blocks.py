@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from fxshard.errors import OptionError
-from fxshard.layout import Layout, local_offset, local_shape
+from fxshard.layout.layouts import Layout, local_offset, local_shape
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]

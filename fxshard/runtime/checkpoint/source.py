@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FileError
 from fxshard.files import REMAKE
-from fxshard.layout import Layout, local_offset, local_shape
+from fxshard.layout.layouts import Layout, local_offset, local_shape
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, missing
 
 

@@ -11,16 +11,16 @@ from typing import Protocol
 
 import numpy as np
 
-from ..arrays import IntArray, each
-from ..budget import Budget
-from ..model import Model, Undo
-from .arc_consistency import ArcConsistency
-from .degree import EliminateSmallDegree
-from .dominance import Dominance
-from .fixed import FoldFixed
-from .memory import ConstantMemory, DominatedTimes
-from .merging import MergeDetermined
-from .normalise import Normalise
+from fxshard.solver.problem.arrays import IntArray, each
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import Model, Undo
+from fxshard.solver.reductions.arc_consistency import ArcConsistency
+from fxshard.solver.reductions.degree import EliminateSmallDegree
+from fxshard.solver.reductions.dominance import Dominance
+from fxshard.solver.reductions.fixed import FoldFixed
+from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes
+from fxshard.solver.reductions.merging import MergeDetermined
+from fxshard.solver.reductions.normalise import Normalise
 
 
 class Step(Protocol):

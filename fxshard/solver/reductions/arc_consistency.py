@@ -6,9 +6,9 @@ from collections import deque
 
 import numpy as np
 
-from ..arrays import each
-from ..infeasible import Exhausted
-from ..model import Model, Undo, keep_states
+from fxshard.solver.problem.arrays import each
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Undo, keep_states
 
 
 class ArcConsistency:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
-from ..infeasible import Exhausted
-from ..model import Model, Pair, Undo, add_edge, drop_nodes
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Pair, Undo, add_edge, drop_nodes
 
 Eliminated = tuple[int, FloatArray, list[tuple[int, FloatArray]]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
-from ..model import Model, Undo, keep_states
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.model import Model, Undo, keep_states
 
 MAX_CHUNK = 4_000_000
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import IntArray
-from ..model import Model, Undo, drop_nodes
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.model import Model, Undo, drop_nodes
 
 
 class FoldFixed:

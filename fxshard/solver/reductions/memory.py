@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
-from ..infeasible import Exhausted
-from ..model import Model, Undo
-from ..moving import Use
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Undo
+from fxshard.solver.problem.row_uses import Use
 
 
 class ConstantMemory:

@@ -7,10 +7,10 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
-from ..infeasible import Exhausted
-from ..model import Model, Pair, Undo, add_edge, drop_nodes
-from ..moving import Use
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Pair, Undo, add_edge, drop_nodes
+from fxshard.solver.problem.row_uses import Use
 
 
 class MergeDetermined:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import FloatArray
-from ..infeasible import Exhausted
-from ..model import Model, Undo
+from fxshard.solver.problem.arrays import FloatArray
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Undo
 
 
 class Normalise:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fxshard.call import Call
-from fxshard.strategies.conversion import is_real
+from fxshard.graph.call import Call
+from fxshard.strategies.engine.conversion import is_real
 from fxshard.strategies.oracle.pieces import close, scattered, tolerance
 from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, operator, run, variations
 

@@ -10,13 +10,13 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import pytree
-from fxshard.call import Call, Operand
-from fxshard.layout import Layout, chunk_lengths, is_emptied, local_offset, local_shape
-from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.conversion import identity
+from fxshard.graph.call import Call, Operand
+from fxshard.layout.layouts import Layout, chunk_lengths, is_emptied, local_offset, local_shape
+from fxshard.plans.plan_data import OpSpec
+from fxshard.strategies.engine.conversion import identity
+from fxshard.strategies.engine.registry import local_form
 from fxshard.strategies.oracle.pieces import cut, scattered
 from fxshard.strategies.oracle.samples import Sample, filled, operator, run
-from fxshard.strategies.registry import local_form
 
 Pieces = list[list[torch.Tensor | None]]
 """By output, by rank; None: a rank without elements of some operand, which has nothing to run on."""

@@ -15,17 +15,17 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard._torch_compat import pytree
-from fxshard.call import Operand
 from fxshard.errors import RuleError
-from fxshard.strategies.factors import replicate_all
-from fxshard.strategies.notation import rule
+from fxshard.graph.call import Operand
+from fxshard.strategies.engine.factors import replicate_all
+from fxshard.strategies.engine.notation import rule
+from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.user_rules import functional_schema
 from fxshard.strategies.oracle.case import FEWEST, RANDOM
 from fxshard.strategies.oracle.plain import variants
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
 from fxshard.strategies.oracle.search import Combination
 from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, holding, judge
-from fxshard.strategies.registry import temporarily
-from fxshard.strategies.user_rules import functional_schema
 
 Tensors = list[list[str]]
 

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout import REDUCE_OPS, chunk, chunk_lengths
-from fxshard.strategies.conversion import has_reduction, identity, is_real
+from fxshard.layout.layouts import REDUCE_OPS, chunk, chunk_lengths
+from fxshard.strategies.engine.conversion import has_reduction, identity, is_real
 
 CLOSE = 1e-8
 """Relative to the greatest number of a tensor in float64; the root of that, about, in narrower floats."""

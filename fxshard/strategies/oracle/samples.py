@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from fxshard._torch_compat import pytree, schema_of
-from fxshard.call import Call, Operand, TensorMeta
 from fxshard.errors import OptionError
-from fxshard.strategies.conversion import is_real
+from fxshard.graph.call import Call, Operand, TensorMeta
+from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.user_rules import find
 from fxshard.strategies.oracle.pieces import power_of_two
-from fxshard.strategies.user_rules import find
 
 FACTORS = (1.0, 1.0, -23.0, 0.5)
 """What the numbers of the variations are multiplied with; from the second on they are shuffled too."""

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout import REDUCE_OPS
-from fxshard.strategies.conversion import has_reduction, is_real
+from fxshard.layout.layouts import REDUCE_OPS
+from fxshard.strategies.engine.conversion import has_reduction, is_real
 
 Combination = tuple[Placement, ...]
 UNCHECKED = frozenset(

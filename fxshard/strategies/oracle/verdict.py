@@ -14,18 +14,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout import placement_str
-from fxshard.mesh import Mesh
-from fxshard.sharding_plan import OpSpec
-from fxshard.strategies.engine import op_strategy
+from fxshard.layout.layouts import placement_str
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import OpSpec
+from fxshard.strategies.engine.engine import op_strategy
+from fxshard.strategies.engine.registry import has_rule
+from fxshard.strategies.engine.torch_functions import sharding_function
 from fxshard.strategies.oracle.case import Case, case_of
 from fxshard.strategies.oracle.execution import by_rule, leaves_empty, on_shards
 from fxshard.strategies.oracle.pieces import holds, valid_placements
 from fxshard.strategies.oracle.plain import variants
 from fxshard.strategies.oracle.samples import Sample
 from fxshard.strategies.oracle.search import Combination, search
-from fxshard.strategies.registry import has_rule
-from fxshard.strategies.torch_functions import sharding_function
 
 RANKS = (3, 4)
 BUDGET = 2000

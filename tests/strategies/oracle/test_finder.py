@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fxshard.errors import OptionError, RuleError
-from fxshard.strategies.notation import rule
+from fxshard.strategies.engine.notation import rule
+from fxshard.strategies.engine.registry import temporarily
 from fxshard.strategies.oracle import Sample, check_op, find_rule, given_samples, largest_kind
-from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import real
 
 LIBRARY = torch.library.Library("fxshard_found", "FRAGMENT")

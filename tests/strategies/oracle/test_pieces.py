@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxshard.strategies.conversion import identity
+from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.oracle.pieces import close, cut, holds, parts, valid_placements
 from tests.strategies.samples import real, whole
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fxshard.strategies.factors import Rule
-from fxshard.strategies.notation import pointwise_rule
+from fxshard.strategies.engine.factors import Rule
+from fxshard.strategies.engine.notation import pointwise_rule
+from fxshard.strategies.engine.registry import temporarily
 from fxshard.strategies.oracle import Sample, find_rule, judge
 from fxshard.strategies.oracle.plain import variants
-from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import real, whole
 
 X, Y = real(12, 3), real(3, 12).mT

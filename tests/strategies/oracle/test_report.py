@@ -11,9 +11,9 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from fxshard.strategies.notation import rule
+from fxshard.strategies.engine.notation import rule
+from fxshard.strategies.engine.registry import temporarily
 from fxshard.strategies.oracle import Sample, check_op, find_rule, report, report_rule
-from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import positive, real
 
 GATE = {

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fxshard.strategies.factors import replicate_all
-from fxshard.strategies.notation import einop_rule, pointwise_rule, rule
+from fxshard.strategies.engine.factors import replicate_all
+from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
+from fxshard.strategies.engine.registry import temporarily
 from fxshard.strategies.oracle import Sample, check_op, judge
-from fxshard.strategies.registry import temporarily
 from tests.strategies.samples import positive, real, whole, yes_no
 
 MM = Sample("aten.mm.default", (real(5, 6), real(6, 4)))

@@ -1,0 +1,494 @@
+"""The ``fxshard`` command: plan, export, inspect, solve, check-op, demo.
+
+An error of the user's is a message and exit code 2, one of ours code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxshard.errors import FileError, FxshardError, OptionError
+
+if TYPE_CHECKING:
+    from fxshard.mesh.mesh import Mesh
+    from fxshard.plans.sharding_plan import ShardingPlan
+
+USER_ERROR, FAULT = 2, 1
+SHOWN = 3
+FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
+FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
+SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
+WISHES = (
+    ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
+    ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
+    ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
+    ("--at-most", "AXIS=BYTES", "all collectives on an axis send at most this much per rank and step, for example dp=1GB"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
+    options = _parser().parse_args(arguments)
+    return _ended(lambda: options.command(options))
+
+
+def _ended(command: Callable[[], int | None]) -> int:
+    """The exit code of a command, its errors printed."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except FxshardError as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
+    except BrokenPipeError:
+        # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception:
+        traceback.print_exc()
+        print(f"\n{FAULT_REMEDY}", file=sys.stderr)
+        return FAULT
+    else:
+        return code or 0
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("fxshard", description="Plans how a PyTorch model is sharded over a device mesh, and shows why.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
+    _add_model(plan)
+    plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    kept = "whose state counts as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
+    plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
+    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; without it a limit on work ends the search")
+    plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
+    explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
+    plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
+    memory_help = "show what a device holds at the peak and over time, for training too"
+    plan.add_argument("--memory", action="store_true", help=memory_help)
+    at_help = "say what the plan costs at other sizes of its dynamic dims (batch=4,seq=8192), and the best one there; may be repeated"
+    plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
+    plan.set_defaults(command=_plan)
+
+    diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
+    diff.add_argument("before", metavar="A.json", help="a plan")
+    diff.add_argument("after", metavar="B.json", help="another")
+    diff.set_defaults(command=_diff)
+
+    export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
+    _add_model(export)
+    export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
+    even_help = "with --dynamic: serve only sizes that the mesh cuts evenly, by one graph for all ranks"
+    export.add_argument("--even", action="store_true", help=even_help)
+    export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
+    export.set_defaults(command=_export)
+
+    inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
+    inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
+    inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
+    inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
+    inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
+    memory_help = "show what a device holds at the peak and over time (of a program; for a plan: fxshard plan --memory)"
+    inspect.add_argument("--memory", action="store_true", help=memory_help)
+    inspect.add_argument("--timeline", action="store_true", help="of a program: what runs and communicates when, as predicted")
+    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
+    inspect.set_defaults(command=_inspect)
+
+    solve_help = "solve a placement problem of numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
+    solve = commands.add_parser("solve", help=solve_help)
+    solve.add_argument("file", help="a problem of the ASPLOS 2025 contest, JSON or gzipped JSON")
+    solve.add_argument("--time-limit", type=float, metavar="SECONDS", help="default: a limit on work, the same choices on every machine")
+    solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
+    solve.set_defaults(command=_solve)
+
+    _add_check_op(commands)
+    _add_calibrate(commands)
+
+    demo_help = "train a small Llama on two ranks of this machine and compare with one device"
+    about = (
+        "Trains a small Llama on the sources of Python's standard library: on two gloo ranks of this machine, compiled by Inductor, with "
+        "one device beside them, then on a simulated 2x2 mesh. Prints the plan's layouts, the losses and the collectives; needs no GPU."
+    )
+    demo = commands.add_parser("demo", help=demo_help, description=about)
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _add_check_op(commands: Any) -> None:
+    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
+    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.set_defaults(command=_check_op)
+
+
+def _add_calibrate(commands: Any) -> None:
+    about = (
+        "Measures products, copies and collectives, makes hardware of half of the measurements, and says how far its predictions are from "
+        "the other half. Under torchrun the running ranks measure; otherwise processes are started here, as many as the mesh has ranks."
+    )
+    calibrate = commands.add_parser("calibrate", help="measure this machine or cluster, and write a hardware file", description=about)
+    mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun one axis)"
+    calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
+    calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
+    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds: seconds, and larger errors")
+    calibrate.set_defaults(command=_calibrate)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FILE.py:FACTORY", help=FACTORY_HELP)
+    parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, for example dp=2,tp=4")
+    hardware_help = "h100, h200, a100, b200, cpu (the default), or a file that fxshard calibrate wrote"
+    parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
+    parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
+    parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
+    for option, metavar, said in WISHES:
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
+    for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
+        end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
+        parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
+    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; may be repeated"
+    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
+    parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
+    parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
+    cache_help = "plan anew, and do not keep the plan (default: plans are kept in FXSHARD_CACHE_DIR, or ~/.cache/fxshard)"
+    parser.add_argument("--no-cache", action="store_true", help=cache_help)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    _check_output(options)
+    mesh, wishes = _mesh(options), _wishes(options)
+    from fxshard.cli.dynamic_text import check_named, parse_sizes
+
+    sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
+    check_named(elsewhere, sizes["dynamic_shapes"])
+    model, args, kwargs = _load_model(options.model)
+    from fxshard import api, inspect
+    from fxshard.passes.planning.sizes_of_plan import check_asked
+
+    check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
+    limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
+    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
+    if options.output:
+        plan.save(options.output)
+    print(inspect.summary(plan))
+    if plan.origin is not None and plan.origin.cached is not None:
+        print(f"\nplanned before: from the cache, {plan.origin.cached} (--no-cache plans anew)")
+    if options.output:
+        print(f"\nwrote {options.output}")
+    if options.memory:
+        print(f"\n{inspect.memory_table(plan.memory_profile())}")
+    codes = [_ended(lambda there=there: print(f"\n{plan.at(**there)}")) for there in elsewhere]  # type: ignore[misc]
+    for text in options.explain:
+        print(f"\n{plan.explain(*_question(text))}")
+    return max(codes, default=0)
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """Which dims are dynamic, and at which sizes the plan is to be good."""
+    from fxshard.cli.dynamic_text import parse_dynamic, parse_example_sizes
+
+    return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
+
+
+def _question(text: str) -> tuple[str, str | None]:
+    """``NAME`` or ``NAME=LAYOUT``."""
+    name, equals, layout = text.rpartition("=")
+    return (name, layout) if equals else (text, None)
+
+
+def _diff(options: argparse.Namespace) -> None:
+    from fxshard.files import read_start
+
+    for path in (options.before, options.after):
+        read_start(path, 1)
+    from fxshard import api
+    from fxshard.plans.sharding_plan import ShardingPlan
+
+    print(api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after)))
+
+
+def _export(options: argparse.Namespace) -> None:
+    _check_output(options)
+    mesh, wishes = _mesh(options), _wishes(options)
+    plan = _read_plan(options) if options.plan else None
+    sizes = {**_sizes(options), "even": options.even}
+    model, args, kwargs = _load_model(options.model)
+    from fxshard import api, inspect
+
+    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **wishes)
+    program.save(options.output)
+    print(f"{inspect.summary(program)}\n\nwrote {options.output}")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    subject = _read(options.file)
+    from fxshard import inspect
+
+    if options.json:
+        print(json.dumps(inspect.to_json(subject), indent=1))
+        return
+    parts = [inspect.nodes_table(subject)] if options.nodes else []
+    parts += [inspect.collectives_table(subject)] if options.collectives else []
+    parts += [_why(inspect.plan_of(subject), number, options.file) for number in options.why]
+    parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
+    parts += [inspect.timeline_table(_timeline(subject, options.file))] if options.timeline else []
+    print("\n\n".join(parts or [inspect.summary(subject)]))
+
+
+def _why(plan: ShardingPlan, number: int, path: str) -> str:
+    from fxshard.errors import PlanError
+
+    try:
+        return plan.why_collective(number).text(shell=True)
+    except PlanError as error:
+        raise PlanError(error.what, where=path, remedy="of a plan (.json), fxshard inspect PLAN.json --collectives lists them") from error
+
+
+def _timeline(subject: Any, path: str) -> Any:
+    from fxshard.passes.after_lowering.schedule import predicted
+    from fxshard.program.sharded_program import ShardedProgram
+
+    if not isinstance(subject, ShardedProgram):
+        raise OptionError("a plan has no order of its own, a program has", where=path, remedy="give a program (.pt2) of fxshard export")
+    return predicted(subject)
+
+
+def _memory(subject: Any, path: str) -> Any:
+    from fxshard.program.sharded_program import ShardedProgram
+    from fxshard.runtime.rank_graph.memory import program_memory
+
+    if not isinstance(subject, ShardedProgram):
+        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with the options of this plan; or give a program (.pt2) of fxshard export"
+        raise OptionError("memory over time takes the graph, which a plan's file has not", where=path, remedy=remedy)
+    return program_memory(subject)
+
+
+def _solve(options: argparse.Namespace) -> None:
+    from fxshard.cli.solve_file import solve_file
+
+    print(solve_file(options.file, options.time_limit, options.output))
+
+
+def _check_op(options: argparse.Namespace) -> int:
+    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    from fxshard.cli.child_process import in_child
+
+    return in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+
+
+def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
+    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
+    from fxshard.strategies import has_rule, oracle, sharding_function
+
+    samples = _samples(options)
+    name = oracle.qualified(options.op)
+    if not has_rule(name) and sharding_function(name) is None:
+        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
+        return 0
+    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
+    print(oracle.report(verdict))
+    return 1 if verdict.wrong else 0
+
+
+def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
+    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
+    from fxshard.strategies import oracle
+
+    kept = samples if options.sample else oracle.largest_kind(samples)
+    shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
+    note(f"while looking for a rule, on shards of {shown}")
+    others = len(samples) - len(kept)
+    left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
+    print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
+    return kept
+
+
+def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
+    for sample in samples:
+        note(f"on the sample ({sample}), or on shards of it")
+        yield sample
+
+
+def _samples(options: argparse.Namespace) -> list[Any]:
+    from fxshard.cli.factory import run_function
+    from fxshard.strategies import oracle
+
+    for name, number in (("--samples", options.samples), ("--budget", options.budget)):
+        if number < 1:
+            raise OptionError(f"{name} is {number}", remedy="give a number that is greater than 0")
+    given = run_function(options.sample, "samples") if options.sample else None
+    op = oracle.qualified(options.op)
+    oracle.operator(op)
+    if options.sample:
+        return oracle.given_samples(op, given, options.sample)
+    return oracle.samples_of(op, options.samples, options.seed, _watched)
+
+
+def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
+    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(entries, desc=what, leave=False)
+    print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
+    return entries
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from fxshard.mesh.mesh import parse_mesh
+
+    if options.mesh is not None:
+        parse_mesh(options.mesh)
+    from fxshard.runtime.measure.calibrate import main as run_calibrate
+
+    run_calibrate(options.mesh, options.output, options.device, options.quick)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from fxshard.runtime.demo import main as run_demo
+
+    run_demo()
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Whether the result can be written is known before it is made."""
+    from fxshard.files import check_writable
+
+    if options.output:
+        check_writable(options.output)
+
+
+def _wishes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the user asks of a plan; what cannot be read is told before the rest of fxshard, and torch, are imported."""
+    from fxshard.sizes import read_size
+
+    if options.memory_limit is not None:
+        read_size(options.memory_limit, "--memory-limit")
+    return {
+        "pins": _pins(options.pin),
+        "input_layouts": _ends(options.input_layout, "--input-layout"),
+        "output_layouts": _ends(options.output_layout, "--output-layout"),
+        "memory_limit": options.memory_limit,
+        "constraints": _constraints(options),
+        "objective": options.objective,
+        "dump": options.dump,
+        "cache": not options.no_cache,
+    }
+
+
+def _read_plan(options: argparse.Namespace) -> ShardingPlan:
+    from fxshard.files import read_start
+
+    given = {
+        "--pin": options.pin,
+        "--equal": options.equal,
+        "--forbid": options.forbid,
+        "--at-most": options.at_most,
+        "--input-layout": options.input_layout,
+        "--output-layout": options.output_layout,
+        "--memory-limit": options.memory_limit,
+        "--objective": options.objective != "time",
+        "--example-sizes": options.example_sizes,
+    }
+    useless = " and ".join(name for name, value in given.items() if value)
+    if useless:
+        remedy = f"leave out {useless}, or leave out --plan and let a plan be made"
+        raise OptionError(f"--plan is decided already, and has no use for {useless}", remedy=remedy)
+    read_start(options.plan, 1)
+    from fxshard.plans.sharding_plan import ShardingPlan
+
+    return ShardingPlan.load(options.plan)
+
+
+def _read(path: str) -> Any:
+    """A plan or a program, told apart by how the file begins: a program is a zip archive, a plan a JSON object."""
+    from fxshard.files import read_start
+
+    start = read_start(path, 64).lstrip()
+    if start.startswith(b"PK"):
+        from fxshard import archive
+
+        return archive.load(path)
+    if not start.startswith(b"{"):
+        remedy = "give a plan (.json) that fxshard plan -o wrote, or a program (.pt2) that fxshard export -o wrote"
+        raise FileError("the file is neither a plan nor a program", where=path, remedy=remedy)
+    from fxshard.plans.sharding_plan import ShardingPlan
+
+    return ShardingPlan.load(path)
+
+
+def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    from fxshard.cli.factory import load_model
+
+    return load_model(text)
+
+
+def _mesh(options: argparse.Namespace) -> Mesh:
+    from fxshard.mesh.mesh import parse_mesh
+
+    return parse_mesh(options.mesh, options.hardware)
+
+
+def _pins(texts: Sequence[str]) -> dict[str, str] | None:
+    """``NAME=LAYOUT`` each; the layout stands behind the last equals sign."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, layout = text.rpartition("=")
+        if not (name and equals and layout):
+            raise OptionError(f"cannot read the pin {text!r}", remedy="write it like --pin 'layers.*.wq.weight=RS(0)'")
+        if pins.setdefault(name, layout) != layout:
+            raise OptionError(f"{name!r} is pinned to {pins[name]} and to {layout}", remedy="give one layout for it")
+    return pins or None
+
+
+def _constraints(options: argparse.Namespace) -> list[Any]:
+    from fxshard.sizes import read_size
+
+    equal = [_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
+    forbid = [_sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
+    limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
+    sizes = [(axis, read_size(size, "--at-most")) for axis, size in limits]
+    if not (equal or forbid or sizes):
+        return []
+    from fxshard.plans.constraints import Communication, Equal, Forbid
+
+    forbidden = [(name, *layout.partition("@")[::2]) for name, layout in forbid]
+    found: list[Any] = [Equal(*names) for names in equal]
+    found += [Forbid(name, layout, axis=axis or None) for name, layout, axis in forbidden]
+    return found + [Communication(axis, at_most=size) for axis, size in sizes]
+
+
+def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
+    if not all(parts) or len(parts) < 2:
+        raise OptionError(f"cannot read {option} {text!r}", remedy=f"write it like {option} '{example}'")
+    return parts
+
+
+def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
+    """``NAME=LAYOUT`` each, or one layout for all."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, layout = text.rpartition("=")
+        if not (name and layout):
+            raise OptionError(f"cannot read {option} {text!r}", remedy=f"write one for all, or each like {option} 'args[0]=S(0)R'")
+        if found.setdefault(name, layout) != layout:
+            raise OptionError(f"{option} gives {name!r} {found[name]} and {layout}", remedy="give one layout for it")
+    return found or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""What a rule sees of a node: the operator, its plain arguments, and the shapes of its tensors. Hashable, so rules are asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, expression, hint_of, is_symbolic
+from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of, plain_shape, planned_nodes
+from fxshard.graph.targets import name_of
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """Global shape and dtype of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Stands in ``Call.args`` for the ``index``-th tensor operand."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator on global tensors.
+
+    ``op``: ``"aten.mm.default"``; ``args``/``kwargs``: as in the graph, tensors replaced by ``Operand(i)``, lists by
+    tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None where an output is no tensor.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    operands: tuple[TensorMeta, ...]
+    outputs: tuple[TensorMeta | None, ...]
+
+    def arg(self, position: int, name: str | None = None, default: Any = None) -> Any:
+        """Argument by position, or by keyword ``name``, or ``default``."""
+        if position < len(self.args):
+            return self.args[position]
+        return dict(self.kwargs).get(name, default) if name else default
+
+    def meta(self, position: int) -> TensorMeta | None:
+        """Meta of the tensor at argument ``position``, None where there is none."""
+        value = self.arg(position)
+        return self.operands[value.index] if isinstance(value, Operand) else None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.args, self.kwargs, self.operands, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def is_hashable(self) -> bool:
+        """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
+        if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
+            return False
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
+
+
+KNOWN = 50_000
+"""Calls that are kept."""
+
+KNOWN_SYMBOLIC = 2_000
+"""Of these with symbols, which keep all that is known of their symbols alive."""
+
+_KNOWN: dict[Hashable, Call] = {}
+_KNOWN_SYMBOLIC: dict[Hashable, Call] = {}
+
+
+def call_of(node: fx.Node) -> Call:
+    """The ``Call`` behind a graph node; the same object for nodes that look the same, for layers repeat and it is asked for often.
+
+    Sizes that are symbols are symbols in it too.
+    """
+    try:
+        look = name_of(node.target), _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
+        known = _KNOWN.get(look)
+    except TypeError:  # symbolic sizes, or a node that is no tensor
+        return _symbolic_call(node)
+    if known is None:
+        known = _KNOWN[look] = _call_of(node)
+        if len(_KNOWN) > KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+    return known
+
+
+def _symbolic_call(node: fx.Node) -> Call:
+    """The same where expressions stand for sizes: those of one ShapeEnv, for others have symbols of these names."""
+    look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
+    known = _KNOWN_SYMBOLIC.get(look)
+    if known is None:
+        known = _KNOWN_SYMBOLIC[look] = _call_of(node)
+        if len(_KNOWN_SYMBOLIC) > KNOWN_SYMBOLIC:
+            _KNOWN_SYMBOLIC.pop(next(iter(_KNOWN_SYMBOLIC)))
+    return known
+
+
+def calls_of(graph: PlanningGraph) -> Mapping[str, Call]:
+    """The ``Call`` behind each call of a graph, by the name of its node; worked out once."""
+    if "calls" not in graph.kept:
+        graph.kept["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    found: Mapping[str, Call] = graph.kept["calls"]
+    return found
+
+
+def example_call(node: fx.Node) -> Call:
+    """The ``Call`` behind a graph node, its symbolic sizes those of the example."""
+    call = call_of(node)
+    return call if call.is_hashable else _at_example(call)
+
+
+def _at_example(value: Any) -> Any:
+    """``value`` with hints in the place of symbols."""
+    if is_symbolic(value):
+        return hint_of(value)
+    if isinstance(value, tuple):
+        return tuple(map(_at_example, value))
+    if isinstance(value, TensorMeta):
+        return TensorMeta(_at_example(value.shape), value.dtype)
+    if isinstance(value, Call):
+        return Call(value.op, *map(_at_example, (value.args, value.kwargs, value.operands, value.outputs)))
+    return value
+
+
+def _look(value: Any) -> Hashable:
+    """What of an argument or a value is in a call; constants keep their type, for 1, 1.0 and True are different arguments."""
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return kind, value
+    if kind is fx.Node:
+        value = value.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            raise TypeError("a call of such a node holds the node itself")
+        return _sizes(value), value.dtype
+    if isinstance(value, torch.Tensor):
+        return _sizes(value), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_look, value))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise TypeError("comparing symbols would ask what only running tells")
+    if isinstance(value, dict):
+        return tuple((name, _look(item)) for name, item in value.items())
+    return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
+
+
+def _symbolic_look(value: Any) -> Hashable:
+    """``_look`` with expressions for numbers that symbols stand for, and the ShapeEnv that they are of; other nodes are themselves."""
+    if is_symbolic(value):
+        return value.node.shape_env, expression(value)
+    if isinstance(value, fx.Node):
+        return _symbolic_look(value.meta["val"]) if is_tensor(value) else value
+    if isinstance(value, torch.Tensor):
+        return tuple(map(_symbolic_look, value.shape)), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_symbolic_look, value))
+    if isinstance(value, dict):
+        return tuple((name, _symbolic_look(item)) for name, item in value.items())
+    return _look(value)
+
+
+_CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
+"""Types that are looked at most often, and taken as they are."""
+
+
+def _sizes(value: torch.Tensor) -> tuple[int, ...]:
+    shape = value.shape
+    if not are_numbers(shape):
+        raise TypeError("a symbolic size")
+    return shape
+
+
+def _call_of(node: fx.Node) -> Call:
+    read, given = operands(node), outputs_of(node)
+    places = iter(range(len(read)))
+    args = tuple(_frozen(a, places) for a in node.args)
+    kwargs = tuple(sorted((k, _frozen(v, places)) for k, v in node.kwargs.items()))
+    return Call(name_of(node.target), args, kwargs, tuple(map(_meta, read)), tuple(None if v is None else _meta_of(v) for v in given))
+
+
+def _frozen(value: Any, places: Iterator[int]) -> Any:
+    """An argument with its tensors replaced by their ``places`` among the operands, lists by tuples."""
+    if isinstance(value, fx.Node):
+        return Operand(next(places)) if is_tensor(value) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(v, places) for v in value)
+    if isinstance(value, dict):
+        return {k: _frozen(v, places) for k, v in value.items()}
+    return value
+
+
+def _meta(node: fx.Node) -> TensorMeta:
+    return _meta_of(node.meta["val"])
+
+
+def _meta_of(value: torch.Tensor) -> TensorMeta:
+    return TensorMeta(plain_shape(value.shape), value.dtype)

@@ -1,0 +1,209 @@
+"""Hardware as JSON: a file of its own, as ``fxshard calibrate`` writes it, and a field of plans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fxshard.errors import OptionError, closest
+from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.mesh.hardware import HARDWARE, Curve, Efficiency, Hardware, Link, Measured
+
+K = TypeVar("K")
+FORMAT, VERSION = "fxshard-hardware", 1
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+ITEMSIZES = (1, 2, 4, 8, 16)
+FIX = "correct this field, or make the file again"
+MAKE = "give a file that fxshard calibrate -o wrote"
+
+
+def find_hardware(hardware: str | Path | Hardware) -> Hardware:
+    """A preset by name, or what a file holds; raises OptionError naming the closest preset, FileError for a file that will not do."""
+    if isinstance(hardware, Hardware):
+        return hardware
+    if isinstance(hardware, Path) or (isinstance(hardware, str) and is_file_name(hardware)):
+        return load(hardware)
+    if not isinstance(hardware, str) or hardware not in HARDWARE:
+        what = f"unknown hardware {hardware!r}{closest(hardware, HARDWARE)}"
+        remedy = f"presets are {', '.join(HARDWARE)}; or give a file that fxshard calibrate wrote (its name ends in .json)"
+        raise OptionError(what, where="hardware", remedy=remedy)
+    return HARDWARE[hardware]
+
+
+def is_file_name(text: str) -> bool:
+    """Whether ``text`` names a file, not a preset: it ends in .json or has a folder in it."""
+    return text.endswith(".json") or "/" in text or "\\" in text
+
+
+def save(hardware: Hardware, path: str | Path, made: Mapping[str, str] | None = None, errors: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Writes a hardware file, atomically; raises FileError when the place cannot be written.
+
+    ``made``: of what and how it was measured; ``errors``: predictions against measurements. Both are for people, and not read.
+    """
+    fields = {"format": FORMAT, "version": VERSION, "made": dict(made or {}), **write_hardware(hardware), "errors": list(errors)}
+    text = write_json(fields)
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def load(path: str | Path) -> Hardware:
+    """Reads a hardware file; raises FileError that names the file, the field, what is wrong and what to do."""
+    root = parse_json(read_bytes(path), str(path), MAKE)
+    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
+        raise root.fail("the file does not describe hardware")
+    version = root.get("version", Field.whole)
+    if version != VERSION:
+        remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
+        raise root.fail(f"the hardware file has format version {version}, which is unknown", remedy)
+    return _read_numbers(root, ("format", "version", "made", "errors"))
+
+
+def write_hardware(h: Hardware) -> dict[str, Any]:
+    """The numbers of ``h``; what it does not have is left out."""
+    out: dict[str, Any] = {
+        "name": h.name,
+        "flops": {str(size): float(h.flops[size]) for size in sorted(h.flops)},
+        "memory_bandwidth": float(h.memory_bandwidth),
+        "launch": float(h.launch),
+        "node_size": h.node_size,
+        "inside": _write_speed(h.inside),
+        "between": None if h.between is None else _write_speed(h.between),
+    }
+    if h.axes:
+        out["axes"] = {name: _write_speed(h.axes[name]) for name in sorted(h.axes)}
+    if h.overlap:
+        out["overlap"] = float(h.overlap)
+    if h.measured.products:
+        out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
+    if h.measured.copy is not None:
+        out["copy"] = _write_curve(h.measured.copy)
+    if h.measured.efficiency:
+        out["efficiency"] = {kind: _write_speed(h.measured.efficiency[kind]) for kind in sorted(h.measured.efficiency)}
+    if h.measured.collectives:
+        curves = sorted(h.measured.collectives.items())
+        out["collectives"] = [{"kind": k, "size": n, "stride": s, "points": _write_curve(curve)} for (k, n, s), curve in curves]
+    return out
+
+
+def _write_speed(speed: Link | Efficiency) -> dict[str, float]:
+    return {"bandwidth": float(speed.bandwidth), "latency": float(speed.latency)}
+
+
+def _write_curve(curve: Curve) -> list[list[float]]:
+    return [[int(size), float(time)] for size, time in curve.points]
+
+
+_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes", "overlap")
+_MEASURED = ("products", "copy", "efficiency", "collectives")
+
+
+def read_hardware(field: Field) -> Hardware:
+    """The hardware of a plan: a preset's name, or numbers."""
+    if isinstance(field.value, str):
+        if field.value not in HARDWARE:
+            remedy = f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers"
+            raise field.fail(f"unknown hardware {field.value!r}", remedy)
+        return HARDWARE[field.value]
+    return _read_numbers(field)
+
+
+def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
+    field.known((*_NAMES, *_MEASURED, *beside))
+    return Hardware(
+        name=field.get("name", Field.text),
+        flops=field.get("flops", _read_flops),
+        memory_bandwidth=field.get("memory_bandwidth", _rate),
+        launch=field.get("launch", _figure),
+        node_size=field.get("node_size", lambda f: f.whole(1)),
+        inside=field.get("inside", _read_link),
+        between=field.get("between", lambda f: f.optional(_read_link)),
+        axes=field.get("axes", lambda f: {name: _read_link(link) for name, link in f.entries().items()}, {}),
+        overlap=field.get("overlap", _share, 0.0),
+        measured=Measured(
+            products=field.get("products", lambda f: _read_curves(f, _read_product), {}),
+            copy=field.get("copy", _read_curve, None),
+            efficiency=field.get(
+                "efficiency", lambda f: {_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()}, {}
+            ),
+            collectives=field.get("collectives", lambda f: _read_curves(f, _read_collective), {}),
+        ),
+    )
+
+
+def _read_flops(field: Field) -> dict[int, float]:
+    entries = field.entries()
+    for size, entry in entries.items():
+        if size not in map(str, ITEMSIZES):
+            raise entry.fail(f"{size!r} is not the size of an element in bytes", FIX)
+    return {int(size): _rate(entry) for size, entry in entries.items()}
+
+
+def _read_link(field: Field) -> Link:
+    field.known(("bandwidth", "latency"))
+    return Link(field.get("bandwidth", _rate), field.get("latency", _figure))
+
+
+def _read_curves(field: Field, read: Callable[[Field], tuple[K, Curve]]) -> dict[K, Curve]:
+    out: dict[K, Curve] = {}
+    for item in field.items():
+        key, curve = read(item)
+        if key in out:
+            raise item.fail(f"there are two curves for {key}", FIX)
+        out[key] = curve
+    return out
+
+
+def _kind(text: str, field: Field) -> str:
+    if text not in KINDS:
+        raise field.fail(f"unknown collective {text!r}{closest(text, KINDS)}", f"collectives are {', '.join(KINDS)}")
+    return text
+
+
+def _read_efficiency(field: Field) -> Efficiency:
+    field.known(("bandwidth", "latency"))
+    return Efficiency(field.get("latency", _figure), field.get("bandwidth", _rate))
+
+
+def _read_product(field: Field) -> tuple[str, Curve]:
+    field.known(("dtype", "points"))
+    return field.get("dtype", Field.text), field.get("points", _read_curve)
+
+
+def _read_collective(field: Field) -> tuple[tuple[str, int, int], Curve]:
+    field.known(("kind", "size", "stride", "points"))
+    kind = _kind(field.get("kind", Field.text), field)
+    size, stride = field.get("size", lambda f: f.whole(2)), field.get("stride", lambda f: f.whole(1))
+    return (kind, size, stride), field.get("points", _read_curve)
+
+
+def _read_curve(field: Field) -> Curve:
+    """Points whose sizes ascend and whose times do not fall; the last takes longer than the first."""
+    points = tuple((size.whole(), _figure(time)) for size, time in (point.items(2) for point in field.items()))
+    if len(points) < 2:
+        raise field.fail(f"a curve has two points at least, found {len(points)}", FIX)
+    for (size, time), (larger, longer) in itertools.pairwise(points):
+        if larger <= size or longer < time:
+            raise field.fail(f"the points ({size}, {time:g}) and ({larger}, {longer:g}) do not ascend", FIX)
+    if points[-1][1] == points[0][1]:
+        raise field.fail("all sizes take the same time", FIX)
+    return Curve(points)
+
+
+def _figure(field: Field) -> float:
+    return field.number(0.0)
+
+
+def _share(field: Field) -> float:
+    share = _figure(field)
+    if share > 1:
+        raise field.fail(f"a part of a whole is at most 1, found {share:g}", FIX)
+    return share
+
+
+def _rate(field: Field) -> float:
+    rate = _figure(field)
+    if not rate:
+        raise field.fail("at a rate of 0 nothing ends", FIX)
+    return rate

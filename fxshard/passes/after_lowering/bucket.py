@@ -1,0 +1,246 @@
+"""bucket: small collectives of one kind, axis and dtype become one, where packing them costs less than what starting them takes.
+
+Members may join if none waits for another: either they are issued where the last of them stood and nobody reads any of them before
+(gradients), or where the first stood and the others' inputs are there already (parameters). What each rank sends stays the same,
+and so do the numbers: the buffers lie side by side, rank by rank. A collective whose buffer takes longer to pack and unpack than
+a launch and its hops stays alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard.cost.collectives import FULL, collective_time, packing_time
+from fxshard.cost.timeline import operator_time
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.after_lowering.forward_backward import forward_nodes
+from fxshard.passes.after_lowering.rewrite import Emitter, copied
+from fxshard.passes.after_lowering.schedule import is_light
+from fxshard.passes.lowering.shaping import is_dense
+from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, is_collective
+
+aten = torch.ops.aten
+REDUCING = ("all_reduce", "reduce_scatter")
+
+
+@dataclass
+class Bucket:
+    """Numbers of the collectives that become one; ``early``: where the first of them stands, else where the last one does."""
+
+    members: list[int]
+    early: bool = False
+
+
+def bucket(program: ShardedProgram) -> ShardedProgram:
+    """The program with its buckets; the same on all ranks."""
+    found = [b for b in buckets(program) if len(b.members) > 1]
+    if not found:
+        return program
+    modules = {}
+    for size_class, module in program.modules.items():
+        copy = copied(module)
+        _fill(copy.graph, found)
+        modules[size_class] = copy
+    joined = {k: b for b in found for k in b.members}
+    issued = []
+    names = [n.name for n in modules[program.classes[program.origin]].graph.nodes if is_collective(n)]
+    places = {b.members[0] if b.early else b.members[-1]: b for b in found}
+    for k, one in enumerate(program.collectives):
+        if k in places:
+            issued.append(_together([program.collectives[m] for m in places[k].members]))
+        elif k not in joined:
+            issued.append(one)
+    named = [replace(c, node=name) for c, name in zip(issued, names, strict=True)]
+    return program.with_modules(modules, named)
+
+
+def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
+    """What is issued for ``parts``: their bytes, all that they serve, one buffer."""
+    first = parts[0]
+    return replace(
+        first,
+        bytes=sum(p.bytes for p in parts),
+        shape=_packed_shape(first.kind, [p.shape for p in parts]),
+        serves=tuple(pair for p in parts for pair in p.serves),
+    )
+
+
+def buckets(program: ShardedProgram) -> list[Bucket]:
+    """Which collectives to join, found on the first rank's graph and possible on all."""
+    graphs = [_Collectives([n for n in module.graph.nodes if is_collective(n)]) for module in program.modules.values()]
+    reference = program.first.graph
+    first = forward_nodes(program, reference)
+    began = _began(reference, program.mesh)
+    open_: dict[Any, Bucket] = {}
+    found: list[Bucket] = []
+    for k, node in enumerate(n for n in reference.nodes if is_collective(n)):
+        one = program.collectives[k]
+        if not _worth(program, one):
+            continue
+        key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
+        into = open_.get(key)
+        if into is None or _is_full(program, into) or not _join(program, graphs, into, k, began):
+            open_[key] = Bucket([k])
+            found.append(open_[key])
+    return found
+
+
+def _worth(program: ShardedProgram, one: ProgramCollective) -> bool:
+    """Whether a collective costs more to start than to pack and, where its result lies in pieces, to unpack."""
+    axis = program.mesh.axis(one.axis)
+    return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
+
+
+def _is_full(program: ShardedProgram, into: Bucket) -> bool:
+    """Whether to send on what is there: another start is little beside the time that it takes."""
+    first, mesh = program.collectives[into.members[0]], program.mesh
+    axis, sent = mesh.axis(first.axis), sum(program.collectives[m].bytes for m in into.members)
+    return collective_time(first.kind, axis, sent, mesh) > FULL * collective_time(first.kind, axis, 0, mesh)
+
+
+def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:
+    """For each collective the microseconds that were computed before it."""
+    clock, found = 0.0, []
+    for node in graph.nodes:
+        if is_collective(node):
+            found.append(clock)
+        else:
+            clock += operator_time(node, mesh)
+    return found
+
+
+def _delays(program: ShardedProgram, into: Bucket, k: int, early: bool, began: Sequence[float]) -> bool:
+    """Whether waiting for the ``k``-th, until it has arrived and before that to begin, may keep more from running beside compute than a
+    start takes."""
+    one, mesh = program.collectives[k], program.mesh
+    axis = mesh.axis(one.axis)
+    start = collective_time(one.kind, axis, 0, mesh)
+    late = collective_time(one.kind, axis, one.bytes, mesh) - start + (0.0 if early else began[k] - began[into.members[0]])
+    return mesh.hardware.overlap * late > start
+
+
+def _join(program: ShardedProgram, graphs: Sequence[_Collectives], into: Bucket, k: int, began: Sequence[float]) -> bool:
+    """Adds the ``k``-th collective to a bucket if that can be on all ranks, and is a gain."""
+    taken = {pair for m in into.members for pair in program.collectives[m].serves}
+    if taken & set(program.collectives[k].serves):  # parts of one step, cut apart on purpose
+        return False
+    members = [*into.members, k]
+    for early in (False, True):
+        if len(into.members) > 1 and early != into.early:
+            continue
+        if _delays(program, into, k, early, began):
+            continue
+        if all(g.may_be_early(members) if early else g.may_be_late(members) for g in graphs):
+            into.members, into.early = members, early
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Collectives:
+    """Those of a local graph, by number: whether they may move; of two nodes the one that stands first is less."""
+
+    nodes: Sequence[fx.Node]
+
+    def may_be_late(self, members: Sequence[int]) -> bool:
+        """Nobody reads one before the last begins."""
+        last, readers = self.nodes[members[-1]], [_readers(self.nodes[m]) for m in members]
+        return all(readers) and all(last < reader for found in readers for reader in found)
+
+    def may_be_early(self, members: Sequence[int]) -> bool:
+        """What they send is there when the first begins, but for packing."""
+        if not all(_readers(self.nodes[m]) for m in members):
+            return False
+        start = self.nodes[members[0]]
+        todo, seen = [n for m in members[1:] for n in self.nodes[m].all_input_nodes], set[fx.Node]()
+        while todo:
+            node = todo.pop()
+            if start < node and node not in seen:
+                seen.add(node)
+                if not is_light(node):
+                    return False
+                todo.extend(node.all_input_nodes)
+        return True
+
+
+def _readers(collective: fx.Node) -> list[fx.Node]:
+    """Who reads what it brings."""
+    return [reader for wait in collective.users for reader in wait.users]
+
+
+def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
+    """Puts the buckets into a local graph."""
+    nodes = [n for n in graph.nodes if is_collective(n)]
+    for one in found:
+        members = [nodes[k] for k in one.members]
+        reader = min(reader for m in members for reader in _readers(m))
+        start = members[0] if one.early else members[-1]
+        if one.early:
+            _bring(members, start)
+        kind, ranks = KINDS[start.target], _ranks(start)
+        buffers = [m.all_input_nodes[0] for m in members]
+        emit = Emitter(graph, start)
+        flat = [emit(aten.reshape.default, b, [ranks, -1] if ranks else [-1]) for b in buffers]
+        packed = emit(aten.cat.default, flat, 1 if ranks else 0)
+        buffer = emit(aten.reshape.default, packed, list(_packed_shape(kind, [_shape(b) for b in buffers])))
+        joined = emit(start.target, buffer, *start.args[1:])
+        _unpack(graph, reader, joined, members, kind)
+
+
+def _bring(members: Sequence[fx.Node], start: fx.Node) -> None:
+    """What members are packed with goes before ``start``."""
+    late, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if start < node and node not in late:
+            late.add(node)
+            todo.extend(node.all_input_nodes)
+    for node in sorted(late):
+        start.prepend(node)
+
+
+def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence[fx.Node], kind: str) -> None:
+    """One wait before the first reader, and for each member its own part of what arrived."""
+    emit = Emitter(graph, reader, turn=joined.meta.get("turn", 0))
+    arrived = emit(torch.ops._c10d_functional.wait_tensor.default, joined)
+    rows = _rows(kind, members[0])
+    sizes = [w.meta["val"].numel() // rows for m in members for w in m.users]
+    whole = emit(aten.reshape.default, arrived, [rows, -1])
+    start = 0
+    for member, size in zip(members, sizes, strict=True):
+        (wait,) = member.users
+        part = emit(aten.slice.Tensor, whole, 1, start, start + size)
+        own = emit(aten.reshape.default, part, list(_shape(wait)))
+        if not is_dense(own.meta["val"]):
+            own = emit(aten.clone.default, own, memory_format=torch.contiguous_format)
+        wait.replace_all_uses_with(own)
+        graph.erase_node(wait)
+        graph.erase_node(member)
+        start += size
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _ranks(node: fx.Node) -> int:
+    """Into how many parts, one a rank, a buffer is cut that is handed in; 0 where it is handed in whole."""
+    kind = KINDS[node.target]
+    return int(node.args[2]) if kind == "reduce_scatter" else len(node.args[1]) if kind == "all_to_all" else 0
+
+
+def _rows(kind: str, node: fx.Node) -> int:
+    """Into how many parts, one a rank, the result is cut."""
+    return int(node.args[1]) if kind == "all_gather" else len(node.args[1]) if kind == "all_to_all" else 1
+
+
+def _packed_shape(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Of the buffer that is handed in; dim 0 of those of an all-to-all counts ranks."""
+    total = sum(map(math.prod, shapes))
+    return (shapes[0][0], total // shapes[0][0]) if kind == "all_to_all" else (total,)

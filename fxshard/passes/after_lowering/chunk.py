@@ -1,0 +1,258 @@
+"""chunk: a matrix product and the collective beside it in pieces, so that one is sent while another is computed (async tensor parallelism).
+
+A dim of a collective's buffer is cut. The pieces of what is sent are computed one after another, each sent as soon as it is there; of
+what arrives, each piece is multiplied while the next is on its way. What can run piecewise is found around the collective
+(``passes.around``): backwards from the buffer up to products whose results nobody else reads, forwards from what arrives through light
+operators to products. What others read whole is joined before the first of them.
+
+Where and how is decided on the first rank's graph: a window around the collective is tried in all cuts, and the cost model's timeline
+says which is shortest. The cut is one of the collective, whose buffer has the same shape on all ranks; a rank whose graph offers nothing
+around it, its shards being too short, sends pieces of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat.nodes import inputs_of
+from fxshard.cost.collectives import collective_time
+from fxshard.cost.compute import traffic_time
+from fxshard.cost.timeline import communication_time, operator_time, timeline
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.after_lowering.cut_candidates import PRODUCT, Cuts, Halves, ends, makers, readers
+from fxshard.passes.after_lowering.cut_pieces import Pieces, dense
+from fxshard.passes.after_lowering.rewrite import Emitter, copied
+from fxshard.passes.after_lowering.schedule import predicted
+from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, is_collective, is_wait
+
+COUNTS = (2, 4, 8)
+"""Into how many pieces a collective may be cut."""
+NEAR = 12
+"""Collectives that are waited for as long, with the same operators so far before and behind, are decided on once."""
+AROUND = 64
+"""So many operators before and behind are counted in, for what else is being sent then."""
+APART = 256
+"""Where more operators stand between a collective and its wait, or around it, there is enough beside it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``count`` pieces along ``dim`` of a collective's buffer."""
+
+    dim: int
+    count: int
+
+
+def chunk(program: ShardedProgram) -> ShardedProgram:
+    """The program with its collectives cut where that is faster; the same ones on all ranks."""
+    found = choices(program)
+    return cut_program(program, found) if found else program
+
+
+def cut_program(program: ShardedProgram, found: dict[int, Choice]) -> ShardedProgram:
+    """The program with collectives cut, by number; each must have so many elements along the dim (``around.ends``)."""
+    issued = list[ProgramCollective]()
+    modules = {}
+    for size_class, module in program.modules.items():
+        copy = copied(module)
+        halves = Halves.of(program, copy.graph)
+        begun = [cut_up(copy.graph, n, found.get(k), halves) for k, n in enumerate([*filter(is_collective, copy.graph.nodes)])]
+        modules[size_class] = copy
+        if size_class == program.classes[program.origin]:
+            issued = [p for c, nodes in zip(program.collectives, begun, strict=True) for p in _issued(c, nodes)]
+    return program.with_modules(modules, issued)
+
+
+def _issued(one: ProgramCollective, nodes: Sequence[fx.Node]) -> list[ProgramCollective]:
+    """What is issued in place of a collective; its bytes are parts that add up."""
+    buffers = [n.all_input_nodes[0].meta["val"] for n in nodes]
+    parts, before, total = [], 0, sum(b.numel() for b in buffers)
+    for node, buffer in zip(nodes, buffers, strict=True):
+        behind = before + buffer.numel()
+        sent = one.bytes * behind // total - one.bytes * before // total if total else one.bytes
+        parts.append(replace(one, bytes=sent, shape=tuple(buffer.shape), node=node.name))
+        before = behind
+    return parts
+
+
+def cut_up(graph: fx.Graph, node: fx.Node, choice: Choice | None, halves: Halves) -> list[fx.Node]:
+    """Puts the pieces of a collective, and of what can run piecewise around it, in its place; returns the collectives there are now."""
+    cuts = ends(node, choice.dim, choice.count) if choice else None
+    if choice is None or cuts is None:
+        return [node]
+    (buffer,), (wait,) = node.all_input_nodes, node.users
+    before = makers(node, cuts[0], choice.count, halves)
+    behind = readers(wait, cuts[1], choice.count, halves) or {wait: cuts[1]}
+    emit, pieces, begun = Emitter(graph, node, half=halves.first), Pieces(before), []
+    for k in range(choice.count):
+        sent = dense(emit, pieces(emit, buffer, cuts[0], k))
+        begun.append(emit(node.target, sent, *node.args[1:]))
+    _arrive(graph, Pieces(behind, {wait: begun}), choice.count, halves)
+    for old in sorted({*before, node, *behind}, reverse=True):
+        graph.erase_node(old)
+    return begun
+
+
+def _arrive(graph: fx.Graph, pieces: Pieces, count: int, halves: Halves) -> None:
+    """Products piece by piece where the first of them stands, and what others read joined right before they do.
+
+    What only the other half reads is joined in its own, behind the products.
+    """
+    products = [n for n in sorted(pieces.cuts) if n.target is PRODUCT]
+    outside = {n: [u for u in n.users if u not in pieces.cuts] for n in pieces.cuts}
+
+    def place_of(node: fx.Node, first: fx.Node) -> fx.Node:
+        if node in products or not (products or halves.together(node, first)):
+            return node
+        return first if halves.together(node, first) else products[0]
+
+    joins = sorted((place_of(node, min(users)), node) for node, users in outside.items() if users)
+    waiting = products
+    for place, node in joins:
+        if waiting and not place < waiting[0]:
+            emit = Emitter(graph, waiting[0], half=halves.first)
+            for k in range(count):
+                for product in waiting:
+                    pieces(emit, product, pieces.cuts[product], k)
+            waiting = []
+        whole = pieces.whole(Emitter(graph, place, half=halves.first), node)
+        for user in outside[node]:
+            user.replace_input_with(node, whole)
+    for wait in pieces.arriving:  # on a rank that reads nothing of it
+        for k in range(count):
+            pieces(Emitter(graph, wait, half=halves.first), wait, pieces.cuts[wait], k)
+
+
+def choices(program: ShardedProgram) -> dict[int, Choice]:
+    """The cut of each collective, by number, that makes the first rank's timeline shorter."""
+    mesh = program.mesh
+    if mesh.hardware.overlap == 0:
+        return {}
+    waited = {e.name: e.waited for e in predicted(program).events}
+    graph = program.first.graph
+    halves = Halves.of(program, graph)
+    nodes = list(graph.nodes)
+    places = {n: i for i, n in enumerate(nodes)}
+    looks = [_look(n, places) for n in nodes]
+    known: dict[Any, Choice | None] = {}
+    found: dict[int, Choice] = {}
+    taken = set[fx.Node]()
+    for k, node in enumerate(n for n in nodes if is_collective(n)):
+        (wait,) = node.users
+        start, stop = places[node], places[wait]
+        if waited[node.name] * mesh.hardware.overlap <= _start(node, mesh) or stop - start > APART:
+            continue
+        first = max(0, start - NEAR)
+        key = float(f"{waited[node.name]:.1e}"), start - first, stop - start, tuple(looks[first : stop + NEAR])
+        if key not in known:
+            known[key] = _best(nodes, places, node, waited[node.name], mesh, halves)
+        choice = known[key]
+        if choice is not None:
+            inside = {n for cuts in _around(node, choice, halves) for n in cuts}
+            if taken.isdisjoint(inside):
+                found[k] = choice
+                taken |= inside
+    return found
+
+
+def _look(node: fx.Node, places: dict[fx.Node, int]) -> int:
+    """What tells an operator in its surroundings: itself, its result, its axis if it is a collective, how far back near operands stand."""
+    value = node.meta.get("val")
+    shape = (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
+    back = (places[node] - places[o] for o in inputs_of(node))
+    link = node.args[-1] if is_collective(node) else None
+    return hash((node.target if node.op == "call_function" else node.op, shape, link, *(far if far < NEAR else NEAR for far in back)))
+
+
+def _start(node: fx.Node, mesh: Mesh) -> float:
+    """Microseconds that one more collective costs."""
+    return collective_time(KINDS[node.target], mesh.axis(str(node.args[-1])), 0, mesh)
+
+
+def _around(node: fx.Node, choice: Choice, halves: Halves) -> tuple[Cuts, Cuts]:
+    cuts = ends(node, choice.dim, choice.count)
+    if cuts is None:
+        return {}, {}
+    (wait,) = node.users
+    return makers(node, cuts[0], choice.count, halves), readers(wait, cuts[1], choice.count, halves)
+
+
+def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, waited: float, mesh: Mesh, halves: Halves) -> Choice | None:
+    """The cut that makes a window around a collective shortest, if one does; of each dim into as many pieces as promise most.
+
+    What is around it is that of the fewest pieces: more may find less that is long enough, which the window tells.
+    """
+    best, least = None, 0.0
+    for dim in range(node.all_input_nodes[0].meta["val"].ndim):
+        around = _around(node, Choice(dim, COUNTS[0]), halves)
+        bounds = {count: min(waited, _bound(node, around, count, mesh)) for count in COUNTS}
+        count = max(COUNTS, key=bounds.__getitem__)
+        bound = bounds[count] - _joining(node, around[1], mesh)
+        if bound > least:
+            choice = Choice(dim, count)
+            gain = _gain(nodes, places, node, choice, mesh, halves)
+            best, least = (choice, gain) if gain > least else (best, least)
+    return best
+
+
+def _bound(node: fx.Node, around: tuple[Cuts, Cuts], count: int, mesh: Mesh) -> float:
+    """Microseconds that hide at most: the first piece of the one and the last of the other run alone, and starting takes longer."""
+    products = sum(operator_time(n, mesh) for cuts in around for n in cuts if n.target is PRODUCT)
+    sending, more = communication_time(node, mesh), (count - 1) * _start(node, mesh)
+    return products + sending - max(products + (sending + more) / count, products / count + sending + more)
+
+
+def _joining(node: fx.Node, behind: Cuts, mesh: Mesh) -> float:
+    """Microseconds of joining what others read whole."""
+    joined = [n.meta["val"] for n in behind or node.users if any(user not in behind for user in n.users)]
+    return sum(traffic_time(mesh.hardware, 2 * v.numel() * v.element_size()) for v in joined)
+
+
+def _gain(
+    nodes: Sequence[fx.Node],
+    places: dict[fx.Node, int],
+    node: fx.Node,
+    choice: Choice,
+    mesh: Mesh,
+    halves: Halves,
+) -> float:
+    """Microseconds by which the operators from the first to the last of those around a collective take less, each launched alone."""
+    reach = [places[n] for cuts in _around(node, choice, halves) for n in (node, *node.users, *cuts)]
+    start, stop = min(reach), max(reach) + 1
+    if stop - start > APART:
+        return 0.0
+    window, early, late = nodes[start:stop], nodes[max(0, start - AROUND) : start], nodes[stop : stop + AROUND]
+    graph, copies = _window(window)
+    cut_up(graph, copies[node], choice, Halves({copies[n] for n in window if n in halves.first}))
+    pieces = [n for n in graph.nodes if n.op == "call_function"]
+    same = {n: copies[n] for n in window} | {copies[n]: n for n in early if n in copies}
+    return _cost([*early, *window, *late], mesh, {}) - _cost([*early, *pieces, *late], mesh, same)
+
+
+def _window(window: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A graph of these nodes alone; what they read of others is given, what others read of them is returned."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inside = set(window)
+    for given in dict.fromkeys(o for n in window for o in n.all_input_nodes if o not in inside):
+        copies[given] = graph.placeholder(given.name)
+        copies[given].meta = given.meta
+    for node in window:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in window if any(user not in inside for user in n.users)))
+    return graph, copies
+
+
+def _cost(nodes: Sequence[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Node]) -> float:
+    """Microseconds of operators, each launched alone, without collectives that begin before them or are waited for behind them."""
+    begun = {n: same.get(b := n.all_input_nodes[0], b) for n in nodes if is_wait(n)}
+    here = {n for n in nodes if is_collective(n)}
+    whole = here.intersection(begun.values())
+    kept = [n for n in nodes if (begun[n] in whole if is_wait(n) else n in whole or not is_collective(n))]
+    kernels = sum(1 for n in kept if not is_wait(n) and operator_time(n, mesh) > 0)
+    return timeline(kept, mesh, same).total + kernels * mesh.hardware.launch

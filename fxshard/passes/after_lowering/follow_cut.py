@@ -1,0 +1,275 @@
+"""Follows a cut of one dim of a tensor through the operators around it, either way.
+
+A cut gives each element of a dim the number of its piece, so that pieces may lie in several places: a shard's part of what is gathered is
+one stretch in each rank's block. What an operator makes of a dim is told by its rule, the same by which plans are made: the outermost
+factor of a dim is the operand's dim that has it too. Only where a dim is sliced, joined or padded, which no rule allows to cut, places
+are reckoned here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxshard._torch_compat import OpOverload
+from fxshard.errors import RuleError
+from fxshard.graph.call import Call, call_of
+from fxshard.graph.planning_graph import UNKNOWN, is_tensor, operands
+from fxshard.strategies.engine.factors import Factors, resolve
+from fxshard.strategies.engine.registry import lookup, on_change
+from fxshard.strategies.tensors.slicing import first_taken
+
+aten = torch.ops.aten
+
+NOBODY = -1
+"""The piece of an element that is in none: it is not read."""
+
+RESHAPES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
+"""Operators that give a tensor another shape: a piece is given the shape of the result's piece."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A dim and the number of the piece that each of its elements is in, integers [size of the dim].
+
+    Cuts are told apart by identity: what is made of one is made once for all operators that are alike.
+    """
+
+    dim: int
+    labels: Tensor
+
+    def count(self, piece: int, start: int = 0, stop: int | None = None) -> int:
+        """Elements of a piece among those from ``start`` to ``stop``."""
+        if start == 0 and stop is None:
+            return self._sizes[piece]
+        end = len(self.labels) if stop is None else stop
+        return sum(max(0, min(at + length, end) - max(at, start)) for k, at, length in self.runs if k == piece)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(piece, start, length) of what lies side by side, in order."""
+        pieces, lengths = torch.unique_consecutive(self.labels, return_counts=True)
+        starts = lengths.cumsum(0) - lengths
+        return list(zip(pieces.tolist(), starts.tolist(), lengths.tolist(), strict=True))
+
+    @cached_property
+    def _sizes(self) -> Counter[int]:
+        found = Counter[int]()
+        for piece, _, length in self.runs:
+            found[piece] += length
+        return found
+
+    def same(self, other: Cut) -> bool:
+        return self is other or (self.dim == other.dim and torch.equal(self.labels, other.labels))
+
+
+@dataclass(frozen=True)
+class Span:
+    """``length`` steps along a dim of an operand, of ``unit`` elements each from ``start`` on, make those of the result from ``at`` on, of
+    ``made`` elements each; the operand's dim has ``size`` elements."""
+
+    dim: int
+    size: int
+    length: int
+    start: int = 0
+    unit: int = 1
+    at: int = 0
+    made: int = 1
+
+    def back(self, labels: Tensor) -> Tensor | None:
+        """Of the operand's dim, from those of the result's; None if a step is in two pieces."""
+        steps = _steps(labels[self.at : self.at + self.length * self.made], self.made)
+        return None if steps is None else _filled(self.size, self.start, steps.repeat_interleave(self.unit))
+
+    def on(self, labels: Tensor, size: int) -> Tensor | None:
+        """Of a result's dim of ``size``, from those of the operand's."""
+        steps = _steps(labels[self.start : self.start + self.length * self.unit], self.unit)
+        return None if steps is None else _filled(size, self.at, steps.repeat_interleave(self.made))
+
+
+def _steps(labels: Tensor, unit: int) -> Tensor | None:
+    grouped = labels.reshape(-1, unit)
+    return grouped[:, 0] if bool((grouped == grouped[:, :1]).all()) else None
+
+
+def _filled(size: int, start: int, labels: Tensor) -> Tensor:
+    found = torch.full((size,), NOBODY, dtype=labels.dtype)
+    found[start : start + len(labels)] = labels
+    return found
+
+
+def united(a: Cut, b: Cut) -> Cut | None:
+    """What both ask for; None where they disagree."""
+    if a is b:
+        return a
+    both = (a.labels != NOBODY) & (b.labels != NOBODY)
+    if a.dim != b.dim or bool((a.labels != b.labels)[both].any()):
+        return None
+    return Cut(a.dim, torch.maximum(a.labels, b.labels))
+
+
+def read(node: fx.Node, cut: Cut) -> tuple[Cut | None, ...] | None:
+    """Of each operand of ``node`` the cut that gives this one of its result, None for an operand that is read whole; None if none does."""
+    call = _followed(node)
+    return None if call is None else _read(call, cut)
+
+
+def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
+    """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
+    call = _followed(node)
+    return None if call is None else _made(call, tuple(map(given.get, operands(node))))
+
+
+def _followed(node: fx.Node) -> Call | None:
+    """The call of an operator whose result may be cut."""
+    if not isinstance(node.target, OpOverload) or not is_tensor(node):
+        return None
+    call = call_of(node)
+    (result,) = call.outputs
+    return call if result is not None and UNKNOWN not in result.shape and call.is_hashable else None
+
+
+KEPT = 1024
+"""What was made of cuts, and is kept for operators that are alike: their labels take the memory."""
+
+
+@lru_cache(maxsize=KEPT)
+def _read(call: Call, cut: Cut) -> tuple[Cut | None, ...] | None:
+    found = spans(call, cut.dim)
+    if found is None:
+        return None
+    cuts: list[Cut | None] = []
+    for span in found:
+        labels = None if span is None else span.back(cut.labels)
+        if span is not None and labels is None:
+            return None
+        cuts.append(None if span is None or labels is None else Cut(span.dim, labels))
+    return tuple(cuts)
+
+
+@lru_cache(maxsize=KEPT)
+def _made(call: Call, given: tuple[Cut | None, ...]) -> Cut | None:
+    (result,) = call.outputs
+    for dim, size in enumerate(result.shape if result is not None else ()):
+        labels = _made_along(call, dim, size, given)
+        if labels is not None and not bool((labels == NOBODY).any()):
+            return Cut(dim, labels)
+    return None
+
+
+def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) -> Tensor | None:
+    labels = torch.full((size,), NOBODY)
+    for cut, span in zip(given, spans(call, dim) or (), strict=False):
+        if cut is None:
+            continue
+        if span is None or span.dim != cut.dim:
+            return None
+        own = span.on(cut.labels, size)
+        whole = None if own is None else united(Cut(dim, labels), Cut(dim, own))
+        if whole is None:
+            return None
+        labels = whole.labels
+    return labels
+
+
+def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
+    """For each operand of a call what of it makes a dim of the result, None for one that is read whole; None where no cut is possible."""
+    along = ALONG.get(call.op)
+    return (along(call, dim) if along else None) or _by_rule(call, dim)
+
+
+def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
+    given: Any = (*call.args[1:], *(0, None, None, 1)[len(call.args) - 1 :])
+    shape, (result,) = call.operands[0].shape, call.outputs
+    if result is None or _place(given[0], shape) != dim or given[3] != 1:
+        return None
+    return (Span(dim, shape[dim], result.shape[dim], first_taken(given[1], shape[dim])),)
+
+
+def _cat(call: Call, dim: int) -> tuple[Span, ...] | None:
+    along: Any = call.args[1] if len(call.args) > 1 else 0
+    shapes = [x.shape for x in call.operands]
+    if _place(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
+        return None
+    ends = [sum(s[dim] for s in shapes[:k]) for k in range(len(shapes))]
+    return tuple(Span(dim, s[dim], s[dim], at=at) for s, at in zip(shapes, ends, strict=True))
+
+
+def _pad(call: Call, dim: int) -> tuple[Span, ...] | None:
+    before, behind = padding(call, dim)
+    size = call.operands[0].shape[dim]
+    return (Span(dim, size, size, at=before),) if before >= 0 and behind >= 0 else None
+
+
+def padding(call: Call, dim: int) -> tuple[int, int]:
+    """How many elements a ``constant_pad_nd`` adds before and behind a dim."""
+    pads: Any = call.args[1]
+    place = 2 * (call.operands[0].ndim - 1 - dim)
+    return (pads[place], pads[place + 1]) if place < len(pads) else (0, 0)
+
+
+def _place(along: Any, shape: tuple[int, ...]) -> int:
+    return int(along) % max(len(shape), 1)
+
+
+SLICE = str(aten.slice.Tensor)
+
+ALONG: dict[str, Callable[[Call, int], tuple[Span, ...] | None]] = {
+    SLICE: _slice,
+    str(aten.cat.default): _cat,
+    str(aten.constant_pad_nd.default): _pad,
+}
+"""Operators that move places along a dim."""
+
+
+@lru_cache(maxsize=4096)
+def _by_rule(call: Call, dim: int) -> tuple[Span | None, ...] | None:
+    found = _factors(call)
+    if found is None or len(found[0].outputs) != 1 or not found[0].outputs[0]:
+        return None
+    rule, sizes = found
+    (dims,), (whole,) = rule.outputs, call.outputs
+    assert dims is not None and whole is not None
+    if not dims[dim] or dims[dim][0] in rule.replicated or not whole.shape[dim]:
+        return None
+    factor = dims[dim][0]
+    steps, made_of = sizes[factor], whole.shape[dim] // sizes[factor]
+    cut: list[Span | None] = []
+    for names, meta in zip(rule.operands, call.operands, strict=True):
+        places = [d for d, own in enumerate(names) if factor in own]
+        if len(places) > 1 or any(names[d][0] != factor for d in places):
+            return None
+        whole_dims = [Span(d, meta.shape[d], steps, unit=meta.shape[d] // steps, made=made_of) for d in places]
+        cut.append(whole_dims[0] if whole_dims else None)
+    return tuple(cut)
+
+
+@lru_cache(maxsize=4096)
+def _factors(call: Call) -> tuple[Factors, dict[str, Any]] | None:
+    """The factors of an operator that runs on pieces as it is, but for sizes in its arguments."""
+    entry = lookup(call.op)
+    if entry is None or (entry.local is not None and call.op not in _PLAIN):
+        return None
+    try:
+        return resolve(entry.rule(call), call)
+    except RuleError:
+        return None
+
+
+_PLAIN = {str(op) for op in (*RESHAPES, aten.slice.Tensor)}
+for kept in (_factors, _by_rule, _read, _made):
+    on_change(kept.cache_clear)

@@ -1,0 +1,84 @@
+"""The passes after lowering, by name and in order; each takes a program and returns one that computes the same.
+
+What a pass made is taken only if the cost model's timeline does not grow by it, and if a program planned within a limit on memory still
+keeps to it (or takes no more than before). ``program.effects`` tells of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from fxshard._torch_compat.symbols import oblivious
+from fxshard.cost.lives import End
+from fxshard.cost.memory import Stage, profile_stages
+from fxshard.errors import OptionError, a_kind, closest
+from fxshard.passes.after_lowering.bucket import bucket
+from fxshard.passes.after_lowering.chunk import chunk
+from fxshard.passes.after_lowering.schedule import predicted, schedule
+from fxshard.passes.after_lowering.share import share
+from fxshard.passes.after_lowering.storages import with_storages
+from fxshard.passes.lowering.at_sizes import first_where_memory_counts
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.shapes import Guard, distinct
+from fxshard.timeline import PassEffect, Timeline
+
+Optimisation = Callable[[ShardedProgram], ShardedProgram]
+OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
+"""In the order in which they run."""
+
+OF_NUMBERS = frozenset({"chunk"})
+"""Passes that need sizes as numbers: programs with dynamic sizes do without."""
+
+LONGER = 1e-9
+"""Relative: sums of many floats differ by their order."""
+
+
+def check_without(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of passes to leave out; raises OptionError for others."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise OptionError(f"without is {a_kind(names)}", where="without", remedy=f"give a list of names among {', '.join(OPTIMISATIONS)}")
+    for name in names:
+        if name not in OPTIMISATIONS:
+            what = f"there is no pass {name!r} to leave out{closest(name, list(OPTIMISATIONS))}"
+            raise OptionError(what, where="without", remedy=f"its passes are {', '.join(OPTIMISATIONS)}")
+    return tuple(names)
+
+
+def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
+    """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
+    before = predicted(program)
+    if program.sizes and name in OF_NUMBERS:
+        counts = len(program.collectives), len(program.collectives)
+        effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
+        return program.after_pass(effect, program.guards)
+    with oblivious() if program.sizes else contextlib.nullcontext():
+        made = OPTIMISATIONS[name](program)
+    after = before if made is program else predicted(made)
+    reason = _refused(program, made, before, after)
+    counts = len(program.collectives), len(made.collectives)
+    effect = PassEffect(name, before, after, counts, reason)
+    return (program if reason else made).after_pass(effect, _guards(program))
+
+
+def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
+    """Those of the program, and what passes have taken for granted of its symbols since."""
+    return distinct((*program.guards, *program.noted_guards()))
+
+
+def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
+    if after.total > before.total * (1 + LONGER):
+        return f"it would take {after.total - before.total:.3g} us longer"
+    limit = program.plan.memory_limit
+    if limit is not None and made is not program and (peak := _peak(made)) > limit and peak > _peak(program):
+        return f"it would take {peak - limit:,.0f} bytes more than memory_limit"
+    return None
+
+
+def _peak(program: ShardedProgram) -> int:
+    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
+    sizes at which the plan's memory counts."""
+    graph = with_storages(first_where_memory_counts(program)).graph
+    given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
+    ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
+    return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)

@@ -1,0 +1,326 @@
+"""annotate: every node of a planning graph gets its OpStrategy, each legal way to run it on the mesh."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
+from fxshard.errors import RuleError, SizesError
+from fxshard.graph.call import Call, calls_of
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
+from fxshard.layout.layouts import Layout, all_layouts, extent
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.lifetimes import Lifetimes
+from fxshard.passes.annotation.overlap import Windows
+from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.prices import Prices
+from fxshard.passes.trace.regions import region_specs
+from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, broken, depends, sizes_named
+from fxshard.strategies import OpStrategy, call_of, op_strategy
+from fxshard.strategies.engine.engine import created_reductions, passed_reductions
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A planning graph, the legal specs and the calls of its nodes by name, and those that are always replicated, with reasons.
+
+    ``sizes``: of its dynamic dims, by name. ``samples``: (weight, the same graph at other sizes) where it is priced, none where that is at
+    its own; ``largest``: the same at the sizes at which memory counts, None where these are its own. All have the same specs.
+    """
+
+    graph: PlanningGraph
+    mesh: Mesh
+    specs: Mapping[str, tuple[OpSpec, ...]]
+    calls: Mapping[str, Call]
+    fallbacks: Fallbacks
+    sizes: tuple[tuple[str, int], ...] = ()
+    samples: tuple[tuple[float, Annotated], ...] = ()
+    largest: Annotated | None = None
+
+    @property
+    def counted(self) -> Annotated:
+        """The graph at the sizes at which memory counts; priced as this one."""
+        return self.largest or self
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What it costs."""
+        return Prices(self.samples or ((1.0, self),))
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The compute that can hide redistributions of its values."""
+        return Windows(self.graph, self.mesh, self.specs, self.calls)
+
+    @cached_property
+    def times(self) -> Lifetimes:
+        """When its values are read."""
+        return Lifetimes(self.graph)
+
+    @cached_property
+    def written(self) -> Alike:
+        """What was written down of its nodes in plans before: a question changes few of them."""
+        return Alike()
+
+
+def annotate(
+    graph: PlanningGraph, mesh: Mesh, sampled: Sequence[WeightedSizes] = (), largest: Mapping[str, int] | None = None
+) -> Annotated:
+    """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say.
+
+    Of a graph with dynamic dims those that are legal at other sizes too: what fits the example by chance is not offered.
+    ``sampled``: where it is priced, by default at its own sizes; ``largest``: where memory counts. Specs are legal there as well.
+    Raises SizesError for sizes for which the trace does not hold.
+    """
+    found = _annotated(graph, mesh)
+    if graph.family is None:
+        return found
+    family, example = graph.family, tuple(graph.family.example.items())
+    specs = dict(found.specs)
+    for sizes in probes(family, mesh):
+        _keep_legal(specs, at_sizes(graph, mesh, sizes).specs)
+    samples = [(one.weight, found if one.sizes == example else _served_at(graph, mesh, dict(one.sizes))) for one in sampled]
+    most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
+    for other in (*(one for _, one in samples), *((most,) if most else ())):
+        _keep_legal(specs, other.specs)
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    kept = _at_all_sizes(specs, family, mesh, loose) if loose else specs
+    own = replace(found, specs=kept, sizes=example)
+    priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
+    counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
+    return replace(own, samples=priced, largest=counted)
+
+
+def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
+    """The graph at other sizes of its dynamic dims, by name, with what is legal there."""
+    assert graph.family is not None
+    sizes = graph.family.with_derived(sizes)
+    found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh)
+    return replace(found, sizes=tuple((dim.name, sizes[dim.name]) for dim in graph.family.dims))
+
+
+def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
+    assert graph.family is not None
+    guard = broken(graph.family.guards, graph.family.with_derived(sizes))
+    if guard is not None:
+        what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
+        raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
+    return at_sizes(graph, mesh, sizes)
+
+
+def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple[OpSpec, ...]]) -> None:
+    """Of ``specs`` only what is among ``others``. Calls that are alike share their specs, and do after it."""
+    known: dict[tuple[int, int], tuple[tuple[OpSpec, ...], ...]] = {}
+    for name in specs.keys() & others.keys():
+        mine, theirs = specs[name], others[name]
+        if (id(mine), id(theirs)) not in known:
+            legal = set(theirs)
+            known[id(mine), id(theirs)] = mine, theirs, tuple(spec for spec in mine if spec in legal)
+        specs[name] = known[id(mine), id(theirs)][-1]
+
+
+def _at_all_sizes(
+    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, loose: Collection[sympy.Symbol]
+) -> dict[str, tuple[OpSpec, ...]]:
+    """The specs that are legal whatever the sizes of ``loose`` are: as the rule says of symbols, where it asks nothing of them; otherwise
+    those that cut no dim whose size depends on one."""
+    found = dict(specs)
+    for node in family.module.graph.nodes:
+        if node.op != "call_function" or node.name not in found:
+            continue
+        ins, outs = ([_loose_dims(value, loose) for value in values] for values in (_values(node), outputs_of(node)))
+        if not any((*ins, *outs)):
+            continue
+        legal = _legal_for_symbols(node, mesh)
+        found[node.name] = tuple(
+            s for s in specs[node.name] if (s in legal if legal is not None else not (_cuts(s.inputs, ins) or _cuts(s.outputs, outs)))
+        )
+    return found
+
+
+def _values(node: fx.Node) -> list[torch.Tensor]:
+    return [operand.meta["val"] for operand in operands(node)]
+
+
+def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
+    """What the rule allows for symbolic sizes; None where it asks of them what only an example tells."""
+    env = next((env for v in (*_values(node), *outputs_of(node)) if v is not None and (env := shape_env_of(v)) is not None), None)
+    if env is None:
+        return None
+    try:
+        with refusing_guards(env):
+            return frozenset(op_strategy(call_of(node), mesh).specs)
+    except (GuardRefused, TypeError, ValueError, RuleError):  # it computes with sizes as with numbers
+        return None
+
+
+def _loose_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
+    return [] if value is None else [d for d, size in enumerate(value.shape) if depends(size, symbols)]
+
+
+def _cuts(layouts: Sequence[Layout], dims: Sequence[Sequence[int]]) -> bool:
+    return any(layout.axes_on(d) for layout, some in zip(layouts, dims, strict=True) for d in some)
+
+
+PROBED, LEAST = 3, 2
+"""At how many other sizes a spec must be legal, and at how many at least where a range is narrow."""
+DRAWN = 2000
+"""Sizes that are drawn to find these."""
+
+
+def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
+    """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
+    of the mesh's size, or of dims that may be uneven such as no axis divides and, but where the range is narrow, leave no shard empty.
+    Dims that follow from others are as these say.
+
+    Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
+    """
+    found: list[dict[str, int]] = []
+    choices = {dim.name: _sizes_of(dim, mesh) for dim in family.dims if dim.name not in family.derived}
+    draw = random.Random(0)
+    for _ in range(DRAWN if all(choices.values()) else 0):
+        free = {name: draw.choice(some) for name, some in choices.items()}
+        sizes = family.with_derived(free)
+        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and broken(family.guards, sizes) is None
+        if sizes not in found and len(set(free.values())) == len(free) and good:
+            found.append(sizes)
+            if len(found) == PROBED:
+                break
+    if len(found) >= LEAST:
+        return found
+    raise SizesError(
+        f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
+        remedy="give the dims a wider range (torch.export.Dim, and what the model asserts of them), or leave them static",
+    )
+
+
+def _within(dim: DynamicDim, size: int) -> bool:
+    return size >= dim.least and (dim.most is None or size <= dim.most)
+
+
+def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
+    """Sizes to draw from, small ones: rules see nothing else of them than how they are cut."""
+    count = math.prod(mesh.shape)
+    most = max(40 * count, count * count + 60)
+    most = most if dim.most is None else min(dim.most, most)
+    if not dim.uneven:
+        return [size for size in range(count, most + 1, count) if size >= dim.least and size != dim.example]
+    last = tuple(n - 1 for n in mesh.shape)
+    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
+    odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
+    if len(odd) >= LEAST:
+        return odd
+    narrow = [s for s in range(dim.least, most + 1) if s != dim.example and all(s % n for n in mesh.shape if n > 1)]
+    some = (odd, [s for s in narrow if s >= count], narrow, sizes)
+    return next((found for found in some if len(found) >= LEAST), odd or sizes)
+
+
+def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
+    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
+    return not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+
+
+def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
+    """What is legal at ``sizes`` of a graph's dynamic dims by the way in which they are cut.
+
+    Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
+    """
+    assert graph.family is not None
+    return at_sizes(graph, mesh, _roomy(sizes, graph.family, mesh)).specs
+
+
+def not_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
+    """The first node whose spec in ``plan`` is not among its ``specs``; None where all are."""
+    known = ((name, legal) for name, legal in specs.items() if name in plan.specs and name != "output")
+    return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
+
+
+def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
+    """Sizes with the same remainders that leave each rank two elements, where what was taken for granted holds of them."""
+    count = math.prod(mesh.shape)
+    larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}
+    return dict(sizes) if broken(family.guards, family.with_derived(larger)) else larger
+
+
+def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
+    calls = _calls(graph)
+    late = graph.late
+    reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
+    specs: dict[str, tuple[OpSpec, ...]] = {}
+    fallbacks = []
+    local = region_specs(graph, mesh)
+    inputs: dict[tuple[tuple[int, ...], bool], tuple[OpSpec, ...]] = {}
+    batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
+    for node in planned_nodes(graph):
+        if node.name in local:
+            specs[node.name] = (local[node.name],)
+        elif node.op == "placeholder":
+            key = plain_shape(node.meta["val"].shape), node.name in batches
+            if key not in inputs:
+                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, batch=key[1]))
+            specs[node.name] = inputs[key]
+        elif node.op == "call_function":
+            call = calls[node.name]
+            strategy = _replicated(call, mesh, late[node.name]) if node.name in late else op_strategy(call, mesh, reductions[node.name])
+            specs[node.name] = strategy.specs
+            if strategy.fallback and calls[node.name].outputs:
+                fallbacks.append((node.name, strategy.reason))
+            if call.op == "fxshard.dropout.default" and call.arg(4, "inside", ""):
+                kernels = "its kernels draw by place in the shard, so that it is scores, softmax, dropout and a product"
+                fallbacks.append((node.name, f"{WRITTEN_OUT} {call.arg(4)} with dropout; {kernels}"))
+    return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
+
+
+def _calls(graph: PlanningGraph) -> dict[str, Call]:
+    """The calls of a graph; equal ones are one object, so that whoever asks about them again need not compare them."""
+    known: dict[Call, Call] = {}
+    return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in calls_of(graph).items()}
+
+
+def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:
+    """For each call, the reductions that may be pending in an operand: sums, and what operators before it leave and pass on."""
+    arriving: dict[str, frozenset[str]] = {}
+    leaving: dict[str, frozenset[str]] = {}
+    known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
+    left: dict[tuple[int, frozenset[str]], tuple[frozenset[str], frozenset[str]]] = {}
+    for node in planned_nodes(graph):
+        call = calls.get(node.name)
+        if call is None:
+            continue
+        if call not in known:
+            known[call] = created_reductions(call), passed_reductions(call)
+        created, passed = known[call]
+        arrive = frozenset({"sum"}.union(*(leaving.get(producer(o)[0].name, ()) for o in operands(node))))
+        key = id(call), arrive
+        if key not in left:  # layers repeat
+            left[key] = arrive, created | {after for before, after in passed if before in arrive}
+        arriving[node.name], leaving[node.name] = left[key]
+    return arriving
+
+
+def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
+    whole = Layout.replicated(mesh.ndim)
+    spec = OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs))
+    return OpStrategy((spec,), True, reason)
+
+
+def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False) -> list[Layout]:
+    """Layouts without Partial; dims of size 1 and tensors of unknown size stay whole.
+
+    ``batch``: dim 0 may be cut whatever its size: a last batch of one row lies as those before it, on one rank.
+    """
+    shape = plain_shape(node.meta["val"].shape)
+    if UNKNOWN in shape:
+        return [Layout.replicated(mesh.ndim)]
+    layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=())
+    return [layout for layout in layouts if all(shape[d] > 1 or (batch and d == 0) or not layout.axes_on(d) for d in range(len(shape)))]

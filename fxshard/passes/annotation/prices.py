@@ -1,0 +1,79 @@
+"""At which sizes an annotated graph is priced: its own, or several with a weight each, of which all prices are the mean.
+
+What is averaged: the time that a node computes in a spec, the price of each step of a redistribution, and what compute hides of it there.
+The steps are the same at all sizes: those that cost least in the mean. Nodes of one name are one node, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from torch import fx
+
+from fxshard.cost import compute_time
+from fxshard.graph.call import Call
+from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
+from fxshard.layout.redistribution import Extent, Shapes
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.overlap import BesideEach, Hiding, Place, Windows
+from fxshard.plans.plan_data import OpSpec
+
+
+class Sample(Protocol):
+    """An annotated graph at one of the sizes: the part of ``Annotated`` that prices follow from."""
+
+    @property
+    def graph(self) -> PlanningGraph: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def calls(self) -> Mapping[str, Call]: ...
+    @property
+    def windows(self) -> Windows: ...
+
+
+@dataclass(frozen=True)
+class Prices:
+    """``samples``: (weight, the graph at those sizes); weights add up to 1."""
+
+    samples: Sequence[tuple[float, Sample]]
+
+    def calls(self, node: str) -> tuple[Call | None, ...]:
+        """The call of a node at each of the sizes: what its price follows from."""
+        return tuple(annotated.calls.get(node) for _, annotated in self.samples)
+
+    def computing(self, node: str, specs: tuple[OpSpec, ...]) -> np.ndarray:
+        """(specs,) microseconds that a node computes."""
+        found = np.zeros(len(specs))
+        for weight, annotated in self.samples:
+            call = annotated.calls.get(node)
+            if call is not None:
+                found += weight * np.array(_compute_times(call, specs, annotated.mesh))
+        return found
+
+    def extent(self, value: fx.Node, output: int | None = None) -> tuple[Extent, int]:
+        """(sizes, UNKNOWN where only running tells, bytes of an element) of a value, or of one of the outputs of a node."""
+        shapes, itemsize = [], 0
+        for _, annotated in self.samples:
+            node = annotated.graph.by_name[value.name]
+            tensor = node.meta["val"] if output is None else outputs_of(node)[output]
+            assert tensor is not None
+            shapes.append(plain_shape(tensor.shape))
+            itemsize = tensor.dtype.itemsize
+        return shapes[0] if len(shapes) == 1 else Shapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
+
+    def beside(self, value: str, readers: Iterable[Place]) -> Hiding | None:
+        """What hides when a value is brought to these readers, as ``Windows.of``."""
+        found = [(weight, one.windows.of(one.graph.by_name[value], readers)) for weight, one in self.samples]
+        if all(beside is None for _, beside in found):
+            return None
+        return found[0][1] if len(found) == 1 else BesideEach(tuple(found))
+
+
+@lru_cache(maxsize=8192)
+def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
+    return tuple(compute_time(call, s, mesh) for s in specs)

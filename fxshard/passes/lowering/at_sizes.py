@@ -1,0 +1,94 @@
+"""A program with dynamic sizes at some of them: numbers all over, as if it had been lowered for these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor, pytree
+from fxshard._torch_compat.symbols import SYMBOLIC, evaluated, expression
+from fxshard.cost.timeline import bytes_sent
+from fxshard.errors import SizesError
+from fxshard.passes.lowering.local_graph import FAKES
+from fxshard.program.sharded_program import ShardedProgram, SizeClass, is_collective
+from fxshard.shapes import evaluate_all, instantiated, sizes_named
+
+
+def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProgram:
+    """``program`` at ``sizes``, by name; as it is where it has no dynamic ones. Raises SizesError for sizes that it does not serve."""
+    if not program.sizes:
+        return program
+    reason = program.refuses(sizes)
+    if reason is not None:
+        raise SizesError(reason, remedy="lower, or export, the model for these sizes by themselves")
+    values = program.values(sizes)
+    try:
+        modules, classes = _at_values(program, values)
+    except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
+        what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
+        raise SizesError(what, remedy="lower the graph for these sizes by themselves") from error
+    first = modules[classes[program.origin]].graph
+    collectives = []
+    for one, node in zip(program.collectives, filter(is_collective, first.nodes), strict=True):
+        sent = bytes_sent(node, program.mesh.shape[program.mesh.axis(one.axis)])
+        collectives.append(replace(one, bytes=sent, shape=tuple(node.all_input_nodes[0].meta["val"].shape)))
+    return replace(
+        program,
+        modules=modules,
+        classes=classes,
+        input_shapes=tuple(evaluate_all(shape, values) for shape in program.input_shapes),
+        output_shapes=tuple(evaluate_all(shape, values) for shape in program.output_shapes),
+        collectives=tuple(collectives),
+        sizes=(),
+        guards=(),
+        ranks=(),
+    )
+
+
+def _at_values(
+    program: ShardedProgram, values: Mapping[sympy.Symbol, sympy.Integer]
+) -> tuple[dict[SizeClass, fx.GraphModule], dict[tuple[int, ...], SizeClass]]:
+    """(local graphs, class of each rank) where symbols have these values: ranks of a class whose sizes are the same there share one."""
+    spelled = {key: _expressions(module) for key, module in program.modules.items()}
+    known: dict[Any, Any] = {}
+    modules: dict[SizeClass, fx.GraphModule] = {}
+    classes: dict[tuple[int, ...], SizeClass] = {}
+    for coordinate, key in program.classes.items():
+        own = program.numbers_of(coordinate)
+        numbers: dict[sympy.Basic, Any] = {}
+        for expr in spelled[key]:
+            place = (expr, *(own[s] for s in sorted(expr.free_symbols & own.keys(), key=str)))
+            if place not in known:
+                known[place] = evaluated(expr, {**values, **own})
+            numbers[expr] = known[place]
+        there = (*key, tuple(numbers[expr] for expr in spelled[key] if expr.free_symbols & own.keys())) if own else key
+        classes[coordinate] = there
+        if there not in modules:
+            modules[there] = _with_numbers(program.modules[key], numbers)
+    return modules, classes
+
+
+def first_where_memory_counts(program: ShardedProgram) -> fx.GraphModule:
+    """The first rank's graph at the sizes at which the plan's memory counts; that of ``program`` where it has no dynamic ones."""
+    if not program.sizes:
+        return program.first
+    return _with_numbers(program.first, {expr: evaluated(expr, program.counted) for expr in _expressions(program.first)})
+
+
+def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) -> fx.GraphModule:
+    return instantiated(module, {}, lambda expr, _: numbers[expr], FAKES)
+
+
+def _expressions(module: fx.GraphModule) -> tuple[sympy.Basic, ...]:
+    """The different expressions in a graph's arguments and values."""
+    found: dict[sympy.Basic, None] = {}
+    for node in module.graph.nodes:
+        for part in pytree.tree_leaves((node.args, node.kwargs, node.meta.get("val"))):
+            sizes = (*part.shape, *part.stride()) if isinstance(part, FakeTensor) and part.layout == torch.strided else (part,)
+            found.update(dict.fromkeys(expression(size) for size in sizes if isinstance(size, SYMBOLIC)))
+    return tuple(found)

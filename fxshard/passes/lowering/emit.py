@@ -1,0 +1,169 @@
+"""Emits redistribution steps into a local graph: collectives on buffers of ceil size, cut back to the rank's own sizes.
+
+Padding to ceil sizes in every dim makes all ranks issue the same collectives with the same shapes; with even shards
+nothing is padded or cut. Groups are named by mesh axis until the program is bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Partial, Shard
+
+from fxshard._torch_compat.symbols import surely
+from fxshard.layout.layouts import Layout, ceil_shape, chunk
+from fxshard.layout.redistribution import LOCAL_STEPS, Step, exchange_shape
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.folded import Passage, emit_passage
+from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.passes.lowering.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
+    """Applies ``step`` to the local tensor ``x`` of a tensor of global ``shape`` in ``layout``; returns (result, collective node)."""
+    if x.meta["val"].dtype != torch.bool or step.kind in LOCAL_STEPS:
+        return _emit(local, x, step, layout, shape)
+    # Bools travel as bytes: Inductor promotes a collective's bool operand with its integer arguments, to int64.
+    as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
+    result, collective = _emit(local, as_bytes, step, layout, shape)
+    return local.emit(aten._to_copy.default, result, dtype=torch.bool), collective
+
+
+def takes_all_at_once(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the chunks of a dim, of a tensor whose sizes are numbers, are so many that a step takes them all at once."""
+    after = step.after(layout)
+    if layout.is_folded or after.is_folded:
+        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
+    return bool(step.dims) and step.is_collective and mesh.shape[step.axis] > MANY
+
+
+def _emit(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
+    if layout.is_folded or step.after(layout).is_folded:
+        return emit_passage(local, x, Passage(step, layout, shape, local.mesh, local.coordinate))
+    return _EMIT[step.kind](local, x, step, layout, shape)
+
+
+def _shapes(
+    local: LocalGraph, step: Step, layout: Layout, shape: tuple[int, ...]
+) -> tuple[Layout, tuple[int, ...], tuple[int, ...], str, int]:
+    """(layout after, ceil shape before, ceil shape after, group, group size)."""
+    after = step.after(layout)
+    mesh = local.mesh
+    return (
+        after,
+        ceil_shape(shape, layout, mesh.shape),
+        ceil_shape(shape, after, mesh.shape),
+        mesh.axis_names[step.axis],
+        mesh.shape[step.axis],
+    )
+
+
+def _reduce_op(step: Step) -> tuple[str, bool]:
+    """(op of the collective, whether its result is to be divided by the group size): a mean is a sum first."""
+    assert isinstance(step.source, Partial)
+    op = step.source.reduce_op
+    return ("sum", True) if op == "avg" else (op, False)
+
+
+def _mean(local: LocalGraph, x: fx.Node, divide: bool, n: int) -> fx.Node:
+    return local.emit(aten.div.Tensor, x, n) if divide else x
+
+
+def all_reduce(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
+    op, divide = _reduce_op(step)
+    collective = local.emit(c10d.all_reduce.default, contiguous(local, pad_to(local, x, before_ceil)), op, group)
+    result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
+    return _mean(local, result, divide, n), collective
+
+
+def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Pieces arrive stacked on dim 0; each is cut to its own length and put in place."""
+    assert isinstance(step.source, Shard)
+    dim = step.source.dim
+    after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
+    collective = local.emit(c10d.all_gather_into_tensor.default, contiguous(local, pad_to(local, x, before_ceil)), n, group)
+    gathered = wait(local, collective)
+    result = local.local_shape(shape, after)
+    if dim == 0 and alike(local.shape(gathered), result):
+        return gathered, collective
+    if at_once(result[dim], n):
+        return side_by_side(local, local.emit(aten.view.default, gathered, [n, *before_ceil]), result, dim), collective
+    blocks = [piece(local, gathered, 0, i * before_ceil[0], before_ceil[0]) for i in range(n)]
+    return joined(local, blocks, result, dim), collective
+
+
+def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Each rank's piece is padded to ceil size and stacked on dim 0."""
+    assert isinstance(step.target, Shard)
+    dim = step.target.dim
+    after, _, after_ceil, group, n = _shapes(local, step, layout, shape)
+    op, divide = _reduce_op(step)
+    ready = dim == 0 and alike(local.shape(x), (n * after_ceil[0], *after_ceil[1:]))
+    buffer = x if ready else _stack_pieces(local, x, dim, n, after_ceil)
+    collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
+    result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
+    return _mean(local, result, divide, n), collective
+
+
+def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> fx.Node:
+    size = local.shape(x)[dim]
+    if at_once(size, n):
+        return local.emit(aten.view.default, contiguous(local, stacked(local, x, dim, n, block)), [n * block[0], *block[1:]])
+    pieces = [pad_to(local, piece(local, x, dim, *chunk(size, n, i)), block) for i in range(n)]
+    return local.emit(aten.cat.default, pieces, 0)
+
+
+def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
+    """Blocks (old dim at its shard, new dim cut) go to their ranks; what arrives is joined along the old dim."""
+    assert isinstance(step.source, Shard) and isinstance(step.target, Shard)
+    old, new = step.source.dim, step.target.dim
+    after, _, _, group, n = _shapes(local, step, layout, shape)
+    block = exchange_shape(step, layout, shape, local.mesh)
+    size = local.shape(x)[new]
+    if at_once(size, n):
+        sent = contiguous(local, stacked(local, x, new, n, block))
+    else:
+        sent = local.emit(aten.stack.default, [pad_to(local, piece(local, x, new, *chunk(size, n, i)), block) for i in range(n)])
+    collective = local.emit(c10d.all_to_all_single.default, sent, [1] * n, [1] * n, group)
+    arrived = wait(local, collective)
+    result = local.local_shape(shape, after)
+    if at_once(result[old], n):
+        return side_by_side(local, arrived, result, old), collective
+    return joined(local, [local.emit(aten.select.int, arrived, 0, i) for i in range(n)], result, old), collective
+
+
+def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
+    """The rank's chunk, its start a run-time value."""
+    assert isinstance(step.target, Shard)
+    dim = step.target.dim
+    size = local.shape(x)[dim]
+    length = chunk(size, local.mesh.shape[step.axis], local.coordinate[step.axis])[1]
+    if surely(length == size):
+        return x, None
+    positions = local.emit(aten.arange.default, length, dtype=torch.int64)
+    indexes = local.emit(aten.add.Tensor, positions, local.start(size, step.axis))
+    return local.emit(aten.index_select.default, x, dim, indexes), None
+
+
+def to_partial(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
+    """The first rank keeps the value, the others hold the neutral element; for avg, max and min all may keep it."""
+    assert isinstance(step.target, Partial)
+    neutral = {"sum": 0, "product": 1}.get(step.target.reduce_op)
+    if neutral is None:
+        return x, None
+    first = local.emit(aten.eq.Scalar, local.axis_index(step.axis), 0)
+    return local.emit(aten.where.ScalarOther, first, x, neutral), None
+
+
+_EMIT = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "slice": slice_step,
+    "to_partial": to_partial,
+}

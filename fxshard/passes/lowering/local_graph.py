@@ -1,0 +1,320 @@
+"""LocalGraph: builds the graph of one size class, node by node, with meta tensors of its local shapes alongside."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
+from fxshard._torch_compat.nodes import NodeMaker
+from fxshard._torch_compat.questions import without_needless_guards
+from fxshard._torch_compat.symbols import are_numbers, plain, surely, symbolic_kernels
+from fxshard.graph.planning_graph import UNKNOWN, plain_shape
+from fxshard.graph.targets import kept, number_of
+from fxshard.layout.layouts import Layout, chunk, local_shape
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.emitted import Emitted
+
+aten = torch.ops.aten
+
+FAKES = FakeTensorMode(allow_non_fake_inputs=True)
+"""The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
+
+
+CPU_SHAPES = frozenset(
+    {
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._embedding_bag.default,
+        aten._embedding_bag_forward_only.default,
+    }
+)
+"""Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
+
+KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
+"""What a local node tells of the node that it comes from."""
+
+
+class Values:
+    """The values of calls, computed on meta tensors, and the fakes of ``mode`` that a finished graph has of them.
+
+    Layers repeat, so both are kept: by operator, shapes, strides, dtypes and constants.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.needed: list[tuple[Any, str]] = []
+        """(symbolic length that must not be 0, for what)."""
+        self._results: dict[Any, Any] = {}
+        self._fakes: dict[Any, Any] = {}
+        self._looks: dict[int, tuple[torch.Tensor, Hashable]] = {}  # tensors are kept: another may not get the id of one that is gone
+
+    def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        """The value of an input."""
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+    def look(self, value: torch.Tensor) -> Hashable:
+        """Shape, strides and dtype, worked out once of each tensor."""
+        found = self._looks.get(id(value))
+        if found is None:
+            found = self._looks[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
+            _bound(self._looks)
+        return found[1]
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """What the value of a call follows from."""
+        return number_of(target), *map(self._key, args), *((name, self._key(kwargs[name])) for name in sorted(kwargs))
+
+    def _key(self, value: Any) -> Hashable:
+        """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
+        kind = type(value)
+        if kind is fx.Node:
+            value = value.meta["val"]
+        elif kind is int:
+            return int, value
+        if isinstance(value, torch.Tensor):
+            return self.look(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._key, value))
+        return type(value), plain(value)
+
+    def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
+        """The value of a call on nodes whose values are meta tensors or fakes."""
+        key = self._call(target, args, kwargs)
+        known = self._results
+        if key not in known:
+            values, keywords = fx.map_arg((args, kwargs), lambda n: pytree.tree_map_only(torch.Tensor, _on_meta, n.meta["val"]))
+            if reads_tensors and target not in CPU_SHAPES and keywords.get("device") is not None:
+                keywords = {**keywords, "device": torch.device("meta")}
+            with torch.no_grad():
+                on_meta = reads_tensors and target not in CPU_SHAPES
+                try:
+                    known[key] = target(*values, **keywords) if on_meta else self._on_cpu(target, values, keywords)
+                except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
+                    known[key] = self._on_cpu(target, values, keywords)
+            _bound(known)
+        return known[key]
+
+    def fake(self, value: Any) -> Any:
+        """The fake of a meta tensor, or of each in a structure; one of unknown size stays as it was traced."""
+        return self._fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, self._fake, value)
+
+    def _on_cpu(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        with self.mode:
+            value = target(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, _to_meta, value)
+
+    def _fake(self, value: torch.Tensor) -> Any:
+        if isinstance(value, FakeTensor):
+            return value
+        key = self.look(value)
+        if key not in self._fakes:
+            with self.mode:
+                self._fakes[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            _bound(self._fakes)
+        return self._fakes[key]
+
+
+NUMBERS = Values(FAKES)
+"""Of graphs whose sizes are numbers."""
+
+
+class SymbolicValues(Values):
+    """Of graphs in which sizes are symbols: fakes from the beginning, for plain meta tensors do not take symbols."""
+
+    def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        with self.mode:
+            return torch.empty(tuple(shape), dtype=dtype)
+
+    def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
+        key = self._call(target, args, kwargs)
+        if key not in self._results:
+            values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+            with self.mode, torch.no_grad(), symbolic_kernels():
+                self._results[key] = without_needless_guards(self.mode, partial(target, *values, **keywords))
+        return self._results[key]
+
+
+def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of a call on nodes of a graph that is finished, whose values are fakes."""
+    read: list[Any] = []
+    fx.map_arg((args, kwargs), lambda node: read.append(node.meta.get("val")))
+    mode = next((value.fake_mode for value in read if isinstance(value, FakeTensor)), FAKES)
+    known = NUMBERS if mode is FAKES else SymbolicValues(mode)
+    return known.fake(known.on_meta(target, args, kwargs, reads_tensors=True))
+
+
+def _to_meta(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    """A traced value as the graph keeps them while it grows; one of unknown size, or sparse, stays a fake."""
+    if UNKNOWN in plain_shape(value.shape) or value.layout != torch.strided:
+        return value
+    return _to_meta(value)
+
+
+def _bound(cache: dict[Any, Any]) -> None:
+    while len(cache) > 50_000:
+        cache.pop(next(iter(cache)))
+
+
+begun = kept(name_of_call)
+"""What the name of a call begins with, by its target."""
+
+
+class LocalGraph:
+    """A local graph under construction for the rank at ``coordinate``, which stands for its size class.
+
+    ``turn``: the place in the planning graph of the node that is being lowered; nodes keep it in ``meta["turn"]``, so that the graphs
+    of all size classes can be reordered alike.
+    """
+
+    def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
+        self.mesh, self.coordinate, self.known = mesh, coordinate, known
+        self._local_shapes: dict[Hashable, tuple[int, ...]] = {}
+        self.graph = fx.Graph()
+        self._new = NodeMaker(self.graph)
+        self.turn = 0
+        self.origin = None
+        self._axis_index: dict[int, fx.Node] = {}
+        self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
+        self._emitted: dict[Hashable, tuple[Any, Emitted]] = {}
+        self._noted: list[fx.Node] | None = None
+        """What is emitted, where it may be emitted again."""
+
+    @property
+    def origin(self) -> fx.Node | None:
+        """The node of the planning graph that is being lowered: what is emitted tells of it (``KEPT``)."""
+        return self._origin
+
+    @origin.setter
+    def origin(self, node: fx.Node | None) -> None:
+        self._origin = node
+        self._kept = {} if node is None else {key: node.meta[key] for key in KEPT if key in node.meta}
+
+    def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
+        """An input of local ``shape``; one of unknown size is whole, as it was ``traced``."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = traced if UNKNOWN in shape else self.known.empty(shape, traced.dtype)
+        return node
+
+    def finish(self) -> fx.GraphModule:
+        """The graph as a module, its values fake CPU tensors."""
+        for node in self.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = self.known.fake(node.meta["val"])
+        return lazy_graph_module(self.graph)
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
+        node = self._new("call_function", target, args, kwargs, begun(target))
+        value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
+        return self._told(node, value)
+
+    def _told(self, node: fx.Node, value: Any) -> fx.Node:
+        """The new ``node`` with its value, and what it tells of where it comes from."""
+        node.meta.update(self._kept, val=value, turn=self.turn)
+        if self._noted is not None:
+            self._noted.append(node)
+        return node
+
+    def once(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+        """What ``make`` emits and returns, nodes and tuples of nodes; where that was made before for ``key``, it is emitted again.
+
+        It must follow from ``key``, which may hold ids of ``objects``, and from shapes, strides and dtypes of the ``operands``.
+        """
+        same = tuple(map(operands.index, operands)) if len(set(operands)) < len(operands) else None
+        place = key, same, *(self.known.look(n.meta["val"]) for n in operands)
+        found = self._emitted.get(place)
+        if found is not None:
+            return found[1].again(operands, self._again)
+        nodes: list[fx.Node] = []
+        with self._noting(nodes):
+            result = make()
+        if {*self._axis_index.values(), *self._offsets.values()}.isdisjoint(operands):  # these are what calls share
+            self._emitted[place] = objects, Emitted.of(operands, nodes, result)
+        return result
+
+    def _again(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        return self._told(self._new("call_function", target, args, kwargs, begun(target)), value)
+
+    @contextlib.contextmanager
+    def _noting(self, nodes: list[fx.Node] | None) -> Iterator[None]:
+        before, self._noted = self._noted, nodes
+        try:
+            yield
+        finally:
+            self._noted = before
+
+    def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        """The call ``origin`` of the planning graph as it is, on whole tensors: its value is the one that was traced."""
+        node = self.graph.call_function(origin.target, args, kwargs)
+        node.meta = {k: v for k, v in origin.meta.items() if k in (*KEPT, "unbacked_bindings")}
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, _on_meta, origin.meta.get("val"))
+        node.meta["turn"] = self.turn
+        return node
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        made = self._new("call_function", operator.getitem, (node, index), {}, begun(operator.getitem))
+        return self._told(made, node.meta["val"][index])
+
+    def axis_index(self, axis: int) -> fx.Node:
+        """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""
+        if axis not in self._axis_index:
+            self._axis_index[axis] = self._at_top(torch.ops.fxshard.axis_index.default, self.mesh.axis_names[axis])
+        return self._axis_index[axis]
+
+    def offset(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
+        """Global index at which this rank's piece starts when a dim of ``size`` is cut over ``axes``; 0 where it is whole."""
+        if not axes:
+            return 0
+        key = (plain(size), axes)
+        if key not in self._offsets:
+            total: Any = None
+            with self._noting(None):
+                for axis in axes:
+                    start = self.start(size, axis)
+                    total = start if total is None else self.emit(aten.add.Tensor, total, start)
+                    size = chunk(size, self.mesh.shape[axis], self.coordinate[axis])[1]
+            self._offsets[key] = total
+        return self._offsets[key]
+
+    def start(self, size: int, axis: int) -> fx.Node:
+        """Start of this rank's chunk when ``size`` elements are cut over one axis: min(index * ceil(size / n), size)."""
+        step = -(-size // self.mesh.shape[axis])
+        scaled = self.emit(aten.mul.Tensor, self.axis_index(axis), step)
+        if surely(step * (self.mesh.shape[axis] - 1) <= size):
+            return scaled
+        return self.emit(aten.clamp_max.default, scaled, size)
+
+    def shape(self, node: fx.Node) -> tuple[int, ...]:
+        return plain_shape(node.meta["val"].shape)
+
+    def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+        """Of this rank's shard; of symbolic sizes worked out once."""
+        if are_numbers(shape):
+            return local_shape(shape, layout, self.mesh.shape, self.coordinate)
+        key = tuple(map(plain, shape)), layout
+        if key not in self._local_shapes:
+            self._local_shapes[key] = local_shape(shape, layout, self.mesh.shape, self.coordinate)
+        return self._local_shapes[key]
+
+    def _at_top(self, target: Any, *args: Any) -> fx.Node:
+        """Behind the placeholders, so that every later node may use it."""
+        behind = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
+        origin, self.origin = self.origin, None
+        with self._noting(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
+            node = self.emit(target, *args)
+        self.origin = origin
+        return node

@@ -1,0 +1,460 @@
+"""lower: a planning graph and its plan -> ShardedProgram, one local graph per size class.
+
+Each node becomes its local form on local shapes; each redistribution of the plan is emitted once, where its first
+reader stands, or for what is only returned where it is made; an operator whose operands or results are empty on a rank is
+replaced by the neutral element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Partial
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
+from fxshard.errors import PlanError
+from fxshard.graph.call import Call, calls_of
+from fxshard.graph.planning_graph import (
+    PlanningGraph,
+    example_shape,
+    is_getitem,
+    is_tensor,
+    of_user,
+    operands,
+    outputs_of,
+    plain_shape,
+    planned_nodes,
+    producer,
+    source_line,
+    users_place,
+)
+from fxshard.layout.layouts import Layout, indexes, is_emptied
+from fxshard.layout.redistribution import sent_bytes, walk
+from fxshard.passes.annotation.lifetimes import Lifetimes
+from fxshard.passes.annotation.recompute import expand
+from fxshard.passes.annotation.verify import verify_blocks, verify_edges
+from fxshard.passes.lowering.emit import emit_step
+from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
+from fxshard.passes.lowering.size_classes import cuts, size_classes
+from fxshard.plans.plan_data import OpSpec, Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
+from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
+from fxshard.strategies import local_form
+from fxshard.strategies.engine.conversion import identity
+from fxshard.strategies.engine.factors import same
+
+aten = torch.ops.aten
+
+FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
+"""Operators whose result a neutral element more leaves as it is."""
+OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
+"""Operators that have a result, the neutral one, of no elements too."""
+
+
+DIES_OF_NOTHING = frozenset({aten.native_batch_norm_backward.default})
+"""Their kernels on the CPU divide by the number of rows, in whole numbers: a process that calls one without any is gone."""
+NEEDS = "takes no shard without elements"
+
+
+def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
+    """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
+
+    ``deferred``: gradients may be returned pending, as ``fxshard.passes.planning.defer`` leaves them. A graph with dynamic dims gives a
+    program for all their sizes that are multiples of its units (``ProgramSize``); raises SizesError where there are none.
+    """
+    return lower_checked(graph, check_plan(graph, plan, deferred=deferred), plan)
+
+
+def lower_checked(graph: PlanningGraph, checked: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+    """The same once ``check_plan`` gave ``checked``."""
+    if graph.family is not None:
+        return _lower_family(graph, graph.family, plan)
+    return _lower_at(checked, plan)
+
+
+def _lower_at(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
+    """Lowers a graph whose sizes are numbers."""
+    all_cuts = cuts(_tensors(graph, plan), plan.mesh)
+    return _lowered(graph, plan, size_classes(all_cuts, plan.mesh), NUMBERS)
+
+
+def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan) -> ShardedProgram:
+    """Lowers a graph for all sizes of its dynamic dims: multiples of their units, where shards are even and one graph serves all ranks.
+
+    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and of the rank's number on each axis.
+    """
+    mesh = plan.mesh
+    cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends(size, loose)), family.symbols)
+    env = SymbolEnv()
+    counted = {dim.name: _counted(dim, units[dim.name], env) for dim in family.dims}
+    by_rank = any(depends(size, loose) for size, _ in cut)
+    with oblivious():
+        symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
+        classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
+        ranks = rank_numbers(mesh, env) if by_rank else ()
+        known = SymbolicValues(mode)
+        program = _lowered(symbolic, plan, classes, known, ranks)
+        sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)
+        program = replace(program, sizes=sizes)
+        needed = [one for size, where in known.needed for one in program.guards_on(size > 0, where)]
+    return replace(program, guards=distinct((*family.guards, *program.noted_guards(), *needed)))
+
+
+def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:
+    example = max(-(-dim.example // unit), 2)
+    return env.symbol(dim.name, example, *counted_range(dim.least, dim.most, unit, example))
+
+
+def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """(symbolic size of a dim, into how many parts each axis cuts it) of all that the program holds."""
+    for shape, layout in _tensors(graph, plan):
+        for dim, size in enumerate(shape):
+            axes = layout.nest_on(dim) or layout.axes_on(dim)
+            if axes and is_symbolic(size):
+                yield size, tuple(plan.mesh.shape[axis] for axis in axes)
+
+
+def _expanded(graph: PlanningGraph, module: fx.GraphModule, plan: ShardingPlan) -> PlanningGraph:
+    return expand(replace(graph, module=module, family=None), plan.recomputed)
+
+
+def _lowered(
+    graph: PlanningGraph, plan: ShardingPlan, classes: dict[tuple[int, ...], SizeClass], known: Values, ranks: tuple[ProgramSize, ...] = ()
+) -> ShardedProgram:
+    modules: dict[Any, fx.GraphModule] = {}
+    issued: tuple[ProgramCollective, ...] = ()
+    for coordinate, size_class in classes.items():
+        if size_class in modules:
+            continue
+        place = indexes(coordinate, [one.value for one in ranks]) if ranks else coordinate
+        lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, place, known))
+        with noting_lines(of_user, lowering.users_place) if known is not NUMBERS else contextlib.nullcontext():
+            modules[size_class] = lowering.run()
+        issued = issued or tuple(lowering.collectives)
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    results = operands(graph.module.graph.output_node())
+    return ShardedProgram(
+        mesh=plan.mesh,
+        plan=plan,
+        modules=modules,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        input_layouts=tuple(plan.specs[n.name].outputs[0] for n in ends),
+        output_layouts=plan.specs["output"].inputs,
+        input_shapes=tuple(_shape(n) for n in ends),
+        output_shapes=tuple(_shape(n) for n in results),
+        input_dtypes=tuple(str(n.meta["val"].dtype) for n in ends),
+        output_dtypes=tuple(str(n.meta["val"].dtype) for n in results),
+        in_spec=graph.in_spec,
+        out_spec=graph.out_spec,
+        collectives=issued,
+        classes=classes,
+        aliases=graph.aliases,
+        constants=graph.constants,
+        ranks=ranks,
+    )
+
+
+def check_plan(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> PlanningGraph:
+    """The graph with what ``plan`` computes again; raises PlanError unless the plan covers exactly it and holds together."""
+    if plan.graph_hash != graph.hash:
+        raise PlanError(
+            f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
+            where=f"plan on mesh {plan.mesh}",
+            remedy="plan again: the model, its shapes, dtypes, its dynamic_shapes, its train mode or the registered rules have changed",
+        )
+    verify_blocks(graph, plan)
+    graph = expand(graph, plan.recomputed)
+    missing = [n.name for n in planned_nodes(graph) if n.name not in plan.specs]
+    if missing:
+        raise PlanError(
+            f"the plan has no OpSpec for {missing[0]} ({len(missing)} nodes in all)",
+            where=source_line(graph.by_name[missing[0]]) or f"plan on mesh {plan.mesh}",
+            remedy="pass a partial plan as pins= to fxshard.plan, which fills the rest",
+        )
+    verify_edges(graph, plan, deferred=deferred)
+    return graph
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return plain_shape(node.meta["val"].shape)
+
+
+def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, ...], Layout]]:
+    """(global shape, layout) of all that the program holds, on the way of a redistribution too."""
+    found = []
+    for node in planned_nodes(graph):
+        spec = plan.specs[node.name]
+        found += [(_shape(o), layout) for o, layout in zip(operands(node), spec.inputs, strict=True)]
+        outs = outputs_of(node) if node.op != "output" else ()
+        found += [(plain_shape(o.shape), layout) for o, layout in zip(outs, spec.outputs, strict=True) if o is not None]
+    for entry in plan.redistributions:
+        shape = _shape(graph.by_name[entry.value])
+        found += [(shape, after) for _, _, after in walk(entry.source, entry.steps)]
+    return found
+
+
+@dataclass
+class _Lowering:
+    """The state of lowering one size class."""
+
+    graph: PlanningGraph
+    plan: ShardingPlan
+    local: LocalGraph
+    values: dict[str, fx.Node] = field(default_factory=dict)
+    """By name, as they are made."""
+    moved: dict[int, fx.Node] = field(default_factory=dict)
+    """By index of the redistribution."""
+    collectives: list[ProgramCollective] = field(default_factory=list)
+    numbers: dict[str, fx.Node] = field(default_factory=dict)
+
+    def run(self) -> fx.GraphModule:
+        self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
+        self.calls = calls_of(self.graph)
+        times = Lifetimes(self.graph)
+        self.returned: dict[str, list[int]] = {}
+        self.ahead: dict[str, list[int]] = {}
+        for i, r in enumerate(self.plan.redistributions):
+            if r.ahead:
+                self.ahead.setdefault(r.value, []).append(i)
+            if times.only_returned(self.graph.by_name[r.value]):
+                self.returned.setdefault(r.value, []).append(i)
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+        for turn, node in enumerate(self.graph.nodes):
+            self.local.origin, self.local.turn = node, turn
+            if node.op == "call_function" and not is_getitem(node):
+                self._call(node)
+            elif node.op == "output":
+                self._output(node)
+            elif node.op == "get_attr":
+                raise PlanError(
+                    f"the graph holds a constant tensor {node.target}", where=source_line(node), remedy="register it as a buffer"
+                )
+        return self.local.finish()
+
+    def _placeholder(self, node: fx.Node) -> None:
+        layout = self.plan.specs[node.name].outputs[0]
+        shape, value = self.local.local_shape(_shape(node), layout), node.meta["val"]
+        self.values[node.name] = self.local.placeholder(node.name, shape, value)
+
+    def _output(self, node: fx.Node) -> None:
+        results = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
+        self.local.graph.output(tuple(results))
+
+    def _read(self, operand: fx.Node, reader: str, position: int) -> fx.Node:
+        """The local tensor of an operand, redistributed where the plan says so."""
+        for index in self.ahead.get(operand.name, ()):
+            self._move(operand, index)
+        if (reader, position) not in self.moves:
+            return self.values[operand.name]
+        return self._move(operand, self.moves[reader, position])
+
+    def _move(self, operand: fx.Node, index: int) -> fx.Node:
+        """What a redistribution gives, made where it is asked for first."""
+        if index in self.moved:
+            return self.moved[index]
+        entry, shape = self.plan.redistributions[index], _shape(operand)
+        x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
+        steps = partial(self._steps, x, entry, shape)
+        made = self.local.once((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
+        for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):
+            if collective is not None:
+                self._record(collective, entry, shape, index, number, step, layout)
+        x = made[-1][0] if made else x
+        self._verify(x, shape, entry.target, operand)
+        self.moved[index] = x
+        return x
+
+    def _steps(self, x: fx.Node, entry: Redistribution, shape: tuple[int, ...]) -> tuple[tuple[fx.Node, fx.Node | None], ...]:
+        """(result, collective if there is one) of each step."""
+        made = []
+        for layout, step, _ in walk(entry.source, entry.steps):
+            x, collective = emit_step(self.local, x, step, layout, shape)
+            made.append((x, collective))
+        return tuple(made)
+
+    def _made(self, operand: fx.Node) -> Layout:
+        source, output = producer(operand)
+        return self.plan.specs[source.name].outputs[output]
+
+    def _kept(self, entry: Redistribution) -> int:
+        """The redistribution that gives what another one starts from."""
+        made = self._made(self.graph.by_name[entry.value])
+        entries = enumerate(self.plan.redistributions)
+        return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
+
+    def _record(
+        self, node: fx.Node, entry: Redistribution, shape: tuple[int, ...], index: int, number: int, step: Any, layout: Layout
+    ) -> None:
+        buffer = node.args[0].meta["val"]
+        mesh = self.plan.mesh
+        self.collectives.append(
+            ProgramCollective(
+                kind=step.kind,
+                axis=mesh.axis_names[step.axis],
+                bytes=sent_bytes(step, layout, example_shape(shape), entry.itemsize, mesh),
+                shape=example_shape(buffer.shape),
+                dtype=str(buffer.dtype),
+                node=node.name,
+                serves=((index, number),),
+            )
+        )
+
+    def _call(self, node: fx.Node) -> None:
+        spec = self.plan.specs[node.name]
+        reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
+        if node.name in self.graph.late:
+            results: Any = self.local.copied(node, *self._arguments(node, reads))
+        else:
+            call = self.calls[node.name]
+            emitted = partial(self._emitted, node, call, spec, reads)
+            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted)
+        if outputs_of(node):
+            self._keep(node, spec, results)
+        else:
+            self.numbers[node.name] = results
+
+    def _arguments(self, node: fx.Node, reads: list[fx.Node]) -> Any:
+        """Arguments and keywords with the local tensors that it reads."""
+        count = iter(reads)
+        return fx.map_arg((node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name])
+
+    def _emitted(self, node: fx.Node, call: Call, spec: OpSpec, reads: list[fx.Node]) -> Any:
+        """What the local form of a call gives, emitted."""
+        context = Context(node, call, spec, self.local)
+        context.args, context.kwargs = self._arguments(node, reads)
+        self._fill(context)
+        return self._neutral(context) if context.is_empty else local_form(call)(context)
+
+    def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
+        outs = outputs_of(node)
+        if is_tensor(node):
+            self._verify(results, _shape(node), spec.outputs[0], node)
+            self.values[node.name] = results
+            self._return(node)
+            return
+        for user in node.users:
+            index = user.args[1]
+            result = results[index] if isinstance(results, tuple) else self.local.item(results, index)
+            self._verify(result, plain_shape(outs[index].shape), spec.outputs[index], node)
+            self.values[user.name] = result
+            self._return(user)
+
+    def _return(self, value: fx.Node) -> None:
+        """What is only returned is brought into its layout at once, so that what it was need not be kept."""
+        for index in self.returned.get(value.name, ()):
+            self._move(value, index)
+
+    def _fill(self, context: Context) -> None:
+        """Where a symbol does not tell whether a shard has elements, a neutral one is behind the end of what a greatest or least element
+        is asked of; of operators that are not known to give it of nothing it is taken for granted that they have."""
+        if context.target in DIES_OF_NOTHING:
+            sizes = self.local.shape(context.args[0])
+            self.local.known.needed += [(n, self._needs(context)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
+        reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
+        reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
+        if not reduced or context.target in OF_NOTHING:
+            return
+        args = list(context.args)
+        for k, layout in enumerate(context.inputs):
+            for dim, size in enumerate(self.local.shape(args[k]) if isinstance(args[k], fx.Node) else ()):
+                op = next((reduced[axis] for axis in layout.axes_on(dim) if axis in reduced), None)
+                if op is None or not is_symbolic(size) or surely(size > 0):
+                    continue
+                if context.target not in FILLED:
+                    self.local.known.needed.append((size, self._needs(context)))
+                    continue
+                missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
+                args[k] = self.local.emit(aten.constant_pad_nd.default, args[k], missing, identity(op, args[k].meta["val"].dtype))
+        context.args = tuple(args)
+
+    def _needs(self, context: Context) -> str:
+        return f"{self.users_place()}: {context.target} {NEEDS}".removeprefix("None: ")
+
+    def users_place(self, trace: str = "") -> str | None:
+        """``file:line`` of the user's line behind the node that is being lowered."""
+        origin = self.local.origin
+        return None if origin is None else users_place(origin.meta.get("stack_trace") or "")
+
+    def _neutral(self, context: Context) -> Any:
+        results = tuple(
+            None
+            if meta is None
+            else self.local.emit(
+                aten.full.default, list(context.output_shape(i)), neutral(context.outputs[i], meta.dtype), dtype=meta.dtype
+            )
+            for i, meta in enumerate(context.call.outputs)
+        )
+        return results[0] if context.single else results
+
+    def _verify(self, x: fx.Node, shape: tuple[int, ...], layout: Layout, node: fx.Node) -> None:
+        """The local tensor has the shape that its layout promises."""
+        want, have = self.local.local_shape(shape, layout), self.local.shape(x)
+        if are_numbers(want) and want == have:
+            return
+        if not all(same(a, b) for a, b in zip(have, want, strict=True)):
+            raise PlanError(
+                f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {have}",
+                where=source_line(node),
+                remedy="a rule offers a sharding that its operator cannot do; please report it",
+            )
+
+
+def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
+    """What an empty shard adds to a result: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
+    return identity(next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum"), dtype)
+
+
+class Context:
+    """LocalContext of one node for one size class."""
+
+    def __init__(self, node: fx.Node, call: Call, spec: OpSpec, local: LocalGraph) -> None:
+        self.call, self.inputs, self.outputs, self.target = call, spec.inputs, spec.outputs, node.target
+        self.local = local
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.single = is_tensor(node)
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        return self.local.local_shape(self.call.operands[operand].shape, self.inputs[operand])
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        meta = self.call.outputs[output]
+        assert meta is not None
+        return self.local.local_shape(meta.shape, self.outputs[output])
+
+    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
+        return self.local.offset(self.call.operands[operand].shape[dim], self.inputs[operand].axes_on(dim))
+
+    def output_offset(self, output: int, dim: int) -> fx.Node | int:
+        meta = self.call.outputs[output]
+        assert meta is not None
+        return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.local.emit(target, *args, **kwargs)
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        return self.local.item(node, index)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether sharding left this rank without elements of some operand or of every result."""
+        emptied = any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
+        metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
+        return emptied or (bool(metas) and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas))

@@ -1,0 +1,128 @@
+"""What the emitters of redistributions share: padding, cutting, and collectives' dense buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat.symbols import is_symbolic, surely
+from fxshard.layout.layouts import chunk, chunk_lengths
+from fxshard.passes.lowering.local_graph import LocalGraph
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """Zeros behind the end of each dim that is shorter than in ``shape``."""
+    missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
+    if all(surely(m == 0) for m in missing):
+        return x
+    return local.emit(aten.constant_pad_nd.default, x, [n for m in reversed(missing) for n in (0, m)], 0)
+
+
+def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """The leading part of ``x`` of the given shape."""
+    for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
+        if not surely(want == have):
+            x = _part(local, x, dim, 0, want)
+    return x
+
+
+def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
+    if surely(start == 0) and surely(length == local.shape(x)[dim]):
+        return x
+    return _part(local, x, dim, start, length)
+
+
+def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
+    """A slice; where it is not certain for all sizes that it lies within the dim elements by their index: of a slice torch would ask."""
+    if surely(start >= 0) and surely(start + length <= local.shape(x)[dim]):
+        return local.emit(aten.slice.Tensor, x, dim, start, start + length)
+    places = local.emit(aten.arange.default, length, dtype=torch.int64)
+    if not surely(start == 0):
+        places = local.emit(aten.add.Tensor, places, start)
+    return local.emit(aten.index_select.default, x, dim, places)
+
+
+MANY = 16
+"""More chunks than this are cut, and put side by side, by views and paddings of all at once."""
+
+
+def at_once(size: Any, n: int) -> bool:
+    """Whether ``n`` chunks of a dim are taken all at once: where they are many, and where their lengths depend on a symbol. Else each is a
+    slice of its own, which copies no more than it has."""
+    return n > MANY or (is_symbolic(size) and not surely(-(-size // n) * n == size))
+
+
+def stacked(local: LocalGraph, x: fx.Node, dim: int, n: int, block: Sequence[int]) -> fx.Node:
+    """(n, *block): the chunks of ``dim``, each filled up with zeros; a few calls, however many chunks."""
+    shape = local.shape(x)
+    length = chunk(shape[dim], n, 0)[1]
+    x = pad_to(local, x, (*block[:dim], n * length, *block[dim + 1 :]))
+    x = local.emit(aten.view.default, x, [*block[:dim], n, length, *block[dim + 1 :]])
+    x = pad_to(local, x, (*block[:dim], n, *block[dim:]))
+    if dim:
+        x = local.emit(aten.permute.default, x, [dim, *range(dim), *range(dim + 1, len(block) + 1)])
+    return x
+
+
+def side_by_side(local: LocalGraph, blocks: fx.Node, shape: Sequence[int], dim: int) -> fx.Node:
+    """The reverse: from (n, *block) a tensor of ``shape``, in which the blocks' own parts stand one behind the other along ``dim``."""
+    n, *block = local.shape(blocks)
+    length = chunk(shape[dim], n, 0)[1]
+    x = cut_to(local, blocks, (n, *block[:dim], length, *block[dim + 1 :]))
+    if dim:
+        x = local.emit(aten.permute.default, x, [*range(1, dim + 1), 0, *range(dim + 1, len(block) + 1)])
+    x = local.emit(aten.view.default, contiguous(local, x), [*block[:dim], n * length, *block[dim + 1 :]])
+    return cut_to(local, x, shape)
+
+
+def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
+    """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
+
+    Where lengths depend on the rank's place, and blocks are no longer than the first part, all is cut at once behind the last one: parts
+    stand without gaps then, and none behind a shorter one has elements. (Where an axis before this one has cut the dim, a rank whose
+    piece is short has shorter parts than blocks.)
+    """
+    lengths = chunk_lengths(shape[dim], len(blocks))
+    sizes = [local.shape(b)[dim] for b in blocks]
+    certain = all(isinstance(n, int) or surely(n == size) for n, size in zip(lengths, sizes, strict=True))
+    if not certain and surely(lengths[0] == sizes[0]):
+        lengths = tuple(sizes)
+    parts = [cut_to(local, b, (*shape[:dim], n, *shape[dim + 1 :])) for b, n in zip(blocks, lengths, strict=True)]
+    whole = local.emit(aten.cat.default, parts, dim)
+    return whole if certain else cut_to(local, whole, shape)
+
+
+def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are the same, for all sizes where they hold symbols."""
+    return len(shape) == len(other) and all(surely(a == b) for a, b in zip(shape, other, strict=True))
+
+
+def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
+    return local.emit(c10d.wait_tensor.default, collective)
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, for all sizes where it has symbols; torch would ask whether one of them is 1."""
+    if all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if surely(size == 1):
+            continue
+        if not surely(stride == expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
+    """Collectives take dense buffers; a tensor that is one already passes."""
+    if is_dense(x.meta["val"]):
+        return x
+    return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)

@@ -1,0 +1,33 @@
+"""Size classes: ranks whose shards have equal sizes, level by level, share one lowered graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fxshard.layout.layouts import Layout, chunk
+from fxshard.mesh.mesh import Mesh
+from fxshard.program.sharded_program import SizeClass
+
+Cut = tuple[int, tuple[int, ...]]
+"""(dim size, axes that cut it in mesh order)."""
+
+
+def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
+    """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes. Symbolic sizes are left out."""
+    pairs = ((size, layout.axes_on(dim)) for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int))
+    return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
+
+
+def level_sizes(cut: Cut, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+    """Local sizes after each axis of the cut, on the rank at ``coordinate``."""
+    size, axes = cut
+    out = []
+    for axis in axes:
+        _, size = chunk(size, mesh.shape[axis], coordinate[axis])
+        out.append(size)
+    return tuple(out)
+
+
+def size_classes(all_cuts: tuple[Cut, ...], mesh: Mesh) -> dict[tuple[int, ...], SizeClass]:
+    """Coordinate of each rank -> its class; one class in all where every cut is even."""
+    return {c: tuple(level_sizes(cut, mesh, c) for cut in all_cuts) for c in mesh.coordinates()}

@@ -1,0 +1,121 @@
+"""What a plan holds over time: what it is said to need, and what a limit on memory is kept by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import fx
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.graph.planning_graph import plain_shape, producer
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.lifetimes import Lifetimes, Span, parameter_state, shard_bytes, values_of
+from fxshard.passes.memory import workspace
+from fxshard.plans.plan_data import OpSpec, Redistribution
+from fxshard.solver import Timeline
+
+
+@dataclass(frozen=True)
+class Held:
+    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout.
+
+    ``layout``: None for what a node or a redistribution takes while it runs.
+    """
+
+    value: str
+    kind: str
+    span: Span
+    bytes: int
+    layout: Layout | None = None
+
+
+def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
+    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
+    found = []
+    entries: dict[str, list[Redistribution]] = {}
+    for move in moves:
+        entries.setdefault(move.value, []).append(move)
+    for value in times.values:
+        source, index = producer(value)
+        kind, have = times.kind(value), specs[source.name].outputs[index]
+        if not times.is_view(source):
+            size = _bytes(value, have, mesh)
+            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
+            found.append(Held(value.name, kind, span, size, have))
+            if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
+                found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
+        mine = entries.get(value.name, [])
+        for entry in mine:
+            returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
+            why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
+            span = _moved(value, entry, times, entries, specs)
+            meanwhile, behind = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
+            found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh) + behind, entry.target))
+            found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
+    for node, time in times.time.items():
+        bytes_ = times.taken((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))
+        found.append(Held(node.name, "temporary", (time, time + 1), bytes_))
+    return found
+
+
+def _taken(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
+    return round(float(workspace.of_node(node, [spec], times.dying(node), mesh)[0])) if workspace.takes(node) else 0
+
+
+Entries = Mapping[str, Sequence[Redistribution]]
+
+
+def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
+    """When a value is needed no more in the layout in which it is made."""
+    source, index = producer(value)
+    moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
+    if not moves:
+        return max((times.born(value) + 1, *(_read_until(value, r, times, entries, specs) for r in times.readers.get(value, ()))))
+    moved = {reader for entry in moves for reader in entry.readers}
+    ends = [times.born(value) + 1]
+    ends += [_begins(value, entry, times) + 1 for entry in moves if entry.source == have]
+    for reader in times.readers.get(value, []):
+        if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
+            ends.append(_read_until(value, reader, times, entries, specs))
+    return max(ends)
+
+
+def _read_until(value: fx.Node, reader: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
+    """When a reader needs what it reads of a value no more: a view until what it gives is needed no more as it is."""
+    views = values_of(reader) if times.is_view(reader) else []
+    return max((_until(v, times, entries, specs) for v in views), default=times.read_until(value, reader))
+
+
+def _begins(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
+    """When a redistribution is made: for its first reader, or for the first one of all."""
+    if entry.ahead:
+        return min(times.time[r] for r in times.readers[value])
+    return times.moved(value, _readers(entry, times))[0] if entry.readers else times.end
+
+
+def _readers(entry: Redistribution, times: Lifetimes) -> list[fx.Node]:
+    return [times.graph.by_name[name] for name, _ in entry.readers]
+
+
+def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> Span:
+    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+    source, index = producer(value)
+    have = specs[source.name].outputs[index]
+    ends = [_read_until(value, reader, times, entries, specs) for reader in _readers(entry, times)]
+    if entry.source == have:
+        ends += [_begins(value, one, times) + 1 for one in entries[value.name] if one.source == entry.target and one.source != have]
+    return _begins(value, entry, times), max(ends, default=0)
+
+
+def over_time(held_: Sequence[Held]) -> Timeline:
+    """Bytes that are held at once."""
+    return Timeline.of([one.span for one in held_], [one.bytes for one in held_])
+
+
+def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:
+    assert layout is not None
+    tensor = value.meta["val"]
+    return shard_bytes(plain_shape(tensor.shape), tensor.dtype.itemsize, layout, mesh.shape)

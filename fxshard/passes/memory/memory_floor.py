@@ -1,0 +1,306 @@
+"""What every plan holds at least, and when: a bound on any plan that keeps to ``memory_limit`` is one under these `Live`s.
+
+``memory_use`` counts at least what a plan holds, so that what is found keeps to the limit; that may be more than it holds where a value has
+several readers. Here only what is certain is counted. A value lies in memory as it was made until its first reader. From then on to its
+last reader it does so in that layout or in the one that the last reader wants: the smaller one is certain. What views give lies in
+the memory of what they read. At no time are two things counted that may be the same memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from torch import fx
+
+from fxshard.graph.planning_graph import operands, producer, shape_and_itemsize
+from fxshard.layout.layouts import Layout
+from fxshard.passes.annotation.lifetimes import parameter_state, values_of
+from fxshard.passes.memory.between_halves import REDONE, Wants, in_modes
+from fxshard.passes.memory.memory_use import Kept, Reader, Usage, given_layouts
+from fxshard.plans.plan_data import OpSpec
+from fxshard.solver import Live, Transfer
+
+Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Bytes of the memory that a value lies in, and of itself, in each of its layouts -> (given, wanted) bytes."""
+Memory = Mapping[Layout | None, float]
+"""Bytes of the memory that a view lies in, by the layout of the view."""
+
+
+def _either(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """It is there in one of the two."""
+    return np.minimum(_wanted(memory, sizes), memory[:, None])
+
+
+def _wanted(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """It is there in the layout that is wanted."""
+    return _further(memory, sizes) + np.diag(memory)
+
+
+def _further(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """It is there in the layout that is wanted, beside the one that is given."""
+    found = np.where(memory[:, None] > 0, sizes[None, :], 0.0)
+    return found - np.diag(np.diag(found))
+
+
+def _unmoved(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """It is there where what is wanted is what is given."""
+    return np.diag(memory)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``node`` reads a value at ``time``, variable ``var`` in ``layouts`` by state, needs it ``until`` then; ``again``: its second run."""
+
+    node: fx.Node
+    time: int
+    until: int
+    var: int
+    layouts: Wants
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Half:
+    """A value as its readers in one half of the step find it: in ``have`` by the state of ``var``; ``first``: when it is first read."""
+
+    var: int
+    have: Wants
+    readings: tuple[Reading, ...]
+
+    @property
+    def first(self) -> Reading:
+        return min(self.readings, key=lambda r: r.time)
+
+
+@dataclass
+class Floor:
+    """``readers``, ``kept`` (by value): of the formulation; ``transfers``: its own, then those of nothing that the lives here are of."""
+
+    usage: Usage
+    readers: Mapping[str, tuple[Reader, ...]]
+    kept: Mapping[str, Kept]
+    transfers: list[Transfer]
+    _pairs: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.modes, self.times, self.alike = self.usage.modes, self.usage.modes.times, self.usage.alike
+
+    def lives(self) -> Iterator[Live]:
+        """All of them."""
+        for value in self.times.values:
+            halves = self._halves(value)
+            for half in halves:
+                yield from self._moved(value, half)
+            if not self.times.is_view(producer(value)[0]):
+                yield from self._made(value, halves)
+        for kept in self.kept.values():
+            yield from self._beside(kept)
+        yield from self._running()
+
+    def _made(self, value: fx.Node, halves: Sequence[Half]) -> Iterator[Live]:
+        """A value that has memory of its own."""
+        times, (source, index), born = self.times, producer(value), self.times.born(value)
+        var, specs = self.usage.node_vars[source.name]
+        bytes_ = self.usage.bytes_of(value, (self.alike(("given", index), (specs,), partial(given_layouts, specs, index)),))
+        if source.op == "placeholder":
+            state = parameter_state(value, self.usage.optimizer) if value.name in times.trained else 1.0
+            yield Live(*times.own(value), state * bytes_, var)
+            return
+        if not halves:
+            yield Live(born, born + 1, bytes_, var)
+            return
+        inside, again = source in self.modes.block, np.zeros(0)
+        if inside:
+            again = np.where(np.array(self.usage.states[var]) == REDONE, bytes_, 0.0)
+        late = all(times.late(r.node) for r in halves[0].readings) and not times.late(source)
+        since = max(born, self._first(value, halves[0])) + 1
+        if inside and late:  # what is computed again is not there in between
+            yield Live(born, born + 1, bytes_, var)
+            yield Live(born + 1, since, bytes_ - again, var)
+        else:
+            yield Live(born, since, bytes_, var)
+        if inside and source in times.again:
+            runs = [halves[-1].first.time] if late or len(halves) > 1 else [times.again[r] for r in self.modes.redone_readers(value)]
+            if runs:
+                yield Live(times.again[source], max(min(runs), times.again[source]) + 1, again, var)
+        if len(halves) == 1:
+            yield from self._along(value, halves[0], since)
+        else:
+            yield from self._crossed(value, halves, since)
+
+    def _crossed(self, value: fx.Node, halves: Sequence[Half], since: int) -> Iterator[Live]:
+        """What is kept of a value for the backward, from ``since`` on: as made or already in the layout in which it is kept."""
+        kept, read = self.kept[value.name], halves[1].first.time + 1
+        made = max(since, kept.crossing.made[1])
+        yield from self._pair(value, halves[0], kept.var, kept.layouts, _either, since, min(made, read))
+        if made >= read:  # it is returned as well, to the end
+            yield from self._along(value, halves[0], max(since, read))
+            return
+        yield Live(made, read, self.usage.bytes_of(value, (kept.layouts,)), kept.var)
+        yield from self._along(value, halves[1], read)
+
+    def _beside(self, kept: Kept) -> Iterator[Live]:
+        """What is kept for the backward of a value whose memory is not its own."""
+        if kept.transfer >= 0:
+            _, other = self.usage.moved_bytes(kept.crossing.value, kept.ends)
+            yield Live(kept.crossing.first[1], kept.crossing.second[0] + 1, other, transfer=kept.transfer)
+
+    def _along(self, value: fx.Node, half: Half, since: int, memory: Memory | None = None) -> Iterator[Live]:
+        """The memory of a value from ``since``, when it was read first, to its last reader, and to that of the views it gives."""
+        last = max(half.readings, key=lambda r: (r.until, r.time))
+        form = _wanted if self.times.only_returned(value) else _either
+        yield from self._pair(value, half, last.var, last.layouts, form, since, last.time, memory)
+        yield from self._pair(value, half, last.var, last.layouts, _wanted, max(since, last.time), last.time + 1, memory)
+        if self.times.is_view(last.node) and not last.again:
+            yield from self._through(value, last.node, max(since, last.time + 1), memory)
+
+    def _through(self, operand: fx.Node, view: fx.Node, since: int, memory: Memory | None) -> Iterator[Live]:
+        """The memory of ``operand``, which a view has read in any layout, for as long as what it gives is read."""
+        value = max(values_of(view), key=self.times.last.__getitem__, default=None)
+        halves = [] if value is None else self._halves(value)
+        if value is None or not halves:
+            return
+        var, specs = self.usage.node_vars[view.name]
+        index, size = producer(value)[1], shape_and_itemsize(operand)
+        read = max(since, self._first(value, halves[0]) + 1)
+        amounts, lies = self.alike(("view", index, *size), (specs, memory), partial(self._lies, operand, specs, index, memory))
+        yield Live(since, read, amounts, var)
+        if len(halves) > 1:
+            kept, late = self.kept[value.name], max(read, halves[1].first.time + 1)
+            yield from self._pair(value, halves[0], kept.var, kept.layouts, _unmoved, read, late, lies)
+            read, lies = late, self.alike(("kept",), (lies, kept.read), partial(self._at_least, value, lies, kept.read))
+        yield from self._along(value, halves[-1], read, lies)
+
+    def _at_least(self, value: fx.Node, memory: Memory, read: Wants) -> Memory:
+        """The same where the view may also have been kept in memory of its own."""
+        return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
+
+    def _lies(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
+        """Bytes of the memory that a view lies in, by spec, and at least, by its own layout."""
+        wanted = tuple(spec.inputs[0] for spec in specs)
+        own = self.usage.bytes_of(operand, (wanted,))
+        sizes = [size if memory is None else min(size, memory.get(at, size)) for at, size in zip(wanted, own, strict=True)]
+        found: dict[Layout | None, float] = {}
+        for spec, size in zip(specs, sizes, strict=True):
+            found[spec.outputs[index]] = min(size, found.get(spec.outputs[index], np.inf))
+        return np.array(sizes), found
+
+    def _moved(self, value: fx.Node, half: Half) -> Iterator[Live]:
+        """What a value is brought into for its first reader of a half, beside what it was, and what that takes meanwhile."""
+        first, time, base = half.first, self._first(value, half), producer(value)[0]
+        until = time + 1
+        if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # it stays in any case
+            views = [v for v in values_of(first.node) if v in self.times.readers]
+            until = max(until, min((self._needed(v) + 1 for v in views), default=until))
+        yield from self._pair(value, half, first.var, first.layouts, _further, time, until)
+        yield from self._moving(value, half, first, time)
+        late = [r for r in half.readings if not r.again]
+        if first.again and late and base.op == "placeholder":
+            other = min(late, key=lambda r: r.time)
+            yield from self._pair(value, half, other.var, other.layouts, _further, other.time, other.time + 1)
+
+    def _moving(self, value: fx.Node, half: Half, reading: Reading, time: int) -> Iterator[Live]:
+        if reading.var == half.var:
+            return
+        amounts = self.usage.moving_bytes(value, (half.have, reading.layouts))
+        if amounts.any():
+            yield Live(time, time + 1, amounts, transfer=self._transfer(half.var, half.have, reading.var, reading.layouts))
+
+    def _running(self) -> Iterator[Live]:
+        """What nodes take while they run; an operand that nobody may need after it makes room."""
+        for node, time in self.times.time.items():
+            if node.op == "call_function":
+                yield from self._run(node, time, self._dying(node), None)
+                if node in self.times.again:
+                    yield from self._run(node, self.times.again[node], self.times.alone(node), REDONE)
+
+    def _run(self, node: fx.Node, time: int, dying: tuple[bool, ...], mode: int | None) -> Iterator[Live]:
+        var, specs = self.usage.node_vars[node.name]
+        amounts = self.usage.running(node, specs, dying)
+        if amounts.any():
+            found = amounts if mode is None else np.where(np.array(self.usage.states[var]) == mode, amounts, 0.0)
+            yield Live(time, time + 1, found, var)
+
+    def _dying(self, node: fx.Node) -> tuple[bool, ...]:
+        """Those that nobody needs after the first run of ``node``; one of the forward may be computed again for those who do."""
+        if self.times.late(node):
+            return self.times.dying(node)
+        redone = [producer(o)[0] in self.modes.block and self.modes.early_end(o) <= self.times.time[node] + 1 for o in operands(node)]
+        return tuple(dies or (one and may) for dies, one, may in zip(self.times.dying(node), self.times.alone(node), redone, strict=True))
+
+    def _halves(self, value: fx.Node) -> list[Half]:
+        """By those who read it as it is made and, where it crosses into the backward, those who read what is kept; nobody: none."""
+        source, index = producer(value)
+        var, specs = self.usage.node_vars[source.name]
+        have = self.alike(("layouts", "outputs", index), (specs,), partial(given_layouts, specs, index))
+        crossing, found = self.modes.crossing(value), self.readers.get(value.name, ())
+        if not found:
+            return []
+        if crossing is None:
+            return [Half(var, have, tuple(self._reading(value, r) for r in found))]
+        names, kept = {n.name for n in crossing.early}, self.kept[value.name]
+        early = tuple(self._reading(value, r) for r in found if r.node in names)
+        late = [self._reading(value, r) for r in found if r.node not in names]
+        redone = {n.name for n in crossing.redone}
+        late += [self._reading(value, r, again=True) for r in found if r.node in redone]
+        return [Half(var, have, early), Half(kept.var, kept.read, tuple(late))]
+
+    def _reading(self, value: fx.Node, reader: Reader, again: bool = False) -> Reading:
+        node = self.times.graph.by_name.get(reader.node) or self.times.graph.module.graph.output_node()
+        if not again:
+            return Reading(node, self.times.time[node], self.times.read_until(value, node), reader.var, reader.layouts)
+        layouts = in_modes(self.alike, reader.layouts, self.usage.states.get(reader.var), (REDONE,))
+        return Reading(node, self.times.again[node], self.times.again[node] + 1, reader.var, layouts, True)
+
+    def _first(self, value: fx.Node, half: Half) -> int:
+        """When it is first read; what is only returned is brought into the layout asked for as soon as it is made."""
+        only = self.times.only_returned(value) and producer(value)[0].op != "placeholder"
+        return self.times.born(value) if only else half.first.time
+
+    def _needed(self, view: fx.Node) -> int:
+        """When what a view gives is first read; what is only returned is brought elsewhere as soon as it is made."""
+        readers = (self.times.time[r] for r in self.times.readers[view])
+        return self.times.born(view) if self.times.only_returned(view) else min(readers)
+
+    def _pair(
+        self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None
+    ) -> Iterator[Live]:
+        """Memory that follows from the layout in which a value is given and from the one in which one reader wants it.
+
+        ``memory``: that of what it is a view of, None where it has its own.
+        """
+        if lo >= hi or reader == half.var:
+            return
+        ends = half.have, want
+        amounts = self.alike(
+            ("floor", form, *shape_and_itemsize(value)), (*ends, memory), partial(self._amounts, value, ends, form, memory)
+        )
+        if amounts.any():
+            yield Live(lo, hi, amounts, transfer=self._transfer(half.var, half.have, reader, want))
+
+    def _amounts(self, value: fx.Node, ends: tuple[Wants, Wants], form: Form, memory: Memory | None) -> np.ndarray:
+        sizes = self.usage.bytes_of(value, ends)
+        if memory is None:
+            return form(sizes, sizes)
+        layouts = dict.fromkeys(itertools.chain.from_iterable(ends))
+        return form(np.array([memory.get(at, size) for at, size in zip(layouts, sizes, strict=True)]), sizes)
+
+    def _transfer(self, var: int, have: Wants, reader: int, want: Wants) -> int:
+        """A transfer of nothing from one variable to another."""
+        key = var, id(have), reader, id(want)
+        if key not in self._pairs:
+            given, wanted, free = self.alike(("pair",), (have, want), partial(_numbered, have, want))
+            self._pairs[key] = len(self.transfers)
+            self.transfers.append(Transfer(var, given, ((reader, wanted),), free))
+        return self._pairs[key]
+
+
+def _numbered(have: Wants, want: Wants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers of layouts among the distinct ones of both ends, and that it costs nothing to bring one into another."""
+    number = {layout: k for k, layout in enumerate(dict.fromkeys(itertools.chain(have, want)))}
+    given, wanted = (np.array([number[layout] for layout in end], dtype=np.int64) for end in (have, want))
+    return given, wanted, np.zeros((len(number), len(number)))

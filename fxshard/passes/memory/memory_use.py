@@ -1,0 +1,224 @@
+"""What the states of a problem take in memory, and when: the `Live`s of its variables and transfers.
+
+A value takes the bytes of its shard while it is there as made (``lifetimes``), in each mode of its node (``modes``); what it is brought
+into takes its own from the first reader that shares it to the last. Views take nothing. While a node runs or a value is brought into
+another layout a rank takes more for that moment (``workspace``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import fx
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.graph.planning_graph import outputs_of, plain_shape, producer, shape_and_itemsize
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Price, steps, table_of
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.groups import Group, handed_over
+from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
+from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.prices import Prices
+from fxshard.passes.memory import workspace
+from fxshard.passes.memory.between_halves import REDONE, Crossing, Modes
+from fxshard.plans.plan_data import OpSpec
+from fxshard.solver import Live
+
+Ends = tuple[tuple[Layout | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads a value: variable ``var`` reads it in ``layouts[state]``; ``node``/``operand`` say where in the graph."""
+
+    var: int
+    layouts: tuple[Layout, ...]
+    node: str
+    operand: int
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A value's transfer: its index, the layouts by state at its ends (the producer, then readers), when what it brings is there."""
+
+    value: fx.Node
+    transfer: int
+    ends: Ends
+    span: Span
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a value gets to the backward: variable ``var`` says in which of ``layouts`` it is kept, None where it is not.
+
+    ``read``: in which the backward finds it, by state: also where it is computed again. ``transfer``: of nothing, from what makes the
+    value to ``var``, where what is kept beside it as made takes memory.
+    """
+
+    crossing: Crossing
+    var: int
+    layouts: tuple[Layout | None, ...]
+    read: tuple[Layout | None, ...]
+    transfer: int = -1
+    ends: Ends = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices``: of what, and at which sizes, paths are the cheapest."""
+
+    modes: Modes
+    mesh: Mesh
+    optimizer: Optimizer
+    alike: Alike
+    node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
+    states: Mapping[int, tuple[int, ...]]
+    price: Price
+    prices: Prices
+
+    def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
+        """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
+        times, moved = self.modes.times, {one.value for one in brought}
+        for value in times.values:
+            source, index = producer(value)
+            if times.is_view(source):
+                continue
+            var, specs = self.node_vars[source.name]
+            state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
+            given = self.alike(("given", index), (specs,), partial(given_layouts, specs, index))
+            amounts = state * self.bytes_of(value, (given,))
+            lo, hi = self._made(value)
+            if times.only_returned(value) and source.op != "placeholder" and value not in moved:
+                hi = times.end
+            if source not in self.modes.block:
+                yield Live(lo, hi, amounts, var)
+                continue
+            early = min(hi, max(self.modes.early_end(value), self.modes.shown_until(value)))
+            again = self._when_redone(var, amounts)
+            yield Live(lo, early, amounts, var)
+            yield Live(early, hi, amounts - again, var)
+            yield Live(*self.modes.redone_span(value), again, var)
+
+    def _made(self, value: fx.Node) -> Span:
+        """When it is there as it was made."""
+        crossing = self.modes.crossing(value)
+        lo, hi = self.modes.times.own(value) if crossing is None else crossing.made
+        return lo, max(hi, self.modes.shown_until(value))
+
+    def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
+        """What nodes, and redistributions where they may be made, take for a moment (``workspace``)."""
+        times = self.modes.times
+        for node, time in times.time.items():
+            if node.op == "call_function":
+                var, specs = self.node_vars[node.name]
+                amounts = self.running(node, specs, self.modes.dying(node))
+                if amounts.any():
+                    yield Live(time, time + 1, amounts, var)
+                    if node in times.again:
+                        yield Live(times.again[node], times.again[node] + 1, self._when_redone(var, amounts), var)
+        for one in transfers:
+            amounts = self.moving_bytes(one.value, one.ends)
+            if amounts.any():
+                only = times.only_returned(one.value) and producer(one.value)[0].op != "placeholder"
+                for time in [one.span[0]] if only else [t for t in self.modes.reads(one.value) if one.span[0] <= t < one.span[1]]:
+                    yield Live(time, time + 1, amounts, transfer=one.transfer)
+
+    def brought(self, transfers: Sequence[Brought]) -> Iterator[Live]:
+        """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
+        times = self.modes.times
+        for one in transfers:
+            there, other = self.moved_bytes(one.value, one.ends)
+            lo, hi = one.span[0], max(one.span[1], self.modes.shown_until(one.value))
+            source = producer(one.value)[0]
+            if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
+                yield Live(lo, lo + 1, other, transfer=one.transfer)
+                yield Live(lo + 1, hi, there, transfer=one.transfer)
+            else:
+                yield Live(lo, hi, other, transfer=one.transfer)
+
+    def joined(self, groups: Sequence[tuple[int, Group]]) -> Iterator[Live]:
+        """What the members of a group hand over to each other in another layout, by the state of all."""
+        times = self.modes.times
+        for var, group in groups:
+            options = [self.node_vars[n.name][1] for n in group.nodes]
+            found: dict[tuple[int, int], np.ndarray] = {}
+            for state, chosen in enumerate(zip(*options, strict=True)):
+                for member, output, want in handed_over(group, chosen):
+                    value = outputs_of(group.nodes[member])[output]
+                    assert value is not None
+                    amounts, have = found.setdefault((member, output), np.zeros(len(options[0]))), chosen[member].outputs[output]
+                    amounts[state] += shard_bytes(plain_shape(value.shape), value.dtype.itemsize, want, self.mesh.shape)
+                    amounts[state] += self._moving(group.nodes[member], output, have, want)
+            for (member, _), amounts in found.items():
+                made = group.nodes[member]
+                yield Live(times.time[made], times.time[group.nodes[-1]] + 1, amounts, var)
+                if made in times.again:
+                    yield Live(times.again[made], times.again[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
+
+    def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
+        """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
+        what is kept beside it."""
+        for one in kept:
+            value = one.crossing.value
+            if one.crossing.own:
+                yield Live(min(self._made(value)[1], one.crossing.end), one.crossing.end, self.bytes_of(value, (one.layouts,)), one.var)
+            else:
+                _, other = self.moved_bytes(value, one.ends)
+                yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
+
+    def _when_redone(self, var: int, amounts: np.ndarray) -> np.ndarray:
+        return np.where(np.array(self.states[var]) == REDONE, amounts, 0.0)
+
+    def running(self, node: fx.Node, specs: tuple[OpSpec, ...], dying: tuple[bool, ...]) -> np.ndarray:
+        """Bytes that a node takes while it runs, by spec; ``dying``: the operands that nobody needs after it."""
+        key = "running", workspace.run_of(node, dying)
+        return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
+
+    def moving_bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
+        """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
+        return self._of_moves(value, ends)[0]
+
+    def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
+        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
+        return self._of_moves(value, ends)[1:]
+
+    def _of_moves(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        tensor, priced = value.meta["val"], self.prices.extent(value)
+
+        def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+            paths = table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price)
+            meanwhile, behind = workspace.of_moves(tensor, paths, layouts)
+            sizes = self.bytes_of(value, ends)
+            there = np.tile(sizes, (len(sizes), 1)) + behind
+            there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
+            return meanwhile, there, there - np.diag(np.diag(there))
+
+        return self.alike(("moves", tuple(tensor.shape), tensor.stride(), tensor.dtype, priced), ends, make)
+
+    def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
+        """Both together of one of the outputs of a node, and of two layouts."""
+        tensor = outputs_of(node)[output]
+        if tensor is None or have is None or want is None or have == want:
+            return 0
+        path = steps(have, want, *self.prices.extent(node, output), self.mesh, self.price)
+        return sum(workspace.of_move(tensor, have, path, self.mesh))
+
+    def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
+        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
+        shape, itemsize = shape_and_itemsize(value)
+        found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+
+        def make() -> np.ndarray:
+            return np.array([0.0 if at is None else float(shard_bytes(shape, itemsize, at, self.mesh.shape)) for at in found])
+
+        return self.alike(("bytes", shape, itemsize), ends, make)
+
+
+def given_layouts(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:
+    return tuple(spec.outputs[output] for spec in specs)

@@ -1,0 +1,135 @@
+"""The memory of a plan over the nodes of its graph, and the errors where there is too little."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.errors import ConstraintError
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
+from fxshard.layout.layouts import Layout, ceil_shape
+from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.lifetimes import Lifetimes
+from fxshard.passes.memory.held_over_time import Held, held, over_time
+from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
+from fxshard.shapes import sizes_named
+from fxshard.sizes import exact_size, size_text
+from fxshard.text_table import fitted, in_short
+
+HEAVIEST = 5
+"""Tensors that an error about memory names."""
+
+
+def planned_profile(
+    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+) -> MemoryProfile:
+    """What the largest rank holds while each node of the planning graph runs, at ceil sizes; times are nodes, inputs among them."""
+    graph = times.graph
+    names, values = _ends(graph), graph.by_name
+    tensors, taken = [], Counter[int]()
+    for one in held(times, specs, moves, mesh, optimizer):
+        if one.layout is None:
+            taken[one.span[0]] += one.bytes
+        elif one.bytes:
+            tensors.append(_tensor(one, one.layout, values[one.value], names, mesh))
+    steps = tuple(StepRun(node.name, _op(node), source_line(node) or "", taken[k]) for k, node in enumerate(planned_nodes(graph)))
+    unknown = [name for name, node in values.items() if UNKNOWN in plain_shape(getattr(node.meta.get("val"), "shape", ()))]
+    return MemoryProfile(tuple(t for t in tensors if t.birth <= t.death), steps, unknown=tuple(unknown))
+
+
+def memory_at_peak(
+    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+) -> dict[str, int]:
+    """Bytes per device by kind when the most is in use."""
+    found = held(times, specs, moves, mesh, optimizer)
+    time, _ = over_time(found).peak()
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.span[0] <= time < one.span[1] and one.bytes:
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+    return kinds
+
+
+def _tensor(one: Held, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
+    value = node.meta["val"]
+    shape = ceil_shape(plain_shape(value.shape), layout, mesh.shape)
+    line = source_line(node) or source_line(producer(node)[0]) or ""
+    name = names.get(one.value) or called(node)
+    return HeldTensor(name, one.kind, one.bytes, shape, str(value.dtype), one.span[0], one.span[1] - 1, str(layout), line)
+
+
+def _ends(graph: PlanningGraph) -> dict[str, str]:
+    """The user's names of what comes in and of gradients and mutations."""
+    returned = zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)
+    return {node.name: end.name for end, node in returned} | {end.node: end.name for end in graph.inputs}
+
+
+def called(node: fx.Node) -> str:
+    """Where in the model a value is made, and by what: ``layers.0.feed_forward (silu)``; the node's name where that is not known."""
+    source = producer(node)[0]
+    stack, backward = source.meta.get("nn_module_stack") or {}, source.meta.get("fwd_nn_module_stack") or {}
+    when = ", again" if source.name.endswith(AGAIN) else "" if stack else ", backward"
+    path = next((re.sub(r"^[LG]\['\w+'\]\.?", "", path) for path, _ in reversed((stack or backward).values())), "")
+    op = _op(source).rpartition("::")[2].split(".")[1:2] or [source.name]
+    return f"{path} ({op[0]}{when})" if path else node.name
+
+
+def _op(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else node.op
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Bytes of the limit, of the least plan that was found, and that no plan can be below; what that least plan holds.
+
+    ``sizes``: of dynamic dims, by name, at which that is.
+    """
+
+    limit: int
+    least: float
+    bound: float
+    mesh: Mesh
+    profile: MemoryProfile | None
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def _where(self) -> str:
+        return f" at {sizes_named(self.sizes)}" if self.sizes else ""
+
+    def impossible(self) -> ConstraintError:
+        """It is proven that nothing fits."""
+        return self._error(f"nothing fits in memory_limit={exact_size(self.limit)} per device{self._where}", "")
+
+    def not_found(self, time_limit: float | None) -> ConstraintError:
+        """Nothing that fits was found."""
+        ended = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit:g} s"
+        limit = f"memory_limit={exact_size(self.limit)}{self._where}"
+        what = f"no plan that fits in {limit} was found, nor a proof that there is none, within {ended}"
+        more = "give time_limit=SECONDS" if time_limit is None else "give more time"
+        return self._error(what, f"{more}, or ")
+
+    def _error(self, what: str, before: str) -> ConstraintError:
+        known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
+        raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
+        smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
+        others = f"Else use a larger mesh, {smaller}, an optimizer that keeps less, or free pins and input_layouts"
+        return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
+
+    def _heaviest(self) -> str:
+        """What weighs most when the least plan that was found holds most."""
+        if self.profile is None:
+            return ""
+        step = self.profile.steps[self.profile.peak_step]
+        place = in_short(step.source) if step.source else f"{step.name} ({step.op})"
+        rows = [
+            (t.name, t.kind, size_text(t.bytes), t.layout, "x".join(map(str, t.shape)), t.source) for t in self.profile.alive()[:HEAVIEST]
+        ]
+        table = fitted(rows, ("tensor", "kind", "bytes", "layout", "shard", "line"), same=False)
+        return f"; the least found holds most at {place}, most of it in\n    " + table.replace("\n", "\n    ")

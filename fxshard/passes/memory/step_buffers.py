@@ -1,0 +1,120 @@
+"""What the steps of a redistribution take on the largest rank while they run, buffer by buffer as ``emit`` makes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+
+from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths
+from fxshard.layout.redistribution import Step
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.folded import Passage
+
+NUMBER = torch.int64.itemsize
+"""Bytes of a place in a tensor."""
+
+NEUTRAL = ("sum", "product")
+"""Pending reductions for which all ranks but the first hold a neutral number."""
+
+Stage = tuple[int, bool]
+"""(bytes beside what the step is given, whether that is still read)."""
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """``x``: bytes of what a step is given, in memory without gaps where it is ``dense``; ``y``: of what it makes, on ``n`` ranks;
+    ``length``: of the dim that is cut, on a rank, ``short``: how many ranks have less of it; ``block``: bytes for one of them;
+    ``straight``: whether nothing has to be put together or taken apart."""
+
+    step: Step
+    x: int
+    y: int
+    n: int
+    itemsize: int
+    straight: bool
+    dense: bool
+    length: int = 0
+    short: int = 0
+    block: int = 0
+
+    def stages(self) -> Sequence[Stage]:
+        return getattr(self, f"_{self.step.kind}")()
+
+    def _sent(self, buffer: int) -> list[Stage]:
+        """A collective on what is given, which is copied where it has gaps."""
+        return [(buffer, True)] if self.dense else [(self.x, True), (self.x + buffer, False)]
+
+    def _mean(self) -> list[Stage]:
+        """A mean is a sum first."""
+        assert isinstance(self.step.source, Partial)
+        return [(2 * self.y, False)] if self.step.source.reduce_op == "avg" else []
+
+    def _all_reduce(self) -> list[Stage]:
+        return [*self._sent(self.y), *self._mean()]
+
+    def _all_gather(self) -> list[Stage]:
+        stacked = self.n * self.x
+        return self._sent(stacked) if self.straight else [*self._sent(stacked), (stacked + self.y, False)]
+
+    def _reduce_scatter(self) -> list[Stage]:
+        stacked = self.n * self.y
+        pieces = [(self.short * self.y + stacked, True), (stacked + self.y, False)]
+        return [*(self._sent(self.y) if self.straight else pieces), *self._mean()]
+
+    def _all_to_all(self) -> list[Stage]:
+        stacked = self.n * self.block
+        return [(self.short * self.block + stacked, True), (2 * stacked, False), (stacked + self.y, False)]
+
+    def _slice(self) -> list[Stage]:
+        places = NUMBER * self.length
+        return [(0, True)] if self.straight else [(2 * places + NUMBER, True), (places + self.y, True)]
+
+    def _to_partial(self) -> list[Stage]:
+        """Whether this is the first rank, and the number that the others hold."""
+        return [(0, True)] if self.straight else [(1 + self.itemsize + self.y, True)]
+
+
+def makes_anew(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether what a step from ``layout`` gives is a tensor of its own, on the largest rank: not what it is given."""
+    if isinstance(step.target, Partial):
+        return step.target.reduce_op in NEUTRAL
+    return step.is_collective or ceil_shape(shape, layout, mesh.shape) != ceil_shape(shape, step.after(layout), mesh.shape)
+
+
+def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, mesh: Mesh) -> Sequence[Stage]:
+    """Those of one step from ``layout``, of the largest shard of a tensor of ``shape``."""
+    itemsize, after = dtype.itemsize, step.after(layout)
+    if dtype != torch.bool or not step.is_collective:
+        return _stages(step, layout, after, shape, itemsize, dense, mesh)
+    x, y = (math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in (layout, after))
+    inner = _stages(step, layout, after, shape, itemsize, True, mesh)  # bools travel as bytes
+    return [(x, True), *((taken + (x if reads else 0), False) for taken, reads in inner), (2 * y, False)]
+
+
+def _stages(step: Step, layout: Layout, to: Layout, shape: tuple[int, ...], itemsize: int, dense: bool, mesh: Mesh) -> Sequence[Stage]:
+    if layout.is_folded or to.is_folded:
+        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
+    before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, to))
+    x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
+    return _buffers(step, before, after, x, y, mesh.shape[step.axis], itemsize, dense).stages()
+
+
+def _buffers(step: Step, before: tuple[int, ...], after: tuple[int, ...], x: int, y: int, n: int, itemsize: int, dense: bool) -> Buffers:
+    straight, length, short = False, 0, 0
+    if isinstance(step.target, Shard):
+        dim = step.target.dim
+        length = after[dim]
+        short = sum(one < length for one in chunk_lengths(before[dim], n))
+        straight = length == before[dim] if step.kind == "slice" else dim == 0 and not short
+    if step.kind == "all_gather":
+        assert isinstance(step.source, Shard)
+        straight = step.source.dim == 0 and n * x == y
+    elif step.kind == "to_partial":
+        assert isinstance(step.target, Partial)
+        straight = step.target.reduce_op not in NEUTRAL
+    block = math.prod(map(min, before, after)) * itemsize
+    return Buffers(step, x, y, n, itemsize, straight, dense, length, short, block)

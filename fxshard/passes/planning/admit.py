@@ -1,0 +1,95 @@
+"""What a node may do under what the user said of it, and the errors where nothing is left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from torch import fx
+
+from fxshard.errors import ConstraintError
+from fxshard.graph.planning_graph import PlanningGraph, producer, source_line
+from fxshard.passes.annotation.annotate import Annotated
+from fxshard.passes.planning.constrain import Condition, Constraints
+from fxshard.plans.plan_data import OpSpec
+
+Option = TypeVar("Option")
+
+
+def admitted(node: fx.Node, annotated: Annotated, constraints: Constraints) -> tuple[OpSpec, ...]:
+    """The node's specs that its pins and the plan admit."""
+    specs = annotated.specs[node.name]
+    pins = pins_of(node, constraints)
+    wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
+    want = constraints.specs.get(node.name)
+    if not wishes and want is None:
+        return specs
+    for pin, output in pins:
+        if not any(pin.admits(s.outputs[output]) for s in specs):
+            gives = "always gives it" if pin.forbidden else "never gives that layout"
+            raise ConstraintError(
+                f"{pin.said} cannot hold: {node.name} ({_op(node)}) {gives}",
+                where=place(node, annotated.graph),
+                remedy=f"it can give {', '.join(sorted({str(s.outputs[output]) for s in specs})[:12])}",
+            )
+    if want is not None:
+        if not any(_is_spec(want, s) for s in specs):
+            raise ConstraintError(
+                f"the plan gives {node.name} ({_op(node)}) the spec {want}, which is not legal",
+                where=place(node, annotated.graph),
+                remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
+            )
+        wishes.append((planned_spec(node.name, want), partial(_is_spec, want)))
+    return all_hold(specs, wishes, place(node, annotated.graph))
+
+
+def all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:
+    """The options that fulfil all wishes (what the user said, whether an option fulfils it).
+
+    Raises ConstraintError naming the fewest wishes that exclude each other.
+    """
+    kept = tuple(o for o in options if all(holds(o) for _, holds in wishes))
+    if kept:
+        return kept
+    sets = itertools.chain.from_iterable(itertools.combinations(wishes, n) for n in range(1, len(wishes) + 1))
+    fewest = next(some for some in sets if not any(all(holds(o) for _, holds in some) for o in options))
+    raise contradictory([said for said, _ in fewest], where)
+
+
+def contradictory(said: Sequence[str], where: str | None) -> ConstraintError:
+    """The error for what the user said that cannot hold together."""
+    names = "; ".join(dict.fromkeys(said))
+    return ConstraintError(f"these constraints cannot hold together: {names}", where=where, remedy="remove or change one of them")
+
+
+def planned_spec(name: str, spec: object) -> str:
+    """How a constraint that a plan makes is called."""
+    return f"{name}: {spec} of the plan given as pins"
+
+
+def _gives(pin: Condition, output: int) -> Callable[[OpSpec], bool]:
+    return lambda spec: pin.admits(spec.outputs[output])
+
+
+def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
+    return spec.outputs == want.outputs and (not want.inputs or spec.inputs == want.inputs)
+
+
+def place(node: fx.Node, graph: PlanningGraph) -> str:
+    """The user's line behind a node, the user's name of an input."""
+    return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
+
+
+def pins_of(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, int]]:
+    """(pin, output index) on the node or on its getitems."""
+    pins = [(pin, pin.output) for pin in constraints.values.get(node.name, ())]
+    for user in node.users:
+        if producer(user)[0] is node and user is not node:
+            pins += [(pin, producer(user)[1]) for pin in constraints.values.get(user.name, ())]
+    return pins
+
+
+def _op(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else {"placeholder": "an input"}.get(node.op, node.op)

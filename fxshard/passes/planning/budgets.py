@@ -1,0 +1,64 @@
+"""Limits on what is sent on a mesh axis: rows of the problem, and whether a finished plan keeps them.
+
+A plan's bytes on an axis are those of the cheapest path of each redistribution: the limit chooses layouts, not other paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxshard.errors import PlanError
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import Extent, Price, path_bytes
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.constraints import Communication
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.solver import Row
+from fxshard.solver.problem.rows import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor (global ``shape``, or several, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
+    ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second.
+    None stands for what is not there, or not read."""
+
+    shape: Extent
+    itemsize: int
+    layouts: tuple[Layout | None, ...]
+    transfer: int = -1
+    var: int = -1
+    state: int = -1
+
+
+def rows(limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> tuple[Row, ...]:
+    """One row per limit, in bytes per rank; ``states``: how many each variable has."""
+    return tuple(_row(limit, mesh, price, moved, states) for limit in limits)
+
+
+def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> Row:
+    axis = mesh.axis(limit.axis)
+    nodes: dict[int, np.ndarray] = {}
+    transfers = []
+    for one in moved:
+        ends = [(a, b) for a in one.layouts for b in one.layouts]
+        sent = np.array([0 if a is None or b is None else path_bytes(a, b, one.shape, one.itemsize, mesh, price, axis) for a, b in ends])
+        sent = sent.reshape(len(one.layouts), len(one.layouts))
+        if one.transfer >= 0:
+            transfers.append((one.transfer, sent))
+        else:
+            weights = nodes.setdefault(one.var, np.zeros(states[one.var]))
+            weights[one.state] += sent[0, 1]
+    return Row(float(limit.at_most), tuple(nodes.items()), tuple(transfers), name=str(limit))
+
+
+def check(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
+    """Raises PlanError when the plan's collectives send more; they were counted anew."""
+    for limit in limits:
+        sent = sum(c.bytes for c in plan.collectives if c.axis == limit.axis)
+        if sent > limit.at_most * (1 + TOLERANCE):
+            what = f"the plan sends {sent} bytes on axis {limit.axis}, more than {limit}"
+            raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")

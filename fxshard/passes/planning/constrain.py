@@ -1,0 +1,394 @@
+"""Constraints in one form: conditions on the layouts of values and results, what is equal, and limits.
+
+They come by the user's names (``names``), as layouts, as the values of ``fxshard.plans.constraints``, or as a partial plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
+from fxshard.graph.objects import is_length
+from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
+from fxshard.layout.layouts import Layout, normal_placement
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.planning.names import Named, Names, Place, by_end, some
+from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
+from fxshard.plans.plan_data import OpSpec, again
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.sizes import read_size
+
+Pattern = tuple[Placement | None, ...]
+"""One placement per axis; None leaves the axis free."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A pattern that a layout has, or is not to have (``forbidden``), how the user asked for it, and of a node with several
+    results the one it is for."""
+
+    pattern: Pattern
+    said: str
+    output: int = 0
+    forbidden: bool = False
+
+    def admits(self, layout: Layout) -> bool:
+        return self.forbidden != all(want is None or want == have for want, have in zip(self.pattern, layout, strict=True))
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Tensors that lie alike, and how the user asked for it."""
+
+    places: tuple[Place, ...]
+    said: str
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> those on the
+    layout in which it is returned; ``specs``: node -> the OpSpec it must have (empty inputs leave them free)."""
+
+    values: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    results: Mapping[int, tuple[Condition, ...]] = field(default_factory=dict)
+    specs: Mapping[str, OpSpec] = field(default_factory=dict)
+    memory_limit: int | None = None
+    equal: tuple[Equality, ...] = ()
+    communication: tuple[Communication, ...] = ()
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    recomputed: frozenset[str] = frozenset()
+    """Blocks that are computed again whatever that saves."""
+
+
+def constraints_of(
+    graph: PlanningGraph,
+    mesh: Mesh,
+    *,
+    input_layouts: Any = None,
+    output_layouts: Any = None,
+    pins: Mapping[str, Any] | ShardingPlan | None = None,
+    memory_limit: float | str | None = None,
+    constraints: Sequence[Constraint] | None = None,
+    optimizer: Any = None,
+) -> Constraints:
+    """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
+    reader = _Reader(graph, mesh)
+    reader.read_inputs(input_layouts)
+    reader.read_outputs(output_layouts)
+    specs: Mapping[str, OpSpec] = {}
+    if isinstance(pins, ShardingPlan):
+        specs = _plan_pins(graph, mesh, pins)
+        for name, condition in _follow_inputs(graph, specs):
+            reader.add(Place(name), condition)
+    elif not isinstance(pins or {}, Mapping) or not all(isinstance(name, str) for name in pins or {}):
+        remedy = "give {'layers.*.weight': 'RS(0)'}, or a ShardingPlan"
+        raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
+    else:
+        for name, layout in (pins or {}).items():
+            reader.read_pin(_Said(name, f"pins[{name!r}]"), layout)
+    for one in check_constraints(constraints):
+        reader.read(one)
+    limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
+    kept = Optimizer.of(optimizer)
+    redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
+    return Constraints(reader.values, reader.results, specs, limit, tuple(reader.equal), tuple(reader.communication), kept, redone)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A name in what the user wrote: an entry of ``pins``, to which the layout is added in messages, or a whole constraint."""
+
+    name: str
+    text: str
+    whole: bool = False
+
+    def of(self, layout: Any, part: str = "") -> str:
+        return self.text if self.whole else f"{self.text}{part}={shown(layout)}"
+
+
+@dataclass
+class _Reader:
+    """What has been read so far; fields as in ``Constraints``."""
+
+    graph: PlanningGraph
+    mesh: Mesh
+    values: dict[str, tuple[Condition, ...]] = field(default_factory=dict)
+    results: dict[int, tuple[Condition, ...]] = field(default_factory=dict)
+    equal: list[Equality] = field(default_factory=list)
+    communication: list[Communication] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.graph)
+
+    def add(self, place: Place, condition: Condition) -> None:
+        if place.result is None:
+            self.values[place.node] = (*self.values.get(place.node, ()), condition)
+        else:
+            self.results[place.result] = (*self.results.get(place.result, ()), condition)
+
+    def read_inputs(self, given: Any) -> None:
+        nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
+        for name in [name for name, node in nodes.items() if is_length(self.graph.by_name[node].meta["val"])]:
+            whole = Layout.replicated(self.mesh.ndim)  # a number of the call: users know it as no tensor
+            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+        given = self._by_end(given, "input")
+        for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
+            self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+
+    def read_outputs(self, given: Any) -> None:
+        ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
+        returned = operands(self.graph.module.graph.output_node())
+        given = self._by_end(given, "output")
+        for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
+            place = Place(returned[ends[name]].name, 0, ends[name])
+            self._add_layout(place, layout, f"output {name}", _Said(name, f"output_layouts[{name}]"))
+
+    def _by_end(self, given: Any, kind: str) -> Any:
+        named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)
+        return by_end(given, self.graph, kind) if named else given
+
+    def read(self, constraint: Constraint) -> None:
+        if isinstance(constraint, Communication):
+            try:
+                self.mesh.axis(constraint.axis)
+            except LayoutError as error:
+                raise LayoutError(error.what, where=str(constraint), remedy=error.remedy) from error
+            self.communication.append(constraint)
+        elif isinstance(constraint, Equal):
+            self._read_equal(constraint)
+        elif isinstance(constraint, Forbid):
+            self._read_forbidden(constraint)
+        else:
+            self.read_pin(_Said(constraint.name, str(constraint), whole=True), constraint.layout)
+
+    def read_pin(self, said: _Said, layout: Any) -> None:
+        several = _of_results(layout)
+        for named in self.names.find(said.name, "" if said.whole else "pin ", said.text, several is not None):
+            if len(named.places) == 1:
+                whole = several[0] if several is not None and len(several) == 1 else layout
+                self._add_layout(_there(named, 0, whole, said), whole, f"{said.name!r} ({named.what})", said)
+                continue
+            if several is None or len(several) != len(named.places):
+                raise _wrong_count(named, several, self.mesh, said)
+            for index, wanted in enumerate(several):
+                if wanted is not None:
+                    self._add_layout(_there(named, index, wanted, said), wanted, f"result {index} of {named.what}", said, f"[{index}]")
+
+    def _add_layout(self, place: Place, layout: Any, what: str, said: _Said, part: str = "") -> None:
+        """A LayoutError about it says what the user wrote."""
+        try:
+            found = pattern(layout, self.mesh, self._dims(place), what)
+        except LayoutError as error:
+            raise LayoutError(error.what, where=error.where or said.text + part, remedy=error.remedy) from error
+        self.add(place, Condition(found, said.of(layout, part), place.output))
+
+    def _read_forbidden(self, forbid: Forbid) -> None:
+        """A place that cannot have such a layout at all is left out; raises LayoutError where none can."""
+        layout = forbid.layout if forbid.axis is None else {forbid.axis: _one(forbid)}
+        found: list[tuple[Place, Pattern]] = []
+        errors: list[LayoutError] = []
+        for named in self.names.find(forbid.name, "", str(forbid), several=True):
+            for place in filter(None, named.places):
+                try:
+                    found.append((place, pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")))
+                except LayoutError as error:
+                    errors.append(error)
+        if errors and not found:
+            raise LayoutError(errors[0].what, where=errors[0].where or str(forbid), remedy=errors[0].remedy) from errors[0]
+        for place, taboo in found:
+            self.add(place, Condition(taboo, str(forbid), place.output, forbidden=True))
+
+    def _read_equal(self, equal: Equal) -> None:
+        places: dict[Place, None] = {}
+        for name in equal.names:
+            for named in self.names.find(name, "", str(equal)):
+                if len(named.places) != 1:
+                    what = f"{named.what} has {count_text(len(named.places), 'result')}"
+                    raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
+                places[_there(named, 0, "a name", _Said(name, str(equal), whole=True))] = None
+        if len(places) < 2:
+            remedy = "name at least two, or give a glob that matches several"
+            raise ConstraintError(f"only {', '.join(p.node for p in places)} is named to be equal", where=str(equal), remedy=remedy)
+        self._check_alike(list(places), equal)
+        self.equal.append(Equality(tuple(places), str(equal)))
+
+    def _check_alike(self, places: Sequence[Place], equal: Equal) -> None:
+        """One layout says something else of tensors of other dims: dim 1 of a weight is none of its bias."""
+        dims: dict[int, list[str]] = {}
+        for place in places:
+            dims.setdefault(self._dims(place), []).append(self.names.spelled(place))
+        if len(dims) > 1:
+            found = " and ".join(f"{some(names, 2)} ({count_text(count, 'dim')})" for count, names in sorted(dims.items(), reverse=True))
+            remedy = "name tensors of as many dims, in one Equal for each; pin what they are to have in common"
+            raise ConstraintError(f"{found} cannot have one layout: its dims are not the same in both", where=str(equal), remedy=remedy)
+
+    def _dims(self, place: Place) -> int:
+        value = place.value(self.graph)
+        assert value is not None
+        return value.dim()
+
+
+def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
+    """A result that is asked for; raises LayoutError where it is no tensor."""
+    place = named.places[index]
+    if place is None:
+        what = f"result {index} of {named.what} is no tensor, or nothing reads it"
+        raise LayoutError(what, where=said.text, remedy=f"give None in place of {wanted!r}")
+    return place
+
+
+def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _Said) -> LayoutError:
+    gives = count_text(1 if given is None else len(given), "layout")
+    what = f"{named.what} has {count_text(len(named.places), 'result')}, {said.text} gives {gives}"
+    example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
+    return LayoutError(what, where=said.text, remedy=f"give one for each, None where free: pins={{{said.name!r}: ({example})}}")
+
+
+def _one(forbid: Forbid) -> Placement:
+    """The placement that is forbidden on one axis."""
+    given = forbid.layout
+    if isinstance(given, str):
+        given = Layout.parse(given)
+    if isinstance(given, Sequence) and len(given) == 1:
+        given = given[0]
+    if not isinstance(given, Placement):
+        what = f"{forbid.layout!r} is no placement on axis {forbid.axis!r}"
+        raise LayoutError(what, where=str(forbid), remedy="with axis= give one placement: 'S(1)', 'R' or 'P'")
+    return given
+
+
+def _of_results(layout: Any) -> list[Any] | None:
+    """Layouts of several results: a sequence of them, or a text as ``print(plan)`` has it (``"RS(0), R"``, ``*`` where free)."""
+    if isinstance(layout, str):
+        parts = [part.strip() for part in layout.split(",")]
+        return [None if part == "*" else part for part in parts] if len(parts) > 1 else None
+    several = isinstance(layout, Sequence) and not any(isinstance(part, Placement) for part in layout)
+    return list(layout) if several else None
+
+
+def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (axes not named stay free)."""
+    if isinstance(layout, str):
+        layout = _parsed(layout)
+    if isinstance(layout, Mapping):
+        named = {mesh.axis(axis): placement for axis, placement in layout.items()}
+        for axis, placement in layout.items():
+            if not isinstance(placement, Placement | None):
+                remedy = f"write {{{axis!r}: Shard(0)}}, Replicate() or Partial(); None leaves the axis free"
+                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is no placement", remedy=remedy)
+        layout = [named.get(i) for i in range(mesh.ndim)]
+    if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
+        raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
+    if len(layout) != mesh.ndim:
+        axes = "1 axis" if mesh.ndim == 1 else f"{mesh.ndim} axes"
+        raise LayoutError(
+            f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
+            remedy="give one placement per mesh axis, in mesh order",
+        )
+    return tuple(None if p is None else normal_placement(p, ndim, what) for p in layout)
+
+
+def _parsed(text: str) -> Sequence[Placement | None]:
+    """A layout in which axes may be free: ``S(0)*``."""
+    plain = Layout.parse(text.replace("*", "R"))
+    free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
+    return [None if axis in free else placement for axis, placement in enumerate(plain)]
+
+
+def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:
+    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
+    if given is None:
+        return []
+    if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and _is_layout(given, names, mesh)):
+        return [(name, given) for name in names]
+    known = ", ".join(names) or "no tensors"
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in names:
+                said = f"{what} names {name!r}, which there is not{closest(name, names)}"
+                raise ConstraintError(said, where=what, remedy=f"name one of {known}")
+        return [(name, layout) for name, layout in given.items() if layout is not None]
+    if not isinstance(given, Sequence):
+        raise ConstraintError(
+            f"{what} is {a_kind(given)}",
+            where=what,
+            remedy="give one layout, a sequence of layouts, or a mapping of names to layouts",
+        )
+    if len(given) != len(names):
+        raise ConstraintError(
+            f"{what} has {count_text(len(given), 'layout')} for {count_text(len(names), 'tensor')}",
+            where=what,
+            remedy=f"give one for each of {known}, None where free",
+        )
+    return [(name, layout) for name, layout in zip(names, given, strict=True) if layout is not None]
+
+
+def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh: Mesh) -> bool:
+    """Whether a sequence or a mapping is one layout: all placements, or all keys axes (and not names of tensors)."""
+    if not isinstance(given, Mapping):
+        return all(isinstance(p, Placement) for p in given)
+    by_axis = set(mesh.axis_names) - set(names)
+    return all(isinstance(p, Placement) for p in given.values()) or all(key in by_axis for key in given)
+
+
+PLAN_PINS = "pins, which are a plan"
+
+
+def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str, OpSpec]:
+    """The OpSpecs of a (partial) plan; its nodes must be this graph's."""
+    if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
+        raise ConstraintError(f"the plan is for mesh {plan.mesh}, not {mesh}", where=PLAN_PINS, remedy="plan for this mesh")
+    if plan.graph_hash and plan.graph_hash != graph.hash:
+        raise ConstraintError(
+            f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
+            where=PLAN_PINS,
+            remedy="plan again without it, or pin layouts by name",
+        )
+    specs = {}
+    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # they do what they did the first time
+    for node in plan.nodes:
+        if node.name in seconds:
+            continue
+        if node.name not in graph.by_name:
+            what = f"the plan names node {node.name!r}, which this graph lacks{closest(node.name, graph.by_name)}"
+            raise ConstraintError(what, where=PLAN_PINS, remedy=f"name one of {some(n.name for n in planned_nodes(graph))}")
+        target = graph.by_name[node.name]
+        if is_getitem(target):
+            remedy = f"name {target.args[0]} instead"
+            raise ConstraintError(f"the plan names {node.name!r}, one output of an operator", where=PLAN_PINS, remedy=remedy)
+        _check_spec(target, node.spec, mesh)
+        specs[node.name] = node.spec
+    return specs
+
+
+def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Condition]]:
+    """A gradient or mutated buffer that the plan returns in a layout asks its input for it."""
+    if "output" in specs:
+        nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
+        for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):
+            if end.kind != "output":
+                yield nodes[end.name], Condition(layout, f"{end.kind} {end.name}: {layout} of the plan given as pins")
+
+
+def _check_spec(node: fx.Node, spec: OpSpec, mesh: Mesh) -> None:
+    reads, gives = operands(node), outputs_of(node) if node.op != "output" else ()
+    if len(spec.inputs) not in (0, len(reads)) or (node.op == "output" and not spec.inputs) or len(spec.outputs) != len(gives):
+        has = f"{count_text(len(reads), 'operand')} and {count_text(len(gives), 'output')}"
+        raise ConstraintError(
+            f"the plan gives {node.name} the spec {spec}, but it has {has}",
+            where=source_line(node) or PLAN_PINS,
+            remedy="give a layout for each; no inputs at all leave them free",
+        )
+    tensors = [(o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=bool(spec.inputs))]
+    tensors += [(v, layout) for v, layout in zip(gives, spec.outputs, strict=True) if v is not None]
+    for value, layout in tensors:
+        try:
+            pattern(layout, mesh, value.dim(), f"{node.name} in the plan")
+        except LayoutError as error:
+            raise LayoutError(error.what, where=source_line(node) or PLAN_PINS, remedy=error.remedy) from error

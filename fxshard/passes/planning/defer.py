@@ -1,0 +1,65 @@
+"""defer: a plan whose gradients leave as they are made, with sums over ranks pending, so that they are reduced later and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from torch import fx
+from torch.distributed.tensor import Partial
+
+from fxshard.graph.planning_graph import PlanningGraph, operands, producer
+from fxshard.layout.layouts import Layout
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
+
+SUMS = ("sum", "avg")
+"""Reductions that may be done after adding up: of sums of several tensors they are the sums of theirs."""
+Specs = Mapping[str, tuple[OpSpec, ...]]
+
+
+def deferred(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
+    """``plan`` without the reduction of each parameter's gradient that has a sum pending where it is made.
+
+    A sum that the plan takes in front of operators that only the gradient goes through (a view, a cast) passes them pending. Nothing else
+    changes: the forward, what is kept and every other value stay. Gradients without a sum are as they were. Prices and memory are
+    those of ``plan``.
+    """
+    parameters = {i.name for i in graph.inputs_of("parameter")}
+    rules = cache(lambda: annotate(graph, plan.mesh).specs)
+    output, specs = graph.module.graph.output_node(), dict(plan.specs)
+    returned, unread = list(specs[output.name].inputs), set()
+    for k, (end, value) in enumerate(zip(graph.outputs, operands(output), strict=True)):
+        if end.kind != "gradient" or end.name not in parameters:
+            continue
+        layout, passed = _pending(value, specs, rules)
+        if layout is not None:
+            specs |= passed
+            returned[k] = layout
+            unread |= {(output.name, k), *((name, 0) for name in passed)}
+    specs[output.name] = OpSpec(tuple(returned), ())
+    moves = [replace(m, readers=tuple(r for r in m.readers if r not in unread)) for m in plan.redistributions]
+    from_here = {(m.value, m.source) for m in moves if m.readers}
+    served = [m.readers or not was.readers or (m.value, m.target) in from_here for m, was in zip(moves, plan.redistributions, strict=True)]
+    nodes = tuple(replace(n, spec=specs[n.name]) for n in plan.nodes)
+    return replace(plan, nodes=nodes, redistributions=tuple(m for m, some in zip(moves, served, strict=True) if some))
+
+
+def _pending(value: fx.Node, specs: Mapping[str, OpSpec], rules: Callable[[], Specs]) -> tuple[Layout | None, dict[str, OpSpec]]:
+    """The layout in which ``value`` can be had with its sum pending, None where it has none, and new specs of what it goes through."""
+    node, index = producer(value)
+    made = specs[node.name].outputs[index] if node.name in specs else None
+    if made is not None and _sums(made):
+        return made, {}
+    if node.op != "call_function" or len(operands(node)) != 1 or value is not node or len(value.users) != 1:
+        return None, {}
+    before, passed = _pending(operands(node)[0], specs, rules)
+    spec = None if before is None else next((s for s in rules()[node.name] if s.inputs == (before,) and _sums(s.outputs[0])), None)
+    return (None, {}) if spec is None else (spec.outputs[0], {**passed, node.name: spec})
+
+
+def _sums(layout: Layout | None) -> bool:
+    pending = [p for p in layout or () if isinstance(p, Partial)]
+    return bool(pending) and all(p.reduce_op in SUMS for p in pending)

@@ -1,0 +1,174 @@
+"""What a user's name means in a graph: an input, an output, what a submodule returns, a node; or a glob of one kind of these."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from fxshard.errors import ConstraintError, closest
+from fxshard.graph.objects import after_of
+from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
+
+KINDS = "parameter, buffer, input, output, module or node"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the graph: result ``output`` of ``node``, or what the model returns as its output ``result``."""
+
+    node: str
+    output: int = 0
+    result: int | None = None
+
+    def value(self, graph: PlanningGraph) -> torch.Tensor | None:
+        return outputs_of(graph.by_name[self.node])[self.output]
+
+
+@dataclass(frozen=True)
+class Named:
+    """One thing that a name means: its tensors, several where a node has several results or a module returns several.
+
+    None for what is no tensor, or what nothing reads, so that the graph lacks it.
+    """
+
+    what: str
+    places: tuple[Place | None, ...]
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a graph: of its ends first, then of modules, then of nodes; a name or glob is looked up in this order."""
+
+    graph: PlanningGraph
+
+    def find(self, name: str, what: str, where: str, several: bool = False) -> list[Named]:
+        """What ``name`` means, exactly or as a glob (of nodes those with one result, or ``several``), or with ``[k]`` result k of it.
+
+        ``what`` and ``where`` are for the ConstraintError when it means nothing.
+        """
+        found = self._find(name, several) or _part(name, partial(self._find, several=True))
+        if not found:
+            parameters = (i.name for i in self.graph.inputs_of("parameter"))
+            remedy = f"name one of {some([*parameters, *self._all])}"
+            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self._all)}", where=where, remedy=remedy)
+        return list(dict.fromkeys(found))
+
+    def one(self, name: str, where: str) -> Place:
+        """The one tensor that ``name`` means, in the first kind in which it is one; a ConstraintError says which names would do."""
+        kinds = [table[name] for table in self._tables if name in table] or [_part(name, self._exactly)]
+        for calls in kinds:
+            if len(places := _distinct(calls)) == 1:
+                return places[0]
+        raise self._several(name, kinds[0], where) if kinds[0] else self._none(name, where)
+
+    def _several(self, name: str, calls: Sequence[Named], where: str) -> ConstraintError:
+        places = _distinct(calls)
+        if not places:
+            return ConstraintError(f"{name!r} gives no tensor that is read", where=where, remedy="name something that gives one")
+        parts = [f"{name}[{k}]" for k, place in enumerate(calls[0].places) if place is not None]
+        often = f", in {len(calls)} calls" if len(calls) > 1 else ""
+        remedy = f"name one of {some(map(self.spelled, places) if often else parts)}"
+        return ConstraintError(f"{name!r} means {len(places)} values{often}; one is asked for at a time", where=where, remedy=remedy)
+
+    def _none(self, name: str, where: str) -> ConstraintError:
+        for table in self._tables:
+            if matching := [key for key in table if fnmatch.fnmatchcase(key, name)]:
+                what = f"{name!r} is a glob; one value is asked for at a time"
+                return ConstraintError(what, where=where, remedy=f"name one of {some(matching)}")
+        what = f"there is no {KINDS} by the name of {name!r}{closest(name, self._all)}"
+        return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
+
+    def spelled(self, place: Place) -> str:
+        """The user's name of an input or output; of one of several results ``node[k]``, else the node's."""
+        if place.result is not None:
+            return self.graph.outputs[place.result].name
+        several = len(outputs_of(self.graph.by_name[place.node])) > 1
+        own = f"{place.node}[{place.output}]" if several else place.node
+        return next((i.name for i in self.graph.inputs if i.node == place.node), own)
+
+    def means_something(self, name: str) -> bool:
+        part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+        return bool(self._find(name, several=True) or (part is not None and self._find(part[1], several=True)))
+
+    def _exactly(self, name: str) -> Sequence[Named]:
+        return next((table[name] for table in self._tables if name in table), ())
+
+    def _find(self, name: str, several: bool) -> Sequence[Named]:
+        if found := self._exactly(name):
+            return found
+        for table in self._tables:
+            nodes = table is self._tables[-1]
+            named = [n for key, found in table.items() if fnmatch.fnmatchcase(key, name) for n in found]
+            kept = [n for n in named if several or not nodes or is_tensor(self.graph.by_name[n.what])]
+            if kept:
+                return kept
+        return ()
+
+    @property
+    def _all(self) -> list[str]:
+        return [name for table in self._tables for name in table]
+
+    @cached_property
+    def _tables(self) -> tuple[Mapping[str, Sequence[Named]], ...]:
+        graph = self.graph
+        ends = {i.name: [Named(i.node, (Place(i.node),))] for i in graph.inputs}
+        ends |= {alias: ends[target] for alias, target in graph.aliases.items() if target in ends}
+        returned = operands(graph.module.graph.output_node())
+        for index, (end, node) in enumerate(zip(graph.outputs, returned, strict=True)):
+            if end.kind == "output":
+                ends[end.name] = [Named(end.name, (Place(node.name, 0, index),))]
+        modules = {
+            name: [Named(f"what {name} returns", tuple(Place(node) if node else None for node in call)) for call in calls]
+            for name, calls in graph.returned.items()
+        }
+        nodes = {
+            n.name: [Named(n.name, tuple(None if v is None else Place(n.name, k) for k, v in enumerate(outputs_of(n))))]
+            for n in graph.nodes
+            if n.op != "output" and outputs_of(n)
+        }
+        return ends, modules, nodes
+
+
+def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[str, Any]:
+    """``given`` by the names of the graph's inputs or outputs, whose globs (``*`` and ``?``) and paths in objects are looked up.
+
+    An output in an object has its path as a further name: ``outputs['past_key_values'].layers[0].keys``, or that of the argument that
+    holds it. What matches nothing stays as it is.
+    """
+    ends = graph.inputs_of("input") if kind == "input" else [o for o in graph.outputs if o.kind == "output"]
+    after = after_of(graph.out_spec)
+    others = {} if after is None or kind == "input" else {f"outputs[{i}]": path for i, path in enumerate(after.paths)}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        glob = key.replace("[", "[[]")
+        exact = [end.name for end in ends if key in (end.name, others.get(end.name))]
+        names = exact or [e.name for e in ends if any(fnmatch.fnmatchcase(n, glob) for n in (e.name, others.get(e.name, "")))]
+        found.update(dict.fromkeys(names or [key], value))
+    return found
+
+
+def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
+    """``whole[k]``: result k of what ``find`` finds by the name of the whole."""
+    part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+    if part is None:
+        return []
+    index = int(part[2])
+    whole = [named for named in find(part[1]) if len(named.places) > index]
+    return [Named(f"result {index} of {named.what}", named.places[index : index + 1]) for named in whole]
+
+
+def _distinct(calls: Iterable[Named]) -> list[Place]:
+    return list(dict.fromkeys(place for call in calls for place in call.places if place is not None))
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first few of ``names``, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")

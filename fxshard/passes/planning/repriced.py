@@ -1,0 +1,76 @@
+"""A plan for a graph with dynamic dims at other sizes than its example's: what its own entries cost there, and what it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from fxshard.cost import joining_price, time_price
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.redistribution import bytes_price, communication_along, joined_price, price_along
+from fxshard.passes.annotation.annotate import Annotated
+from fxshard.passes.annotation.lifetimes import Lifetimes
+from fxshard.passes.annotation.recompute import expand, expanded
+from fxshard.passes.memory.planned_memory import memory_at_peak
+from fxshard.passes.planning.redistributions import Hides, Reader, hiding
+from fxshard.plans.plan_data import Redistribution
+from fxshard.plans.sharding_plan import ShardingPlan
+
+SAME = 1e-9
+"""Relative difference between figures of one thing that counts as none."""
+
+
+def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> float:
+    """What ``plan``, made for ``own``, costs at the sizes of ``there``, in the unit of its objective: the same specs, the same steps."""
+    nodes, specs = expanded(there, plan.recomputed), plan.specs
+    moves = [entry.cost for entry in moves_at(plan, own, there)]
+    if plan.certificate.unit == "bytes":
+        return math.fsum(moves)
+    return math.fsum([*(float(nodes.prices.computing(name, (specs[name],))[0]) for name in specs), *moves])
+
+
+def moves_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> list[Redistribution]:
+    """The plan's redistributions with the shapes and prices of ``there``."""
+    nodes = expanded(there, plan.recomputed)
+    readers = partial(_readers, plan, nodes.times, own, expanded(own, plan.recomputed))
+    hides = hiding(there, plan.recomputed) if plan.certificate.unit == "microseconds" else None
+    return [_entry(one, nodes, hides, readers) for one in plan.redistributions]
+
+
+def _entry(entry: Redistribution, nodes: Annotated, hides: Hides | None, readers: partial[Sequence[Reader]]) -> Redistribution:
+    mesh, (extent, itemsize) = nodes.mesh, nodes.prices.extent(nodes.graph.by_name[entry.value])
+    price = bytes_price if hides is None else time_price(mesh)
+    way = entry.source, entry.steps, extent, itemsize, mesh, price
+    beside = None if hides is None else hides(entry.value, readers(entry))
+    joins = beside is not None and beside.joins
+    cost = joined_price(*way, joining_price(mesh)) if joins else price_along(*way)
+    hidden = 0.0 if beside is None else float(beside.hidden(communication_along(*way)))
+    shape = extent if isinstance(extent, tuple) else entry.shape
+    return replace(entry, shape=shape, cost=cost - hidden, hidden=hidden)
+
+
+def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annotated, entry: Redistribution) -> Sequence[Reader]:
+    """Those whose compute the entry is hidden beside: of all readers of its value, or of one half of the step, those that give what it is
+    said to hide."""
+    value = times.graph.by_name[entry.value]
+    found = [(node.name, k) for node in times.readers.get(value, ()) for k, read in enumerate(times.operands[node]) if read is value]
+    if not own.mesh.hardware.overlap:
+        return found
+    hides = hiding(own, plan.recomputed)
+    sent = communication_along(entry.source, entry.steps, *nodes.prices.extent(value), own.mesh, time_price(own.mesh))
+    halves = [[r for r in found if times.late(times.graph.by_name.get(r[0], value)) is late] for late in (False, True)]
+    for some in (found, *halves):
+        beside = hides(entry.value, some)
+        if math.isclose(0.0 if beside is None else float(beside.hidden(sent)), entry.hidden, rel_tol=SAME, abs_tol=SAME):
+            return some
+    return found
+
+
+def memory_at(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int], optimizer: Optimizer) -> int:
+    """Bytes per device that ``plan`` holds when most is in use, at ``sizes`` of the dynamic dims of its graph, by name."""
+    assert graph.family is not None
+    there = expand(replace(graph, module=graph.family.at(graph.family.with_derived(sizes)), family=None), plan.recomputed)
+    return sum(memory_at_peak(Lifetimes(there), plan.specs, plan.redistributions, plan.mesh, optimizer).values())

@@ -1,0 +1,152 @@
+"""Asks a plan for dynamic dims what it costs and holds at other sizes, and what the best plan costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fxshard.errors import ConstraintError, OptionError, SizesError, closest
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.annotation.annotate import Annotated, at_sizes, not_among, specs_as_cut
+from fxshard.passes.planning.choose import allowance, decide, solved
+from fxshard.passes.planning.constrain import Constraints
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.repriced import memory_at, objective_at
+from fxshard.plans.plan_at import PlanAt
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.shapes import DynamicDim, GraphFamily, broken, dynamic_dims, sizes_named
+
+
+def plan_at(
+    plan: ShardingPlan,
+    annotated: Annotated,
+    constraints: Constraints,
+    objective: str,
+    time_limit: float | None,
+    sizes: Mapping[str, int],
+) -> PlanAt:
+    """``plan`` at ``sizes``, by name; those that are not named are as in the example.
+
+    Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
+    """
+    family = _family(annotated)
+    check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
+    there = family.with_derived({**family.example, **sizes})
+    guard = broken(family.guards, there)
+    if guard is not None:
+        raise SizesError(f"the plan does not serve {sizes_named(there)}: the model takes for granted that {guard}", remedy=ANOTHER)
+    other = at_sizes(annotated.graph, annotated.mesh, there)
+    if not_among(plan, other.specs) is not None:
+        specs = specs_as_cut(annotated.graph, annotated.mesh, there)
+        _check_among(plan, specs, there)
+        other = replace(other, specs=specs)
+    cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
+    try:
+        best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
+    except ConstraintError as error:  # a result of one element, say, that is to lie in shards
+        what = f"no plan made for {sizes_named(there)} is one to compare with: {error.what}"
+        raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
+    memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
+    bound, certificate = min(best.lower_bound, cost), best.certificate
+    return PlanAt(there, cost, bound, min(best.objective, cost), plan.certificate.unit, memory, constraints.memory_limit, certificate.cut)
+
+
+def _family(annotated: Annotated) -> GraphFamily:
+    family = annotated.graph.family
+    if family is None:
+        raise _no_dims()
+    return family
+
+
+def _no_dims() -> OptionError:
+    remedy = "plan with dynamic_shapes={'args[0]': {0: 'batch'}}, on the command line --dynamic args[0]:0=batch"
+    return OptionError("the plan has no dynamic dims", remedy=remedy)
+
+
+ANOTHER = "parallelize and fxshard.export make another plan for such sizes; fxshard.plan with an example of them says what that one costs"
+
+
+def check_legal(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]) -> None:
+    """Raises SizesError where the plan of a node of ``graph``, which has dynamic dims, cannot be lowered at these ``sizes``, by name."""
+    _check_among(plan, specs_as_cut(graph, plan.mesh, sizes), sizes)
+
+
+def _check_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]], sizes: Mapping[str, int]) -> None:
+    node = not_among(plan, specs)
+    if node is not None:
+        what = f"the plan is not legal at {sizes_named(sizes)}: {node} cannot run as {plan.specs[node]}"
+        raise SizesError(what, where=plan.lines.get(node, f"node {node}"), remedy=ANOTHER)
+
+
+def _best(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
+    formulation = formulate(annotated, constraints, objective)
+    session = solved(annotated, constraints, formulation, allowance(time_limit))
+    return decide(annotated, constraints, formulation, session.solution)
+
+
+def check_sizes(sizes: Mapping[str, int], dims: Sequence[DynamicDim]) -> None:
+    """Raises OptionError for ``sizes``, by name, of which one is of no dim of a plan's dynamic ``dims``, or one that it cannot have."""
+    known = {dim.name: dim for dim in dims}
+    if not known:
+        raise _no_dims()
+    for name, size in sizes.items():
+        if name not in known:
+            what = f"the plan has no dynamic dim {name!r}{closest(name, known)}"
+            raise OptionError(what, remedy=f"its dynamic dims are {', '.join(known)}")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise OptionError(f"{name} cannot be {size!r}", remedy="give a number of elements, at least 1")
+        known[name].check(size)
+
+
+def check_asked(
+    sizes: Sequence[Mapping[str, int]], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> None:
+    """Raises OptionError, before anything is planned, for ``sizes`` at which no plan of this call could be asked what it costs."""
+    dims = dynamic_dims(model, args, kwargs, dynamic_shapes) if sizes else ()
+    for one in sizes:
+        check_sizes(one, dims)
+
+
+MOST = 2**31
+"""Sizes beyond this are not asked about."""
+
+
+def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constraints) -> dict[str, int | None]:
+    """How far ``plan`` keeps to its memory limit: the largest size of each dim without a ``max``, None where any will do.
+
+    No further than what the trace took for granted holds. One dim at a time, the others as in ``plan.memory_sizes``; a dim that is cut
+    evenly in multiples of the mesh's size. Raises OptionError for a plan without a memory limit or without dynamic dims.
+    """
+    family, limit = _family(annotated), constraints.memory_limit
+    if limit is None:
+        raise OptionError("the plan has no memory limit that could hold", remedy="plan with memory_limit='80GB'")
+    found: dict[str, int | None] = {}
+    for dim in family.dims:
+        if dim.most is None and dim.name not in family.derived:
+            unit = 1 if dim.uneven else annotated.mesh.size
+            start = plan.memory_sizes[dim.name]
+
+            def holds(size: int, name: str = dim.name) -> bool:
+                there = family.with_derived({**plan.memory_sizes, name: size})
+                return broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
+
+            last = _last(lambda k, start=start, unit=unit: holds(max(start, k * unit)), start // unit)  # type: ignore[misc]
+            found[dim.name] = None if last is None else max(start, last * unit)
+    return found
+
+
+def _last(holds: Callable[[int], bool], start: int) -> int | None:
+    """The last number that ``holds``, as it does from ``start`` up to there; None where it does everywhere."""
+    low, high = start, 2 * max(start, 1)
+    while holds(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,37 @@
+"""What a captured graph returns, seen on fakes where the graph alone does not tell: nothing is computed, no random number is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
+
+NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})
+"""Functions that models end with, whose result shares memory with nothing."""
+
+
+def returns_new_memory(graph: fx.Graph) -> bool:
+    """Whether the graph says by itself that no output shares memory with an input or with another output; of one with sizes that only
+    running tells it is not asked: AOTAutograd counts on those having been seen before."""
+    if any(node.meta.get("unbacked_bindings") for node in graph.nodes):
+        return False
+    leaves = [leaf for leaf in pytree.tree_leaves(graph.output_node().args[0]) if isinstance(leaf, fx.Node)]
+    return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
+
+
+def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:
+    """The results of ``module`` on fake ``args``, in one list. ``grad``: under autograd. The user's random generator stays as it was."""
+    held = (*args, *module.parameters(), *module.buffers())
+    mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
+    env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
+    symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
+    shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
+    with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
+        return pytree.tree_leaves(fx.Interpreter(module).run(*args))

@@ -1,0 +1,100 @@
+"""Fakes of a model and of a call of it: CPU fakes with the shapes of what they stand for, to trace or to run as Python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
+from fxshard._torch_compat.dynamo.hooks import without_hooks
+from fxshard.errors import FxshardError, TraceError
+from fxshard.graph.objects import on_cpu
+from fxshard.passes.trace.captured.constants import plain_tensors
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters
+from fxshard.passes.trace.fakes.rebind import rebind
+from fxshard.passes.trace.fakes.symbols import Symbols
+from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.shapes import DynamicDim
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A copy of a model without hooks, of which the fakes know nothing, and the leaves and structure of a call of it."""
+
+    model: nn.Module
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    mode: FakeTensorMode
+    symbols: Symbols
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model, the (args, kwargs) of a call of it, and how it is traced."""
+
+    model: nn.Module
+    arguments: tuple[Any, Any]
+    train: bool
+    precision: MixedPrecision | None
+    dims: Sequence[DynamicDim]
+
+    def twin(self) -> Twin:
+        symbols = Symbols(self.dims)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
+        model = without_hooks(fake_copy(self.model, mode, self.train))
+        paths, spec = pytree.tree_flatten_with_path(self.arguments)
+        leaves = [symbols.fake(path_name(path), fake_tensor(a, mode, self.train)) for path, a in paths]
+        if self.precision is not None:
+            lower_parameters(model, self.precision)
+            leaves = [lower_input(a, self.precision) for a in leaves]
+        return Twin(model, leaves, on_cpu(spec), mode, symbols)
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
+    """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in module.parameters(recurse=False):  # those of functional_call are of other types
+            if id(value) not in memo:
+                memo[id(value)] = nn.Parameter(_fake_of(value, mode), value.requires_grad and train)
+        for value in (*own_tensors(module), *plain_tensors(module).values()):
+            if isinstance(value, torch.Tensor) and id(value) not in memo:
+                memo[id(value)] = fake_tensor(value, mode, train)
+    try:
+        copied = copy.deepcopy(model, memo)
+        rebind(copied, memo)
+        return copied
+    except FxshardError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"the model cannot be copied: {error}", where=type(model).__name__, remedy="remove attributes that copy.deepcopy refuses"
+        ) from error
+
+
+def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
+    """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    fake = _fake_of(value, mode)
+    with mode:
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=value.requires_grad and train)
+        return fake.requires_grad_(value.requires_grad and train)
+
+
+def _fake_of(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    check_dense(value)
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """``args[0]`` or ``kwargs['mask']`` for a leaf of ``(args, kwargs)``."""
+    root = "args" if path[0].idx == 0 else "kwargs"
+    return root + pytree.keystr(path[1:])

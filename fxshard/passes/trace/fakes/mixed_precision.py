@@ -1,0 +1,174 @@
+"""Mixed precision: parameters stay as they are, and are cast where the model reads them; gradients are cast before they are reduced.
+
+The casts are nodes of the graph, so that planner and lowering need to know one thing only: in which values a gradient's sum may not be
+taken (``PlanningGraph.unreduced``). That gathers move the cast parameter follows from its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.distributed.tensor import Partial
+
+from fxshard.errors import OptionError, a_kind
+from fxshard.graph.planning_graph import PlanningGraph, operands
+from fxshard.layout.layouts import Layout
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """In which dtypes a model computes, while its parameters (the optimiser's master weights) and their gradients keep their own.
+
+    ``param_dtype``: floating parameters are cast to it where they are read. ``reduce_dtype``: gradients are added up over ranks in it,
+    ``param_dtype`` if None. ``cast_inputs``: floating arguments are cast too. Buffers stay. Raises OptionError for other dtypes.
+    """
+
+    param_dtype: torch.dtype
+    reduce_dtype: torch.dtype | None = None
+    cast_inputs: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype"):
+            value = getattr(self, name)
+            if name == "reduce_dtype" and value is None:
+                continue
+            if not isinstance(value, torch.dtype) or not value.is_floating_point or value.itemsize < 2:
+                said = value if isinstance(value, torch.dtype) else a_kind(value)
+                raise OptionError(f"{name} is {said}", where="mixed_precision", remedy="give torch.bfloat16, float16, float32 or float64")
+
+    @property
+    def reduces_in(self) -> torch.dtype:
+        return self.reduce_dtype or self.param_dtype
+
+
+def check_mixed_precision(value: Any) -> MixedPrecision | None:
+    """Raises OptionError unless ``value`` is a MixedPrecision or None."""
+    if value is not None and not isinstance(value, MixedPrecision):
+        raise OptionError(f"mixed_precision is {a_kind(value)}", remedy="give fxshard.MixedPrecision(param_dtype=torch.bfloat16)")
+    return value
+
+
+class _Read(torch.autograd.Function):
+    """A parameter as the model reads it; its gradient passes the dtype in which it is reduced."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, precision: MixedPrecision) -> torch.Tensor:
+        ctx.dtypes = precision.reduces_in, x.dtype
+        return x.view_as(x) if x.dtype == precision.param_dtype else x.to(precision.param_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        reduced, master = ctx.dtypes
+        return grad.to(reduced).to(master), None
+
+
+def read_in(x: torch.Tensor, precision: MixedPrecision) -> torch.Tensor:
+    """``x`` [any shape] as the model computes with it."""
+    return _Read.apply(x, precision)
+
+
+Masters = dict[int, tuple[nn.Parameter, nn.Parameter]]
+"""By id of the parameter that the capture sees: that one, which keeps the id its own, and the one that it stands for."""
+
+
+def lower_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Masters:
+    """Puts parameters in ``param_dtype`` in the places of floating ones, so that the model sees that dtype while it is captured."""
+    made: dict[int, nn.Parameter] = {}
+    masters: Masters = {}
+    for module in fake_model.modules():
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if _casts(parameter, precision) or (parameter.is_floating_point() and parameter.dtype != precision.reduces_in):
+                if id(parameter) not in made:
+                    low = nn.Parameter(parameter.detach().to(precision.param_dtype, copy=True), parameter.requires_grad)
+                    made[id(parameter)], masters[id(low)] = low, (low, parameter)
+                setattr(module, key, made[id(parameter)])
+    return masters
+
+
+def lower_input(value: Any, precision: MixedPrecision) -> Any:
+    """A fake argument as the model sees it while it is captured."""
+    if not precision.cast_inputs or not isinstance(value, torch.Tensor) or not _casts(value, precision):
+        return value
+    return value.detach().to(precision.param_dtype).requires_grad_(value.requires_grad)
+
+
+def _casts(value: torch.Tensor, precision: MixedPrecision) -> bool:
+    return value.is_floating_point() and value.dtype != precision.param_dtype
+
+
+def spell_casts(
+    captured: fx.GraphModule, masters: Masters, lowered: Sequence[Any], given: Sequence[Any], precision: MixedPrecision
+) -> None:
+    """Puts the parameters and arguments back, with a cast in front of all who read them. ``lowered``: the arguments that were captured."""
+    graph, casts = captured.graph, {}
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    for node, seen, value in zip(ends, lowered, given, strict=True):
+        if seen is not value:
+            _cast_after(graph, node, ends[-1], precision)
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        owner, _, key = str(node.target).rpartition(".")
+        module = captured.get_submodule(owner)
+        value = getattr(module, key)
+        if id(value) in masters:
+            setattr(module, key, masters[id(value)][1])
+            casts[node.target] = id(value)
+    first: dict[int, fx.Node] = {}
+    for node in [n for n in graph.nodes if n.op == "get_attr" and n.target in casts]:
+        which = casts[node.target]
+        if which in first:
+            node.replace_all_uses_with(first[which])
+        else:
+            first[which] = _cast_after(graph, node, node, precision)
+    captured.recompile()
+
+
+def _cast_after(graph: fx.Graph, node: fx.Node, after: fx.Node, precision: MixedPrecision) -> fx.Node:
+    with graph.inserting_after(after):
+        cast = graph.call_function(read_in, (node, precision))
+    node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+    return cast
+
+
+def unreduced(graph: PlanningGraph, precision: MixedPrecision) -> frozenset[str]:
+    """Of the forms of each parameter's gradient, the names of those that are not in the dtype in which it is to be reduced."""
+    parameters = {i.name for i in graph.inputs_of("parameter")}
+    found: set[fx.Node] = set()
+    for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True):
+        if end.kind == "gradient" and end.name in parameters:
+            forms = [value]
+            for dtype in (precision.reduces_in, precision.param_dtype):
+                before = forms[-1].args[0] if forms[-1].target is aten._to_copy.default else None
+                if _dtype(forms[-1]) != dtype and isinstance(before, fx.Node) and _dtype(before) == dtype:
+                    forms.append(before)
+            if len(forms) > 1:
+                found |= {*forms, *_parts(forms[-1])}
+    return frozenset(n.name for n in found if _dtype(n) != precision.reduces_in)
+
+
+PARTS = frozenset({aten.add.Tensor, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.t.default})
+"""Operators of which a gradient is a sum, or another view."""
+
+
+def _parts(value: fx.Node) -> set[fx.Node]:
+    """What ``value`` is a sum or a view of, where nothing else reads it: its sums might be taken there as well."""
+    read = operands(value) if value.target in PARTS | {aten._to_copy.default} else ()
+    alone = {n for n in read if len(n.users) == 1 and n.op == "call_function"}
+    return alone.union(*map(_parts, alone))
+
+
+def _dtype(value: fx.Node) -> torch.dtype:
+    dtype: torch.dtype = value.meta["val"].dtype
+    return dtype
+
+
+def settles(layouts: Sequence[Layout]) -> np.ndarray:
+    """Between which of ``layouts`` [from, to] a sum that is pending is taken, on some axis."""
+    pending = np.array([[isinstance(p, Partial) for p in layout] for layout in layouts])
+    return (pending[:, None] & ~pending[None]).any(-1)

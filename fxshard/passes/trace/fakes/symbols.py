@@ -1,0 +1,188 @@
+"""Symbols while a model is traced: inputs whose dynamic dims are symbols, and the graph at the example's sizes that comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.symbols import (
+    SymbolEnv,
+    captured_sizes,
+    expression,
+    hint_of,
+    is_symbolic,
+    noted_guards,
+    noting_lines,
+    oblivious,
+    quiet_symbols,
+    symbol_of,
+)
+from fxshard.errors import StaticDimError, TraceError
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, bounds_all, broken, distinct, guards_of, remedy_of, settled_by
+
+ROOM = 64
+
+
+def _near(dim: DynamicDim) -> set[int]:
+    """Sizes that are tried, to tell whether a dim can have another than the example's: small ones, those about it, ever larger ones."""
+    small, about = range(dim.least, dim.least + ROOM), range(dim.example - ROOM, dim.example + ROOM)
+    return {*small, *about, 2 * dim.example, 4 * dim.example, *(2**k for k in range(24))}
+
+
+class Symbols(contextlib.AbstractContextManager[None]):
+    """The symbols of one trace; within it sizes are not taken for 0 or 1 because the example's are."""
+
+    def __init__(self, dims: Sequence[DynamicDim]) -> None:
+        self.dims = tuple(dims)
+        self.inputs: dict[str, list[int | None]] = {}
+        """Shapes of the tensors among the inputs by path, None for sizes that are dynamic."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew: another attempt notes guards of its own."""
+        self.env = SymbolEnv()
+        self.captured: tuple[Guard, ...] = ()
+        self.named: dict[sympy.Symbol, str] = {}
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        if self.dims:
+            self._stack.enter_context(oblivious())
+            self._stack.enter_context(quiet_symbols())
+            self._stack.enter_context(noting_lines(of_user, users_place))
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def fake(self, path: str, value: Any) -> Any:
+        """``value``, a fake of the example, with symbols for the sizes of the dims of ``path`` that are dynamic."""
+        places = {dim: one for one in self.dims for where, dim in one.places if where == path}
+        if self.dims and isinstance(value, FakeTensor):
+            self.inputs[path] = [None if d in places else int(size) for d, size in enumerate(value.shape)]
+        if not places or not isinstance(value, FakeTensor):
+            return value
+        shape = [
+            self.env.symbol(places[d].name, places[d].example, places[d].least, places[d].most) if d in places else size
+            for d, size in enumerate(value.shape)
+        ]
+        order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+        with value.fake_mode:
+            made = torch.empty_permuted(shape, order, dtype=value.dtype)
+        return made.requires_grad_(value.requires_grad)
+
+    def note(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """What Dynamo, which has symbols of its own for the sizes of ``inputs``, took for granted while it captured.
+
+        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        """
+        if not self.dims:
+            return
+        own = captured_sizes(captured, inputs)
+        names = {symbol_of(value): name for name, value in self.env.known.items()}
+        named = {theirs: names[symbol_of(value)] for theirs, value in own.items() if symbol_of(value) in names}
+        self.named = named
+        found = []
+        for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
+            symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
+            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims of one name are one
+                found.append(Guard(expr, symbols, where))
+        self.captured = tuple(found)
+        for theirs, name in named.items():
+            settled = captured.meta["fake_mode"].shape_env.replacements.get(theirs)
+            if isinstance(settled, sympy.Integer):
+                self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
+
+    def size(self, name: str) -> torch.SymInt:
+        """The size of a dynamic dim that an input has had."""
+        return self.env.known[name]
+
+    def name_of(self, size: Any) -> Any:
+        """The name of a size that Dynamo captured, if it is that of a dynamic dim; else the size."""
+        return self.named.get(expression(size), size) if is_symbolic(size) else size
+
+    def settled(self, graph: PlanningGraph) -> PlanningGraph:
+        """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
+
+        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        """
+        if not self.dims:
+            return graph
+        self._refuse_unknown(graph)
+        symbols = {name: symbol_of(value) for name, value in self.env.known.items()}
+        guards = distinct((*self.captured, *guards_of(self.env.known)))
+        for dim in self.dims:
+            self._refuse_static(dim, guards)
+        self._refuse_together(guards)
+        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
+        return replace(graph, module=family.at(family.example), family=family)
+
+    def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:
+        known = self.env.known.get(dim.name)
+        if known is not None and isinstance(expression(known), sympy.Integer):
+            self._refuse(dim, expression(known), guards)
+        own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
+        others = [n for n in _near(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
+        if own and others and all(broken(own, {dim.name: size}) is not None for size in others):
+            self._refuse(dim, sympy.Integer(dim.example), own)
+
+    def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
+        cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)
+        error = StaticDimError(
+            f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
+            where=cause.where if cause else None,
+            remedy=remedy_of([dim], self.inputs),
+        )
+        error.dim = dim.name
+        raise error
+
+    def _refuse_together(self, guards: Sequence[Guard]) -> None:
+        """Of dims that were asked for: none can grow where the model takes for granted what they give together."""
+        asked = {dim.name: dim for dim in self.dims if dim.asked}
+        tie = next((g for g in guards if bounds_all(g) and all(name in asked for name, *_ in g.symbols)), None)
+        if tie is not None:
+            dims = [dim for dim in self.dims if dim.name in {name for name, *_ in tie.symbols}]
+            said = " and ".join(f"{dim.name} ({dim})" for dim in dims)
+            what = f"{said} cannot change freely: the model takes for granted that {tie}"
+            raise StaticDimError(what, where=tie.where, remedy=remedy_of(dims, self.inputs))
+
+    def _refuse_unknown(self, graph: PlanningGraph) -> None:
+        found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)
+        if found is not None:
+            raise TraceError(
+                f"{found.name} ({found.target}) has a size that only running tells, which dynamic sizes do not go with",
+                remedy="plan for one size: leave out dynamic_shapes, or pass dynamic=False",
+            )
+
+
+def fold_sizes(joint: fx.GraphModule) -> None:
+    """Calls that only compute sizes become symbolic numbers in the arguments of those that read them.
+
+    The other calls get the names that they have where sizes are numbers.
+    """
+    if not any(_is_size(node) for node in joint.graph.nodes):
+        return
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in joint.graph.nodes:
+        if _is_size(node):
+            size = node.meta["val"]
+            copies[node] = size if expression(size).free_symbols else hint_of(size)
+            continue
+        name = re.sub(r"_\d+$", "", node.name) if node.op == "call_function" else node.name
+        copies[node] = copy = graph.create_node(node.op, node.target, name=name)
+        copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        copy.meta = dict(node.meta)
+    joint.graph = graph
+
+
+def _is_size(node: fx.Node) -> bool:
+    return node.op == "call_function" and is_symbolic(node.meta.get("val"))

@@ -1,0 +1,138 @@
+"""Gradients on their way through a submodule with backward hooks: outputs of a program's backward.
+
+To each tensor that goes into such a module or comes out of it, and requires a gradient, a tap is added: an input of the graph that is
+zero. The tap's gradient is the tensor's, so that whoever runs the program gives zeros and calls the hooks with their gradients. How
+many taps there are, and their shapes, is found by a first trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.dynamo.hooks import FORWARD, FORWARD_PRE, Hook, is_capturing, while_capturing, while_capturing_tensor
+from fxshard.errors import TraceError
+from fxshard.graph.planning_graph import TappedCall
+from fxshard.passes.trace.fakes.symbols import Symbols
+
+TAPS = "fxshard_taps"
+"""The name of the argument by which taps are given while a model is captured."""
+Kind = tuple[tuple[Any, ...], torch.dtype]
+"""The shape and dtype of a tap; a dynamic size by the name of its dim."""
+
+
+def tap_name(index: int) -> str:
+    """The name of an input of a graph."""
+    return f"taps[{index}]"
+
+
+class _Call:
+    """A call that is being captured, as ``TappedCall``."""
+
+    def __init__(self, module: str, begins: int) -> None:
+        self.module, self.begins, self.ends = module, begins, begins
+        self.sides: tuple[list[int | None], list[int | None]] = ([], [])
+
+
+class Taps:
+    """The taps of one trace. ``known``: their shapes and dtypes, as the trace before found them."""
+
+    def __init__(self) -> None:
+        self.known: list[Kind] = []
+        self.queue: list[torch.Tensor] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.kinds: list[Kind] = []
+        self.calls: list[_Call] = []
+        self.open: list[_Call] = []
+        self.events = 0
+        self.unfit: list[str] = []
+
+    def settled(self) -> bool:
+        """Whether the trace had all its taps; raises TraceError for a module whose result has no place for one."""
+        if self.unfit:
+            what = (
+                f"{self.unfit[0]} has a backward hook and returns neither a tensor nor a tuple of tensors, so that torch would not call it"
+            )
+            raise TraceError(what, where=self.unfit[0], remedy="return a tensor or a tuple, or take the hook off")
+        other = next((size for shape, _ in self.kinds for size in shape if not isinstance(size, (int, str))), None)
+        if other is not None:
+            what = f"a module with a backward hook takes or returns a tensor of a size that is computed of others ({other})"
+            raise TraceError(what, where=self.calls[0].module, remedy="take the hook off, or leave sizes static (dynamic=False)")
+        known, self.known = self.known, self.kinds
+        return known == self.kinds
+
+    def name_sizes(self, name_of: Callable[[Any], Any]) -> None:
+        """Once the trace has ended: ``name_of`` gives the name of a dynamic size, and what is no such as it is."""
+        self.kinds = [(tuple(map(name_of, shape)), dtype) for shape, dtype in self.kinds]
+
+    def inputs(self, mode: FakeTensorMode, symbols: Symbols) -> list[torch.Tensor]:
+        with mode:
+            shapes = [[symbols.size(n) if isinstance(n, str) else n for n in shape] for shape, _ in self.known]
+            return [torch.empty(shape, dtype=dtype, requires_grad=True) for shape, (_, dtype) in zip(shapes, self.known, strict=True)]
+
+    @property
+    def tapped(self) -> tuple[TappedCall, ...]:
+        return tuple(TappedCall(c.module, tuple(c.sides[0]), tuple(c.sides[1]), c.begins, c.ends) for c in self.calls)
+
+    def hooks(self, name: str) -> tuple[Hook, Hook]:
+        """What runs around the forward of a module, inside of all its own hooks before it and outside of those after it."""
+        begins, ends = while_capturing(lambda: self._begin(name)), while_capturing(self._end)
+        unfit = while_capturing(lambda: self.unfit.append(name))
+        sides = [(while_capturing_tensor(self._noting(side)), while_capturing(self._passing(side))) for side in (0, 1)]
+        queue, known = self.queue, bool(self.known)
+
+        def tap(value: Any, side: int) -> Any:
+            notes, passes = sides[side]
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                notes(value)
+                return value + queue.pop(0) if known else value
+            passes()
+            return value
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            if not is_capturing():
+                return None
+            begins()
+            return tuple([tap(value, 0) for value in args])
+
+        def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+            if not is_capturing():
+                return None
+            if isinstance(out, torch.Tensor):
+                result: Any = tap(out, 1)
+            elif isinstance(out, tuple):
+                result = tuple([tap(value, 1) for value in out])
+            else:
+                unfit()
+                result = out
+            ends()
+            return result
+
+        return Hook(FORWARD_PRE, -1, before), Hook(FORWARD, -1, after)
+
+    def _begin(self, name: str) -> None:
+        self.calls.append(_Call(name, self._next()))
+        self.open.append(self.calls[-1])
+
+    def _end(self) -> None:
+        self.open.pop().ends = self._next()
+
+    def _next(self) -> int:
+        self.events += 1
+        return self.events
+
+    def _noting(self, side: int) -> Any:
+        def note(value: torch.Tensor) -> None:
+            self.open[-1].sides[side].append(len(self.kinds))
+            self.kinds.append((tuple(value.shape), value.dtype))
+
+        return note
+
+    def _passing(self, side: int) -> Any:
+        return lambda: self.open[-1].sides[side].append(None)

@@ -1,0 +1,443 @@
+"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from fxshard._torch_compat import (
+    BufferAOTInput,
+    FakeTensor,
+    FakeTensorMode,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+    aot_export_joint_with_descriptors,
+    flex_attention_of_any_device,
+    noted_side_effects,
+    pytree,
+    sizes_from_data,
+    storage_key,
+)
+from fxshard._torch_compat.dynamo.capture import without_code, without_guards, without_headers
+from fxshard._torch_compat.dynamo.functions import all_functions
+from fxshard._torch_compat.dynamo.hooks import without_global_hooks
+from fxshard._torch_compat.dynamo.kernels import kernels_captured
+from fxshard._torch_compat.symbols import is_symbolic
+from fxshard.errors import OptionError, RunError, TraceError, a_kind
+from fxshard.graph.objects import After, on_cpu, open_call
+from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
+from fxshard.graph.side_effects import Attribute
+from fxshard.passes.trace.captured.constants import spell_attributes, spell_constants
+from fxshard.passes.trace.captured.effects import drop_tokens
+from fxshard.passes.trace.captured.kernels_of_users import carry_kernels
+from fxshard.passes.trace.captured.numbers import drop_wrong_bounds, tensors_of_numbers
+from fxshard.passes.trace.captured.probe import probe, returns_new_memory
+from fxshard.passes.trace.captured.scalars import keep_numbers_in_tensors
+from fxshard.passes.trace.captured.strides import spell_strides
+from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
+from fxshard.passes.trace.fakes.rebind import parameter_names
+from fxshard.passes.trace.fakes.symbols import Symbols, fold_sizes
+from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.passes.trace.functions.data_dependent import SPELLED, Spelled
+from fxshard.passes.trace.functions.decompose import planning_decompositions
+from fxshard.passes.trace.functions.draws import check_draws, number_draws
+from fxshard.passes.trace.functions.flex import spell_flex_attention
+from fxshard.passes.trace.functions.inlined import inlined
+from fxshard.passes.trace.functions.neutralise import Neutralise
+from fxshard.passes.trace.functions.recurrent import is_packed, packed_error, recurrent_captured
+from fxshard.passes.trace.python_state.assigned import write_assigned
+from fxshard.passes.trace.python_state.bound import is_bound
+from fxshard.passes.trace.python_state.gradient_taps import TAPS, tap_name
+from fxshard.passes.trace.python_state.hooks import TracedHooks
+from fxshard.passes.trace.python_state.objects import Reads, after_call, capture_call
+from fxshard.passes.trace.python_state.side_effects import TracedSideEffects
+from fxshard.passes.trace.regions import regions
+from fxshard.passes.trace.repeats.repeated import RepeatedLayers, first_that_works
+from fxshard.passes.trace.returned import let_go, noted, other_names, renamed, values_of_modules
+from fxshard.passes.trace.trace_errors import errors_of_the_model, readable_errors
+from fxshard.shapes import DynamicDim
+
+aten = torch.ops.aten
+WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
+"""Modules whose parameters and gradients torch manages itself."""
+
+
+def trace(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    mixed_precision: MixedPrecision | None = None,
+    dynamic: Sequence[DynamicDim] = (),
+    observe: bool = False,
+    written: Collection[Attribute] = (),
+) -> PlanningGraph:
+    """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
+
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
+    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
+    submodules the graph returns what some are called with, of a model whose forward sets attributes it has what that leaves there: see
+    ``fxshard.passes.trace.python_state``. ``written``: attributes that other calls set. Raises TraceError with the user's line when the
+    model is not one graph, OptionError for what is no model or no tuple of arguments.
+    """
+    check_call(model, args)
+    arguments = open_call(args, kwargs or {})[:2]
+    _check_tensors(model, arguments)
+    symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
+    call = Call(model, arguments, train, mixed_precision, tuple(dynamic))
+    effects = TracedSideEffects(call, observe, written)
+
+    def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+        def once() -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+            symbols.forget()
+            again = RepeatedLayers(layers.wanted)
+            return _capture(call, SPELLED if spelled else {}, symbols, hooks, again, effects)
+
+        return effects.settle(lambda: hooks.settle(once))
+
+    with readable_errors(type(model).__name__), _grad(train), without_code(), without_global_hooks(), symbols:
+        joint, names, out_spec = first_that_works(model, capture)
+    leaves, in_spec = pytree.tree_flatten_with_path(arguments)
+    paths = [path_name(path) for path, leaf in leaves if not is_bound(leaf)]
+    paths += map(tap_name, range(len(hooks.taps.known)))
+    with symbols:
+        graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
+    marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
+    returned = renamed(graph.returned, other_names(model))
+    graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
+    return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks)
+
+
+def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    named += [(path_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(arguments, is_packed)[0]]
+    for name, value in named:
+        if is_packed(value):
+            raise packed_error(name)
+        if isinstance(value, torch.Tensor):
+            check_dense(value, name)
+
+
+def _capture(
+    call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, effects: TracedSideEffects
+) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+    """The joint graph, the model's names of its parameters, and the structure of what it returns."""
+    model, arguments, train, precision = call.model, call.arguments, call.train, call.precision
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
+    fake_model = fake_copy(model, mode, train)
+    paths, in_spec = pytree.tree_flatten_with_path(arguments)
+    in_spec = on_cpu(in_spec)
+    given = [symbols.fake(path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
+    leaves = given
+    masters = {} if precision is None else lower_parameters(fake_model, precision)
+    if precision is not None:
+        leaves = [lower_input(a, precision) for a in given]
+    fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
+    flat = [a for a in leaves if not is_bound(a)]
+    root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
+    named = {TAPS: taps} if taps else {}
+    own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
+    again = Spelled if spelled else contextlib.nullcontext
+    captures = (
+        mode,
+        again(),
+        inlined(),
+        _written_out(),
+        flex_attention_of_any_device(),
+        sizes_from_data(),
+        regions(),
+        all_functions(),
+        kernels_captured(),
+        recurrent_captured(),
+        noted(fake_model),
+        hooks.watching(fake_model),
+        layers.noted(fake_model),
+        without_guards(),
+        without_headers(),
+    )
+    with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
+        for capture in captures:
+            stack.enter_context(capture)
+
+        def outcome() -> tuple[After, Reads] | None:
+            twin = call.twin()
+            return after_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
+
+        captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
+    flat += taps
+    symbols.note(captured, flat)
+    hooks.taps.name_sizes(symbols.name_of)
+    effects.changed = tuple(changed)
+    captured.graph.set_codegen(fx.graph.CodeGen())
+    captured.recompile()
+    layers.shorten(captured, fake_model)
+    spell_flex_attention(captured)
+    names = parameter_names(fake_model, captured)
+    with again():
+        effects.fixed = spell_attributes(captured, model, fake_model, names, flat)
+        separate_outputs(captured, flat)
+    write_assigned(captured, fake_model, names)
+    if precision is not None:
+        given = [*(a for a in given if not is_bound(a)), *taps]
+        spell_casts(captured, masters, flat, given, precision)
+        flat = given
+    layers.label(captured)
+    joint = joint_graph(captured, flat, train, spelled)
+    fold_sizes(joint)
+    layers.unroll(joint)
+    return joint, names, out_spec
+
+
+def check_call(model: Any, args: Any) -> None:
+    """Raises OptionError unless ``model`` is a module that nobody shards yet and ``args`` a sequence of arguments."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
+    if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
+        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
+    for name, module in model.named_modules():
+        if getattr(vars(module).get("forward"), "sharded", False):
+            what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
+            raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
+        if isinstance(module, WRAPPERS):
+            what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
+            raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
+
+
+def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
+    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
+    in ``meta["desc"]``."""
+    flat_args = _used(module, flat_args)
+    with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
+        exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
+    return exported.graph_module
+
+
+def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
+    """The arguments, None for constants that Dynamo has written into the graph: AOTAutograd does not take all kinds of them."""
+    ends = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
+
+
+def separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
+    """Clones outputs that are views of an input, or of another output, so that each has a tangent of its own."""
+    if returns_new_memory(module.graph):
+        return
+    probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
+    values = probe(module, probes)
+    held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
+    output = module.graph.output_node()
+    leaves, spec = pytree.tree_flatten(output.args[0])
+    with module.graph.inserting_before(output):
+        for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
+            if isinstance(leaf, fx.Node) and isinstance(value, torch.Tensor):
+                if storage_key(value) in held:
+                    leaves[i] = module.graph.call_method("clone", (leaf,))
+                    leaves[i].meta = {k: v for k, v in leaf.meta.items() if k == "stack_trace"}
+                held.add(storage_key(value))
+    output.args = (pytree.tree_unflatten(leaves, spec),)
+    module.recompile()
+
+
+def planning_graph(
+    joint: fx.GraphModule,
+    names: Mapping[str, str],
+    paths: Sequence[str],
+    in_spec: pytree.TreeSpec,
+    out_spec: pytree.TreeSpec,
+    train: bool,
+    aliases: dict[str, str],
+) -> PlanningGraph:
+    """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    fold_sizes(joint)
+    drop_tokens(joint)
+    drop_wrong_bounds(joint)
+    spell_constants(joint)
+    spell_strides(joint)
+    _tidy(joint)
+    _refuse_sparse(joint, train)
+    carry_kernels(joint)
+    check_draws(joint)
+    numbers = tensors_of_numbers(joint)
+    keep_numbers_in_tensors(joint)
+    outputs, fixed = _name_outputs(joint, names, paths)
+    _join_seeds(joint)
+    number_draws(joint)
+    inputs = _name_inputs(joint, names, paths)
+    returned = values_of_modules(joint)
+    joint.graph.lint()
+    joint.recompile()
+    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases, returned=returned)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters and buffers -> the first name."""
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for items in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, value in items:
+            if id(value) in first:
+                aliases[name] = first[id(value)]
+            else:
+                first[id(value)] = name
+    return aliases
+
+
+def _tidy(joint: fx.GraphModule) -> None:
+    """Drops detaches and aliases, which move nothing, and what nobody reads."""
+    for node in list(joint.graph.nodes):
+        if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
+            node.replace_all_uses_with(node.args[0])
+            joint.graph.erase_node(node)
+    let_go(joint)
+    joint.graph.eliminate_dead_code()
+    _loosen_views(joint)
+
+
+def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
+    """AOTAutograd finds no gradient on the way of a sparse tensor; raises TraceError rather than to lose it."""
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided and (train or node.op == "placeholder"):
+            raise TraceError(
+                f"{node.name} ({node.target}) is a sparse tensor ({value.layout})",
+                where=source_line(node) or node.name,
+                remedy="pass dense tensors, and train without sparse ones",
+            )
+
+
+def _loosen_views(joint: fx.GraphModule) -> None:
+    """Shards come in contiguous: views of what was computed from an input with other strides become reshapes."""
+    strided: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and not value.is_contiguous():
+            strided.add(node)
+        elif any(n in strided for n in node.all_input_nodes):
+            strided.add(node)
+            if node.target is aten.view.default:
+                node.target = aten.reshape.default
+
+
+def _join_seeds(joint: fx.GraphModule) -> None:
+    """All ``rng_seed`` nodes become one input."""
+    seeds = [n for n in joint.graph.nodes if n.target is torch.ops.fxshard.rng_seed.default]
+    if not seeds:
+        return
+    last = [n for n in joint.graph.nodes if n.op == "placeholder"][-1:]
+    with joint.graph.inserting_after(last[0]) if last else joint.graph.inserting_before(next(iter(joint.graph.nodes))):
+        seed = joint.graph.placeholder("rng_seed")
+    seed.meta["val"] = seeds[0].meta["val"]
+    for node in seeds:
+        node.replace_all_uses_with(seed)
+        joint.graph.erase_node(node)
+
+
+def _name_inputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[GraphInput, ...]:
+    inputs, taken = [], {n.name for n in joint.graph.nodes}
+    for node in [n for n in joint.graph.nodes if n.op == "placeholder"]:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            if node.users:
+                raise TraceError(
+                    f"input {node.name} is not a tensor and could not be made a constant", remedy="pass plain Python numbers or tensors"
+                )
+            joint.graph.erase_node(node)
+            taken.discard(node.name)
+            continue
+        kind, name = _input_of(node.meta.get("desc"), names, paths)
+        _rename(node, name if kind in ("parameter", "buffer", "input") else node.name, taken)
+        inputs.append(GraphInput(node.name, kind, name))
+    return tuple(inputs)
+
+
+def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tuple[str, str]:
+    if isinstance(desc, ParamAOTInput):
+        return "parameter", names.get(desc.target, desc.target)
+    if isinstance(desc, BufferAOTInput):
+        return "buffer", names.get(desc.target, desc.target)
+    if isinstance(desc, PlainAOTInput):
+        return "input", paths[desc.idx]
+    if isinstance(desc, TangentAOTInput) and isinstance(desc.output, InputMutationAOTOutput):
+        raise TraceError(
+            f"{_input_of(desc.output.mutated_input, names, paths)[1]} is changed in place and needs a gradient",
+            remedy="change a copy of it (x = x + 1 rather than x += 1), or detach it first",
+        )
+    if isinstance(desc, TangentAOTInput):
+        return "tangent", f"tangents[{desc.output.idx}]"
+    if desc is None:
+        return "seed", "rng_seed"
+    raise TraceError(f"the traced graph has an input of a kind that is not supported: {desc}", remedy="pass plain tensors")
+
+
+def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[tuple[GraphOutput, ...], dict[int, Any]]:
+    """Names the outputs and drops the None entries of inputs without gradient; (outputs, those that are no tensors by their place)."""
+    node = joint.graph.output_node()
+    shapes = {n.meta["desc"]: n.meta["val"].shape for n in joint.graph.nodes if n.op == "placeholder" and is_tensor(n)}
+    kept, outputs, fixed = [], [], {}
+    for value, desc in zip(node.args[0], node.meta["desc"], strict=True):
+        if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
+            if is_symbolic(value):
+                what = f"the model returns a size that changes ({value}) as a number, or leaves it in an object"
+                raise TraceError(what, remedy="leave that dim static, or return a tensor and take its size outside of the model")
+            fixed[desc.idx] = value
+            continue
+        if isinstance(desc, PlainAOTOutput):
+            outputs.append(GraphOutput("output", f"outputs[{desc.idx}]"))
+        elif isinstance(desc, GradAOTOutput) and value is not None:
+            outputs.append(GraphOutput("gradient", _input_of(desc.grad_of, names, paths)[1]))
+        elif isinstance(desc, InputMutationAOTOutput):
+            kind, name = _input_of(desc.mutated_input, names, paths)
+            if value.meta["val"].shape != shapes[desc.mutated_input]:
+                raise TraceError(f"{kind} {name} gets another shape", where=source_line(value), remedy="give a copy of it another shape")
+            outputs.append(GraphOutput("mutation", name))
+        elif value is None:
+            continue
+        else:
+            raise TraceError(
+                f"the traced graph has an output of a kind that is not supported: {desc}", remedy="return plain tensors from the model"
+            )
+        kept.append(value)
+    node.args = (tuple(kept),)
+    return tuple(outputs), fixed
+
+
+def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
+    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``; ``taken`` are those of all nodes."""
+    taken.discard(node.name)
+    clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
+    clean = f"_{clean}" if clean[0].isdigit() else clean
+    unique, count = clean, 0
+    while unique in taken:
+        count += 1
+        unique = f"{clean}__{count}"
+    taken.add(unique)
+    node.name = unique
+    node.target = unique
+
+
+def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.enable_grad() if train else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _written_out() -> Iterator[None]:
+    """Without the fused inference kernels that nn.MultiheadAttention and nn.TransformerEncoderLayer call instead of their operators."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,169 @@
+"""Whatever tracing raises, as a TraceError that names the user's line and what stood in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
+from fxshard.errors import FxshardError, TraceError
+from fxshard.graph.planning_graph import of_user, source_line
+
+GRAPH_BREAKS = (
+    "remove graph breaks (data-dependent branches, .item(), printing) there, return tensors in plain containers "
+    "or objects, or shard a submodule that traces"
+)
+CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
+OURS = os.path.join(Path(__file__).parents[2], "")
+EXPERTS_LOOP, GROUPED_EXPERTS = r"[/\\]transformers[/\\].*: .*expert_hit", r"[/\\]transformers[/\\].*[/\\]moe\.py:.*grouped_mm"
+"""Lines of transformers: the loop over the experts that some token chose, and the one product of all experts."""
+GROUPED = (
+    'a loop over experts that are chosen by data is no graph: take model.set_experts_implementation("batched_mm"), or '
+    '"grouped_mm" for bfloat16 (experts_implementation= of from_pretrained and of the config)'
+)
+BATCHED = (
+    'torch\'s grouped product takes bfloat16 alone where it is traced: take model.set_experts_implementation("batched_mm") '
+    "(experts_implementation= of from_pretrained and of the config), or a model in bfloat16"
+)
+DATA_DEPENDENT = {
+    "DynamicOutputShapeException": "gives a result whose size depends on the data",
+    "DataDependentOutputException": "turns data into a Python number",
+}
+"""torch's exceptions that say no more than an operator's name."""
+NO_FAKE = r"no fake impl registered for <CustomOpDef\((\S+)\)>|(\S+): attempted to run .* with Meta tensors, but there was no fake impl"
+NO_BACKWARD = r"backward through (\S+) but no autograd formula"
+"""What torch says of operators of the user's that lack a part; the operator's name is the group."""
+
+
+NO_MESH = "reconstruct arbitrary frozen dataclass instances"
+"""What Dynamo says of a ``fxshard.Mesh`` that is given to ``local_map``, and of other objects that a graph cannot hold."""
+DEVICE_MESH = (
+    "if it is the mesh of a local_map region, give torch's DeviceMesh in place of a fxshard.Mesh; without processes that is "
+    f"dist.init_process_group('fake', store={FAKE_STORE}, rank=0, world_size=2) and then "
+    "init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
+)
+NO_DATA = "its data is not allocated yet"
+"""What torch says of a fake whose values its own code reads."""
+
+
+@contextlib.contextmanager
+def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
+    """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
+    try:
+        with quiet_fakes():
+            yield
+    except FxshardError:
+        raise
+    except Exception as error:
+        incomplete = _of_an_operator(error)
+        usual = DEVICE_MESH if NO_MESH in str(error) else remedy
+        where = _user_line(error) or what
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known(where) or usual)
+        raise TraceError(said, where=where, remedy=todo) from error
+
+
+def _known(where: str) -> str | None:
+    """The remedy for a line that is known not to trace."""
+    if re.search(EXPERTS_LOOP, where):
+        return GROUPED
+    return BATCHED if re.search(GROUPED_EXPERTS, where) else None
+
+
+def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
+    """What a user's operator lacks to be traced, and what to do; None where that is not the reason."""
+    while error is not None:
+        fake, backward = re.search(NO_FAKE, str(error)), re.search(NO_BACKWARD, str(error))
+        if fake:
+            name = fake[1] or fake[2]
+            remedy = f'give it one: @torch.library.register_fake("{name}"), a function that returns torch.empty of the result\'s shape'
+            return f"the operator {name} does not say what shape its result has: it has no fake implementation", remedy
+        if backward:
+            remedy = "give it one by torch.library.register_autograd, or plan with train=False"
+            return f"the operator {backward[1]} has no backward", remedy
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextlib.contextmanager
+def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Where ``model``, called on these fakes without being captured, raises too, that is the error: Dynamo hides it."""
+    try:
+        yield
+    except Exception:
+        own = _raised(model, args, kwargs)
+        if own is None:
+            raise
+        if isinstance(own, FxshardError):
+            own.where = own.where or _user_line(own)
+            raise own from None
+        said = next(iter(str(own).splitlines()), "")
+        what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
+        where = _user_line(own) or _forward_line(model)
+        raise TraceError(what, where=where, remedy=_known(where) or CALL) from own
+
+
+def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What the call raises, but for that fakes have no values. The user's random generator stays as it was."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model(*args, **kwargs)
+    except FAKE_ERRORS:
+        return None
+    except Exception as error:
+        return None if _of_an_operator(error) or NO_DATA in str(error) else error
+    return None
+
+
+def _forward_line(model: nn.Module) -> str:
+    """Where the model's forward begins: a call that does not fit it has no line of its own."""
+    code = getattr(inspect.unwrap(model.forward), "__code__", None)
+    if code is None or not of_user(code.co_filename):
+        return type(model).__name__
+    return f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
+
+
+def _reason(error: Exception) -> str:
+    """The first line, and what Dynamo has to explain; of code that raises while it is captured, what it raises."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = next((said for line in lines for _, found, said in [line.partition("context: raised exception ")] if found), None)
+    if raised is not None:
+        return raised
+    first = lines[0] if lines else type(error).__name__
+    known = DATA_DEPENDENT.get(type(error).__name__)
+    if known is not None:
+        return f"{first} {known}"
+    explanation = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
+    return f"{first}: {explanation}" if explanation else first
+
+
+def _user_line(error: Exception) -> str | None:
+    """From the stack that Dynamo kept, from the error's text, from where it was raised, or from the node that was running."""
+    stack = [(f.filename, f.lineno, f.line) for f in getattr(error, "real_stack", None) or ()]
+    text = re.findall(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*(.*)', str(error))
+    raised = [(f.filename, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+    for frames in (stack, text, raised):
+        mine = [frame for frame in frames if of_user(frame[0])]
+        if mine:
+            return "{}:{}: {}".format(*mine[-1])
+    node = _running_node(error)
+    return None if node is None else source_line(node)
+
+
+def _running_node(error: Exception) -> fx.Node | None:
+    """The node that an interpreter was at when ``error`` was raised."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        node: Any = step.tb_frame.f_locals.get("n") if step.tb_frame.f_code.co_name == "run_node" else None
+        found = node if isinstance(node, fx.Node) else found
+        step = step.tb_next
+    return found

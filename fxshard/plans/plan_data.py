@@ -1,0 +1,281 @@
+"""A plan as data: one OpSpec per node and the redistributions between them. What it says of itself stands here; what needs its JSON, its
+text or the process that planned is in sharding_plan.py.
+
+Everything before the plan only decides, everything after it only obeys: lowering emits the steps that stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fxshard.errors import PlanError, closest
+from fxshard.layout.layouts import Layout, ceil_shape
+from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
+from fxshard.mesh.mesh import Mesh
+from fxshard.shapes import WeightedSizes
+
+FORMAT_VERSION = 4
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One way to run a node: the layouts in which it reads its operands (in order of occurrence) and those of its outputs."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node's decision. ``shapes`` and ``dtypes`` are global, one an output; ``compute`` is its estimated time in microseconds."""
+
+    name: str
+    op: str
+    spec: OpSpec
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    compute: float = 0.0
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A value moved from the layout it has to one that some readers need; ``readers`` are (node, operand index).
+
+    ``value`` is the graph node that holds the tensor (a getitem where the producer has several outputs); ``cost`` is in
+    the plan's objective; ``hidden``: microseconds beyond it that are assumed to pass beside compute. A ``source`` that the producer
+    does not give is the target of another redistribution of the value, which is kept for the backward. ``ahead``: only the backward
+    reads it, but it is made when the forward first reads the value, to be kept.
+    """
+
+    value: str
+    shape: tuple[int, ...]
+    itemsize: int
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    readers: tuple[tuple[str, int], ...]
+    cost: float = 0.0
+    hidden: float = 0.0
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """A collective that was decided: ``bytes`` is what each rank sends (ring form), ``buffer`` the shape that each rank hands in."""
+
+    kind: str
+    axis: str
+    bytes: int
+    value: str
+    source: Layout
+    target: Layout
+    buffer: tuple[int, ...]
+    itemsize: int
+    readers: tuple[tuple[str, int], ...]
+    entry: int
+    """Index of the redistribution in the plan."""
+    step: int
+    """Index of the step in it."""
+
+    @property
+    def edge(self) -> str:
+        return f"{self.value} -> {', '.join(sorted({r for r, _ in self.readers}))}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is proven to be; ``unit`` is microseconds or bytes."""
+
+    unit: str
+    objective: float
+    lower_bound: float
+    cut: bool = False
+
+    @property
+    def gap(self) -> float:
+        return (self.objective - self.lower_bound) / self.objective if self.objective else 0.0
+
+
+@dataclass(frozen=True)
+class PlanEnd:
+    """An end of the graph: ``kind`` as in the planning graph (parameter, input, ..., output, gradient), the user's name, its node."""
+
+    kind: str
+    name: str
+    node: str
+
+
+AGAIN = "_again"
+
+
+def again(node: str) -> str:
+    """The name under which a node is planned that runs again in the backward."""
+    return node + AGAIN
+
+
+NO_RULE = "no rule for"
+"""How the reason begins where a rule would help."""
+WRITTEN_OUT = "written out:"
+"""How it begins where an operator runs as several."""
+Fallbacks = tuple[tuple[str, str], ...]
+"""(node, reason) of nodes that are replicated whatever is chosen, or that stand for an operator which is not run as one."""
+
+
+def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
+    """Those that a rule would help, those that it would not, and those that are not replicated, each under its heading, if any."""
+    lacking = tuple(f for f in fallbacks if f[1].startswith(NO_RULE))
+    written = tuple(f for f in fallbacks if f[1].startswith(WRITTEN_OUT))
+    others = tuple(f for f in fallbacks if f not in lacking and f not in written)
+    kinds = (("replicated for want of a rule", lacking), ("replicated, rule or not", others), ("run as several operators", written))
+    return {heading: found for heading, found in kinds if found}
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """A plan for one graph on one mesh.
+
+    ``memory``: bytes per device when most is in use, by kind, at ``memory_sizes`` of its dynamic dims; ``example_sizes``: those of which
+    the objective is the mean, none where it is that of the example, whose shapes all entries have; ``fallbacks``: (node, reason) of nodes
+    that are replicated whatever is chosen, or run in place of another operator;
+    ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
+    ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
+    under the names that ``again`` gives.
+
+    Where the graph came from is no part of the decision, neither of equality nor of ``hash``: ``lines`` gives the user's source line
+    of a node, ``picked`` (node, output) of a value that is one of several results and is moved.
+    """
+
+    mesh: Mesh
+    train: bool
+    graph_hash: str
+    nodes: tuple[PlannedNode, ...]
+    redistributions: tuple[Redistribution, ...] = ()
+    certificate: Certificate = Certificate("microseconds", 0.0, 0.0)
+    inputs: tuple[PlanEnd, ...] = ()
+    outputs: tuple[PlanEnd, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
+    memory_limit: int | None = None
+    memory_sizes: Mapping[str, int] = field(default_factory=dict)
+    example_sizes: tuple[WeightedSizes, ...] = ()
+    fallbacks: Fallbacks = ()
+    partial: bool = False
+    recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def objective(self) -> float:
+        return self.certificate.objective
+
+    @property
+    def lower_bound(self) -> float:
+        return self.certificate.lower_bound
+
+    @property
+    def gap(self) -> float:
+        return self.certificate.gap
+
+    @cached_property
+    def specs(self) -> dict[str, OpSpec]:
+        return {n.name: n.spec for n in self.nodes}
+
+    @cached_property
+    def hidden(self) -> Mapping[str, float]:
+        """Microseconds that the objective leaves out, assuming that they pass beside compute: ``gathers`` of parameters, ``reductions``
+        of their gradients; what is not there is left out."""
+        found: dict[str, list[float]] = {"gathers": [], "reductions": []}
+        for entry in self.redistributions:
+            reduces = any(step.kind in ("all_reduce", "reduce_scatter") for step in entry.steps)
+            found["reductions" if reduces else "gathers"].append(entry.hidden)
+        return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
+
+    @cached_property
+    def gathered_twice(self) -> tuple[str, ...]:
+        """Parameters, by the user's names, and other values that the forward brings into a layout, drops, and the backward brings into it
+        again, as FSDP does with ``reshard_after_forward``."""
+        seen: set[tuple[str, Layout]] = set()
+        twice: dict[str, None] = {}
+        for entry in self.redistributions:
+            if (entry.value, entry.target) in seen:
+                twice[self.called(entry.value)] = None
+            seen.add((entry.value, entry.target))
+        return tuple(twice)
+
+    def called(self, node: str) -> str:
+        """The user's name of a parameter, buffer or input; a node's own."""
+        return self._names.get(node, node)
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """What the inputs are (parameter, buffer, input, ...), by node."""
+        return {end.node: end.kind for end in self.inputs}
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return {end.node: end.name for end in self.inputs}
+
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """What was decided to be communicated, in the order of the plan."""
+        return tuple(
+            _planned(self.mesh, entry, index, number, layout, step)
+            for index, entry in enumerate(self.redistributions)
+            for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps))
+            if step.is_collective
+        )
+
+    def layout_of(self, name: str) -> Layout:
+        """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for another name."""
+        return self.specs[self.node_of(name)].outputs[0]
+
+    def node_of(self, name: str) -> str:
+        """The node behind the user's name of a parameter, buffer or input; the name itself of a node. Raises PlanError for another."""
+        node = next((end.node for end in self.inputs if end.name == name), name)
+        if node not in self.specs:
+            hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
+            what = f"the plan has no input or node {name!r}{hint}"
+            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="print(plan) lists its nodes")
+        return node
+
+    def parameter_layouts(self) -> dict[str, Layout]:
+        return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}
+
+
+def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:
+    return PlannedCollective(
+        kind=step.kind,
+        axis=mesh.axis_names[step.axis],
+        bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
+        value=entry.value,
+        source=layout,
+        target=step.after(layout),
+        buffer=buffer_shape(step, layout, entry.shape, mesh),
+        itemsize=entry.itemsize,
+        readers=entry.readers,
+        entry=index,
+        step=number,
+    )
+
+
+def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the tensor that a rank hands to the collective: ceil sizes, peers' blocks stacked on dim 0.
+
+    all_reduce: the local shape. all_gather: the local shape with the gathered dim moved to the front.
+    reduce_scatter: n blocks of the result's shape, stacked with the scattered dim in front. all_to_all: (n, *block).
+    """
+    n = mesh.shape[step.axis]
+    before = ceil_shape(shape, layout, mesh.shape)
+    after = ceil_shape(shape, step.after(layout), mesh.shape)
+    if step.kind == "all_reduce":
+        return before
+    if step.kind == "all_gather":
+        return before or (1,)
+    if step.kind == "reduce_scatter":
+        return (n * after[0], *after[1:])
+    return (n, *exchange_shape(step, layout, shape, mesh))

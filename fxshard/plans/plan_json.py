@@ -1,0 +1,495 @@
+"""A PlanData as JSON: one line a node, one line a redistribution, so that two plans can be compared by ``diff``.
+
+Reading is strict: whatever a plan could not have been written with is a FileError that says where it stands. In a plan
+with ``"partial": true``, written by hand, most fields may be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import FxshardError, LayoutError, PlanError, closest
+from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.graph.planning_graph import RELABELS, UNKNOWN
+from fxshard.layout.layouts import Folded, Layout, check, placement_str
+from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
+from fxshard.memory_profile import KINDS
+from fxshard.mesh.hardware import HARDWARE
+from fxshard.mesh.hardware_file import ITEMSIZES, read_hardware, write_hardware
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import FORMAT_VERSION, Certificate, OpSpec, PlanData, PlanEnd, PlannedNode, Redistribution, again
+from fxshard.plans.plan_sizes import read_example_sizes, read_sizes, write_sizes
+
+FORMAT = "fxshard-plan"
+UNITS = ("microseconds", "bytes")
+LARGEST = 2**63 - 1
+FIX = "correct this field, or make the plan again"
+BY_HAND = (
+    f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
+    '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
+)
+FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
+OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
+ROUNDING = 1e-9
+"""Relative difference between sums of the same costs that counts as none."""
+
+Plan = TypeVar("Plan", bound=PlanData)
+
+
+def save(plan: PlanData, path: str | Path, sealed: bool = False) -> None:
+    """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written.
+
+    ``sealed``: with a digest of what is written, so that a change of the file is noticed when it is read.
+    """
+    text = dumps(plan)
+    if sealed:
+        text = text.removesuffix("\n}\n") + f',\n"digest": "{_digest(text)}"\n}}\n'
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def dumps(plan: PlanData, sources: bool = True) -> str:
+    """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite.
+
+    ``sources``: whether to say where in the user's code the nodes are from, which the decision does not depend on.
+    """
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "partial": plan.partial,
+        "mesh": write_mesh(plan.mesh),
+        "train": plan.train,
+        "graph_hash": plan.graph_hash,
+        "certificate": _write_certificate(plan.certificate),
+        "memory": {kind: int(plan.memory[kind]) for kind in sorted(plan.memory)},
+        "memory_limit": None if plan.memory_limit is None else int(plan.memory_limit),
+        **write_sizes(plan),
+        "inputs": [_write_end(end) for end in plan.inputs],
+        "outputs": [_write_end(end) for end in plan.outputs],
+        "nodes": [_write_node(node) for node in plan.nodes],
+        "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
+        "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
+        **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
+        **(_write_sources(plan) if sources else {}),
+    }
+    try:
+        return write_json(fields)
+    except ValueError as error:
+        remedy = "give finite costs; if the planner made it, please report it"
+        raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_mesh(mesh: Mesh) -> dict[str, Any]:
+    """Axes as pairs, in order; the hardware by name when it is a preset, by its numbers otherwise."""
+    axes = [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
+    h = mesh.hardware
+    return {"axes": axes, "hardware": h.name if HARDWARE.get(h.name) == h else write_hardware(h)}
+
+
+def _write_certificate(c: Certificate) -> dict[str, Any]:
+    return {"unit": c.unit, "objective": float(c.objective), "lower_bound": float(c.lower_bound), "cut": bool(c.cut)}
+
+
+def _write_end(end: PlanEnd) -> dict[str, str]:
+    return {"kind": end.kind, "name": end.name, "node": end.node}
+
+
+def _write_node(node: PlannedNode) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "inputs": [str(layout) for layout in node.spec.inputs],
+        "outputs": [str(layout) for layout in node.spec.outputs],
+        "shapes": [[int(size) for size in shape] for shape in node.shapes],
+        "dtypes": list(node.dtypes),
+        "compute": float(node.compute),
+    }
+
+
+def _write_redistribution(r: Redistribution, mesh: Mesh) -> dict[str, Any]:
+    return {
+        "value": r.value,
+        "shape": [int(size) for size in r.shape],
+        "itemsize": int(r.itemsize),
+        "source": str(r.source),
+        "target": str(r.target),
+        "steps": [_write_step(step, mesh) for step in r.steps],
+        "readers": [[node, int(index)] for node, index in r.readers],
+        "cost": float(r.cost),
+        **({"ahead": True} if r.ahead else {}),
+        **({"hidden": float(r.hidden)} if r.hidden else {}),
+    }
+
+
+def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
+    return {"kind": step.kind, "axis": mesh.axis_names[step.axis], "from": placement_str(step.source), "to": placement_str(step.target)}
+
+
+def _write_sources(plan: PlanData) -> dict[str, Any]:
+    """Source lines with the nodes that each stands for, and results that are one of several."""
+    nodes: dict[str, list[str]] = {}
+    for node, line in plan.lines.items():
+        nodes.setdefault(line, []).append(node)
+    return {
+        "picked": [{"value": value, "node": node, "output": int(index)} for value, (node, index) in plan.picked.items()],
+        "lines": [{"line": line, "nodes": found} for line, found in nodes.items()],
+    }
+
+
+def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
+    """Reads a plan as a ``make``; raises FileError that names the file, the field, what is wrong and what to do. ``sealed``: it must have a digest."""
+    return loads(make, read_bytes(path), str(path), sealed)
+
+
+def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False) -> Plan:
+    """Reads a plan from JSON text as a ``make``; ``where`` names it in errors."""
+    root = parse_json(text, where, BY_HAND)
+    version, partial = _read_head(root)
+    fields = root.known(_NAMES)
+    mesh = root.get("mesh", read_mesh)
+    default: Mapping[str, Any] = _DEFAULTS if partial else {}
+
+    def get(name: str, read: Any) -> Any:
+        return root.get(name, read, default[name]) if name in default else root.get(name, read)
+
+    nodes = get("nodes", lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)))
+    plan = make(
+        mesh=mesh,
+        train=get("train", Field.boolean),
+        graph_hash=get("graph_hash", Field.text),
+        nodes=nodes,
+        redistributions=get("redistributions", lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh))),
+        certificate=get("certificate", _read_certificate),
+        inputs=get("inputs", lambda f: f.tuple_of(_read_end)),
+        outputs=get("outputs", lambda f: f.tuple_of(_read_end)),
+        memory=get("memory", lambda f: _read_memory(f, version)),
+        memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
+        fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
+        partial=partial,
+        memory_sizes=root.get("memory_sizes", read_sizes, {}),
+        example_sizes=root.get("example_sizes", read_example_sizes, ()),
+        recomputed=root.get("recomputed", _read_recomputed, {}),
+        lines=root.get("lines", _read_lines, {}),
+        picked=root.get("picked", _read_picked, {}),
+    )
+    _check_names(plan, fields)
+    _check_figures(plan, fields)
+    _check_digest(plan, root, sealed)
+    return plan
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "train": True,
+    "graph_hash": "",
+    "nodes": (),
+    "redistributions": (),
+    "certificate": Certificate("microseconds", 0.0, 0.0),
+    "inputs": (),
+    "outputs": (),
+    "memory": {},
+    "memory_limit": None,
+    "fallbacks": (),
+}
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
+READABLE = range(1, FORMAT_VERSION + 1)
+"""Version 1 does not say where in the user's code nodes are from; 1 and 2 name kinds of memory otherwise (``FORMER_KINDS``), and know
+nothing of what is hidden, computed again or made ahead. Whoever adds a field that changes what a plan means raises the version."""
+
+FORMER_KINDS = {
+    "parameters": "parameter",
+    "buffers": "buffer",
+    "inputs": "input",
+    "gradients": "gradient",
+    "outputs": "output",
+    "activations": "activation",
+    "redistributed": "gathered",
+}
+"""Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
+
+
+def _read_head(root: Field) -> tuple[int, bool]:
+    """Checks format and version; returns the version and whether the plan is partial."""
+    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
+        raise root.fail("the file is not a fxshard plan")
+    version = root.get("version", Field.whole)
+    if version not in READABLE:
+        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
+        newer = ": a newer fxshard wrote it" if version > FORMAT_VERSION else ""
+        raise root.fail(f"the plan has format version {version}, which is unknown{newer}", remedy)
+    return version, root.get("partial", Field.boolean, False)
+
+
+def _read_memory(field: Field, version: int) -> dict[str, int]:
+    former = FORMER_KINDS if version < 3 else {}
+    memory = {former.get(kind, kind): one.whole() for kind, one in field.entries().items()}
+    for kind in memory:
+        if kind not in KINDS:
+            raise field.fail(f"unknown kind of memory {kind!r}{closest(kind, KINDS)}", f"kinds are {', '.join(KINDS)}")
+    return memory
+
+
+def read_mesh(field: Field) -> Mesh:
+    """A mesh as ``write_mesh`` writes it."""
+    field.known(("axes", "hardware"))
+    pairs = [(name.text(), size.whole(1)) for name, size in (pair.items(2) for pair in field.get("axes", Field.items))]
+    if len(dict(pairs)) != len(pairs):
+        raise field.fail("two mesh axes have the same name", FIX)
+    hardware = field.get("hardware", read_hardware, HARDWARE["cpu"])
+    if math.prod(size for _, size in pairs) > LARGEST:
+        raise field.fail("no mesh has so many ranks", FIX)
+    try:
+        return Mesh(dict(pairs), hardware)
+    except FxshardError as error:
+        raise field.fail(error.what, error.remedy) from error
+
+
+def _read_certificate(field: Field) -> Certificate:
+    field.known(("unit", "objective", "lower_bound", "cut"))
+    unit = field.get("unit", Field.text)
+    if unit not in UNITS:
+        raise field.fail(f"unknown unit {unit!r}", f"units are {' and '.join(UNITS)}")
+    objective, bound = field.get("objective", _figure), field.get("lower_bound", Field.number)  # a bound below 0 is weak, not wrong
+    if bound > objective * (1 + ROUNDING):
+        raise field.fail(f"the lower bound {bound} is above the objective {objective}", FIX)
+    return Certificate(unit, objective, bound, field.get("cut", Field.boolean))
+
+
+def _figure(field: Field) -> float:
+    """A time, a latency, a number of bytes."""
+    return field.number(0.0)
+
+
+def _read_end(field: Field) -> PlanEnd:
+    field.known(("kind", "name", "node"))
+    return PlanEnd(field.get("kind", Field.text), field.get("name", Field.text), field.get("node", Field.text))
+
+
+def _read_fallback(field: Field) -> tuple[str, str]:
+    field.known(("node", "reason"))
+    return field.get("node", Field.text), field.get("reason", Field.text)
+
+
+def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
+    blocks = {}
+    for one in field.items():
+        one.known(("block", "nodes"))
+        name = one.get("block", Field.text)
+        if name in blocks:
+            raise one.fail(f"the block {name!r} stands twice", FIX)
+        blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
+    return blocks
+
+
+def _read_lines(field: Field) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    for one in field.items():
+        one.known(("line", "nodes"))
+        line = one.get("line", Field.text)
+        lines |= dict.fromkeys(one.get("nodes", lambda f: f.tuple_of(Field.text)), line)
+    return lines
+
+
+def _read_picked(field: Field) -> dict[str, tuple[str, int]]:
+    picked = {}
+    for one in field.items():
+        one.known(("value", "node", "output"))
+        picked[one.get("value", Field.text)] = (one.get("node", Field.text), one.get("output", Field.whole))
+    return picked
+
+
+def _shape(field: Field) -> tuple[int, ...]:
+    shape = field.tuple_of(lambda size: size.whole(UNKNOWN))
+    if math.prod(abs(size) for size in shape) > LARGEST:
+        raise field.fail("no tensor has so many elements", FIX)
+    return shape
+
+
+def _itemsize(field: Field) -> int:
+    if field.whole() not in ITEMSIZES:
+        raise field.fail(f"no element has a size of {str(field.value)[:40]} bytes", f"sizes are {', '.join(map(str, ITEMSIZES))}")
+    return field.whole()
+
+
+def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) -> Layout:
+    """A layout in notation with one placement per axis of ``mesh``, whose dims fit ``shape`` where it is known."""
+    text = field.text()
+    try:
+        layout = Layout.parse(text)
+        if shape is None and len(layout) == mesh.ndim:
+            return layout
+        return check(layout, len(shape or ()), mesh.ndim, "this tensor")
+    except LayoutError as error:
+        raise field.fail(error.what, error.remedy) from error
+    except ValueError as error:
+        raise field.fail(f"cannot read layout {text[:40]!r}", FIX) from error
+
+
+def _read_operand(field: Field, mesh: Mesh) -> Layout:
+    """A layout of an operand, whose shape a node's line does not know: its dims count from the front."""
+    layout = read_layout(field, mesh)
+    if any(isinstance(p, Shard) and p.dim < 0 for p in layout):
+        raise field.fail(f"layout {layout} of an operand counts dims from the end", "count them from 0")
+    return layout
+
+
+def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
+    field.known(("name", "op", "inputs", "outputs", "shapes", "dtypes", "compute"))
+
+    def get(name: str, read: Any, default: Any) -> Any:
+        return field.get(name, read, default) if partial else field.get(name, read)
+
+    shapes = get("shapes", lambda f: f.tuple_of(_shape), ())
+    dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
+    outputs = field.get("outputs", Field.items)
+    if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
+    # Outputs that are not tensors have no shape; then it is not known here which of them those are.
+    known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
+    spec = OpSpec(
+        get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
+        tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
+    )
+    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", _figure, 0.0))
+
+
+def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
+    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "hidden", "ahead"))
+    shape = field.get("shape", _shape)
+    source = field.get("source", lambda f: read_layout(f, mesh, shape))
+    target = field.get("target", lambda f: read_layout(f, mesh, shape))
+    return Redistribution(
+        value=field.get("value", Field.text),
+        shape=shape,
+        itemsize=field.get("itemsize", _itemsize),
+        source=source,
+        target=target,
+        steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
+        readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
+        cost=field.get("cost", _figure),
+        ahead=field.get("ahead", Field.boolean, False),
+        hidden=field.get("hidden", _figure, 0.0),
+    )
+
+
+def _read_reader(field: Field) -> tuple[str, int]:
+    node, index = field.items(2)
+    return node.text(), index.whole()
+
+
+def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Step, ...]:
+    """Steps that each start where the one before ended, and lead from ``source`` to ``target``."""
+    layout, steps = source, []
+    for one in field.items():
+        step = _read_step(one, shape, mesh)
+        if layout[step.axis] != step.source:
+            found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
+            raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
+        if not is_legal(step, layout):
+            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is no step from {layout}: {OTHERS}", FIX)
+        layout = step.after(layout)
+        steps.append(step)
+    if layout != target:
+        raise field.fail(f"the steps lead from {source} to {layout}, not to the target {target}", FIX)
+    return tuple(steps)
+
+
+def _read_step(field: Field, shape: tuple[int, ...], mesh: Mesh) -> Step:
+    field.known(("kind", "axis", "from", "to"))
+    name, kind = field.get("axis", Field.text), field.get("kind", Field.text)
+    if name not in mesh.axis_names:
+        raise field.fail(f"the mesh has no axis {name!r}", f"its axes are {', '.join(mesh.axis_names)}")
+    source, target = (field.get(end, lambda f: _read_placement(f, shape)) for end in ("from", "to"))
+    step = None if source == target else single_step(mesh.axis_names.index(name), source, target)
+    if step is None:
+        raise field.fail(f"there is no step from {placement_str(source)} to {placement_str(target)}", FIX)
+    if step.kind != kind:
+        raise field.fail(f"{placement_str(source)} to {placement_str(target)} is {step.kind}, not {kind!r}", FIX)
+    return step
+
+
+def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
+    folded = FOLDED.fullmatch(field.text())
+    if folded is None:
+        return read_layout(field, Mesh({"one": 1}), shape)[0]
+    if int(folded[1]) >= len(shape):
+        raise field.fail(f"{field.text()} is for a tensor of more than {len(shape)} dims", FIX)
+    return Folded(int(folded[1]), tuple(map(int, folded[2].split(","))))
+
+
+def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
+    """Nodes stand once; whoever reads a redistribution, and whatever is an input, is one of them."""
+    operands: dict[str, int] = {}
+    for number, node in enumerate(plan.nodes):
+        if node.name in operands:
+            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} stands twice", FIX)
+        operands[node.name] = len(node.spec.inputs)
+    for number, entry in enumerate(plan.redistributions):
+        for reader, index in () if plan.partial else entry.readers:
+            if index >= operands.get(reader, 0):
+                what = f"reader {reader!r} is not a node of the plan" if reader not in operands else f"{reader!r} has no operand {index}"
+                raise fields["redistributions"].items()[number].fail(what, FIX)
+    for number, (block, nodes) in enumerate(plan.recomputed.items()):
+        for name in () if plan.partial else nodes:
+            if name not in operands or again(name) not in operands:
+                what = f"{name!r} of {block!r} is computed again, but {name!r} and {again(name)!r} are not both nodes of the plan"
+                raise fields["recomputed"].items()[number].fail(what, FIX)
+    for number, end in enumerate(plan.inputs):
+        if end.node not in operands and not plan.partial:
+            raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
+        if end.node in plan.specs and not plan.specs[end.node].outputs:
+            raise fields["inputs"].items()[number].fail(f"input node {end.node!r} has no layout", FIX)
+
+
+def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
+    """Whether a value may be a parameter, or a parameter's gradient, perhaps in another form: what else is known takes the graph."""
+    node = plan.picked.get(entry.value, (entry.value, 0))[0]
+    if node in plan.kinds:
+        return plan.kinds[node] == "parameter"
+    ops = {n.name: n.op for n in plan.nodes}
+    gradients = {k for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
+    ends = (index in gradients if ops.get(name) == "output" else ops.get(name) in RELABELS for name, index in entry.readers)
+    return ops.get(node) in RELABELS or (bool(entry.readers) and all(ends))
+
+
+def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
+    """What was written with a digest is as it was written."""
+    found = root.get("digest", Field.text, "")
+    if (found or sealed) and found != _digest(dumps(plan)):
+        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
+        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
+
+
+def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
+    """The objective is what the entries cost together; where that is bytes, a redistribution costs those that its steps send, of several
+    sizes in the mean."""
+    if plan.partial:
+        return
+    for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):
+        path = walk(entry.source, entry.steps)
+        sent = sum(sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh) for layout, step, _ in path)
+        if entry.cost != sent:
+            raise fields["redistributions"].items()[number].fail(f"the cost is {entry.cost}, but the steps send {sent} bytes", FIX)
+    share = plan.mesh.hardware.overlap if plan.certificate.unit == "microseconds" else 0.0
+    for number, entry in enumerate(plan.redistributions):
+        most = share * (entry.cost + entry.hidden) * (1 + ROUNDING)
+        if entry.hidden > most:
+            raise fields["redistributions"].items()[number].fail(f"{entry.hidden} us are hidden, but at most {most} can be", FIX)
+        if entry.hidden and not _may_hide(plan, entry):
+            what = f"{entry.hidden} us are hidden, but {entry.value!r} is neither a parameter that is gathered nor a gradient"
+            raise fields["redistributions"].items()[number].fail(what, FIX)
+    total = sum(node.compute for node in plan.nodes) + sum(entry.cost for entry in plan.redistributions)
+    if not math.isclose(plan.objective, total, rel_tol=ROUNDING):
+        what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together"
+        raise fields["certificate"].fail(what, FIX)

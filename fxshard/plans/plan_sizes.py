@@ -1,0 +1,58 @@
+"""The sizes of dynamic dims that a plan names, in its file and in words: where it is priced, and where its memory counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fxshard.files import Field
+from fxshard.plans.plan_data import PlanData
+from fxshard.shapes import WeightedSizes, sizes_named
+
+FIX = "correct this field, or make the plan again"
+WHOLE = 1e-9
+"""By how much the weights' sum may differ from 1."""
+
+
+def write_sizes(plan: PlanData) -> dict[str, Any]:
+    """The fields of a plan's file that speak of sizes; none where all are static."""
+    found: dict[str, Any] = {}
+    if plan.memory_sizes:
+        found["memory_sizes"] = {name: int(size) for name, size in plan.memory_sizes.items()}
+    if plan.example_sizes:
+        found["example_sizes"] = [
+            {"sizes": {name: int(size) for name, size in one.sizes}, "weight": float(one.weight)} for one in plan.example_sizes
+        ]
+    return found
+
+
+def read_sizes(field: Field) -> dict[str, int]:
+    """Sizes by name; raises FileError for one below 1."""
+    return {name: one.whole(1) for name, one in field.entries().items()}
+
+
+def read_example_sizes(field: Field) -> tuple[WeightedSizes, ...]:
+    """Sizes with weights that add up to 1; raises FileError for others."""
+    found = field.tuple_of(_read_weighted)
+    if found and not math.isclose(math.fsum(one.weight for one in found), 1.0, rel_tol=WHOLE):
+        raise field.fail("the weights do not add up to 1", FIX)
+    return found
+
+
+def _read_weighted(field: Field) -> WeightedSizes:
+    field.known(("sizes", "weight"))
+    return WeightedSizes(tuple(field.get("sizes", read_sizes).items()), field.get("weight", lambda f: f.number(0.0)))
+
+
+def mean_text(plan: PlanData) -> str:
+    """Of which sizes the objective is the mean, in words: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; empty where it is of none."""
+    if len(plan.example_sizes) == 1:
+        return f"at {sizes_named(plan.example_sizes[0].sizes)}"
+    some = [str(one) for one in plan.example_sizes]
+    return f"the mean of {', '.join(some[:-1])} and {some[-1]}" if some else ""
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """``, at batch=512``; empty where nothing is dynamic."""
+    return f", at {sizes_named(sizes)}" if sizes else ""

@@ -1,0 +1,176 @@
+"""Why a plan communicates: ``plan.why_collective`` names the ends that disagree about a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fxshard.errors import PlanError
+from fxshard.layout.layouts import Layout
+from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
+from fxshard.plans.plan_text import TOLD, amount, done_before
+from fxshard.sizes import size_text
+from fxshard.text_table import fitted, listed
+
+ModuleOf = Callable[[str], str | None]
+"""The module that returns a node's value, by the node's name; None where none does or nobody knows."""
+
+
+def _unknown(node: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """An end of an edge: the node and what it is, the layout that it gives or reads, the user's source line ("" where not known)."""
+
+    node: str
+    what: str
+    layout: Layout
+    line: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What ``explain`` would answer: by which ``name`` and ``layout`` (None: all) to ask, and what the answer is about."""
+
+    name: str
+    layout: str | None
+    about: str
+
+    def text(self, shell: bool) -> str:
+        layout = self.layout
+        if shell:
+            return f"fxshard plan ... --explain '{self.name}{f'={layout}' if layout else ''}' {self.about}"
+        return f"plan.explain({self.name!r}{f', {layout!r}' if layout else ''}) {self.about}"
+
+
+@dataclass(frozen=True)
+class CollectiveReason:
+    """A collective and the two ends that it stands between.
+
+    ``cost``: of its whole redistribution, which takes ``steps``, in ``unit``; ``name``: the user's for the value, where there is one;
+    ``repeats``: where the backward does again what was done before, in words; ``questions``: what to ask about it.
+    """
+
+    index: int
+    collective: PlannedCollective
+    producer: Place
+    readers: tuple[Place, ...]
+    steps: tuple[str, ...]
+    cost: float
+    unit: str
+    remedy: str
+    name: str = ""
+    repeats: str = ""
+    questions: tuple[Question, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, shell: bool = False) -> str:
+        """``shell``: what to ask is a command, not a call."""
+        c = self.collective
+        head = [f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"]
+        named = f" ({self.name})" if self.name not in ("", c.value) else ""
+        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together")
+        head += [self.repeats] if self.repeats else []
+        rows = [("gives", *_row(self.producer)), *(("reads", *_row(reader)) for reader in self.readers)]
+        last = [self.remedy, *(question.text(shell) for question in self.questions)]
+        return "\n\n".join(["\n".join(head), fitted(rows, ("", "layout", "node", "is", "line"), same=False), "\n".join(last)])
+
+
+def _row(place: Place) -> tuple[str, str, str, str]:
+    return str(place.layout), place.node, place.what, place.line
+
+
+def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -> CollectiveReason:
+    """The ends that collective ``index`` of ``plan.collectives`` stands between; raises PlanError where there is none of that number."""
+    count = len(plan.collectives)
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        many = f"has {count}, counted from 0" if count else "has none"
+        remedy = "print(plan) lists them by number" if count else "a plan without collectives has nothing to ask about"
+        raise PlanError(f"there is no collective {index!r}: the plan {many}", where=f"plan on mesh {plan.mesh}", remedy=remedy)
+    collective = plan.collectives[index]
+    entry = plan.redistributions[collective.entry]
+    producer, readers = _producer(plan, entry), tuple(_reader(plan, entry, *reader) for reader in entry.readers)
+    return CollectiveReason(
+        index=index,
+        collective=collective,
+        producer=producer,
+        readers=readers,
+        steps=tuple(step.describe(plan.mesh) for step in entry.steps),
+        cost=entry.cost,
+        unit=plan.certificate.unit,
+        remedy=_remedy(entry, producer, readers),
+        name=_user_name(plan, entry.value, module_of),
+        repeats=_repeats(plan, collective),
+        questions=tuple(_questions(plan, entry, module_of)),
+    )
+
+
+def _producer(plan: PlanData, entry: Redistribution) -> Place:
+    node, _ = plan.picked.get(entry.value, (entry.value, 0))
+    return Place(plan.called(node), _what(plan, node, "one result of a node"), entry.source, _line(plan, entry.value) or _line(plan, node))
+
+
+def _reader(plan: PlanData, entry: Redistribution, node: str, operand: int) -> Place:
+    if _what(plan, node, "") != "output" or operand >= len(plan.outputs):
+        return Place(node, f"{_what(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
+    end = plan.outputs[operand]
+    return Place(node, f"{end.kind} {end.name}", entry.target, "")
+
+
+def _line(plan: PlanData, node: str) -> str:
+    """What runs again has the line of its first time."""
+    return plan.lines.get(node) or plan.lines.get(node.removesuffix(AGAIN), "")
+
+
+def _what(plan: PlanData, node: str, otherwise: str) -> str:
+    """The operator, or for an input what it is."""
+    return plan.kinds.get(node) or next((n.op for n in plan.nodes if n.name == node), otherwise)
+
+
+def _repeats(plan: PlanData, collective: PlannedCollective) -> str:
+    """That the same was done before, by which collective."""
+    entry = plan.redistributions[collective.entry]
+    first = done_before(plan).get(collective.entry)
+    if first is None and not entry.value.endswith(AGAIN):
+        return ""
+    same = next((k for k, c in enumerate(plan.collectives) if (c.entry, c.step) == (first, collective.step)), None)
+    done = "" if same is None else f"; collective {same} is the first time"
+    if entry.value.endswith(AGAIN):
+        return f"it belongs to what the backward computes again, in place of keeping it{done}"
+    return f"the backward does again what the forward did, in place of keeping it{done}"
+
+
+def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) -> str:
+    names = list(dict.fromkeys(reader.node for reader in readers))
+    who = names[0] if len(names) == 1 else f"all of {listed(names, TOLD)}"
+    returned = any(reader.what.startswith(("output ", "gradient ", "mutation ")) for reader in readers)
+    otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
+    lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
+    if entry.source.has_partial:
+        lines.append("A sum is pending because the dim that is summed over is cut.")
+    return "\n".join(lines)
+
+
+def _questions(plan: PlanData, entry: Redistribution, module_of: ModuleOf) -> list[Question]:
+    """In the words of ``explain``, which knows what it would cost to avoid it: of a gradient the parameter's layout comes first."""
+    ends = [plan.outputs[k] for node, k in entry.readers if _what(plan, node, "") == "output" and k < len(plan.outputs)]
+    about = "says what other layouts of it, and so of its gradient, would cost."
+    found = [Question(end.name, None, about) for end in ends if end.kind == "gradient"]
+    if not entry.target.has_partial:
+        found.append(Question(_user_name(plan, entry.value, module_of), str(entry.target), "says what that would cost."))
+    return found
+
+
+def _user_name(plan: PlanData, value: str, module_of: ModuleOf) -> str:
+    """By which ``explain`` knows a value: an input's, the module's that returns it, of one of several results ``node[k]``, a node's."""
+    node = value.removesuffix(AGAIN)
+    if node in plan.kinds:
+        return plan.called(node)
+    module = module_of(node)
+    if module is None and node in plan.picked:
+        return "{}[{}]".format(*plan.picked[node])
+    return module or node

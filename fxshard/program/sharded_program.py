@@ -1,0 +1,245 @@
+"""ShardedProgram: the planned graph lowered for a mesh, with its collectives, plan and weights' layouts; one for all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
+from fxshard.graph.planning_graph import GraphInput, GraphOutput
+from fxshard.layout.layouts import Layout, indexes
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.shapes import Guard, broken, guards_of, guards_on, instantiated
+from fxshard.timeline import PassEffect
+
+c10d = torch.ops._c10d_functional
+KINDS = {
+    c10d.all_reduce.default: "all_reduce",
+    c10d.all_gather_into_tensor.default: "all_gather",
+    c10d.reduce_scatter_tensor.default: "reduce_scatter",
+    c10d.all_to_all_single.default: "all_to_all",
+}
+"""The operators of a local graph that are collectives, and what their kinds are called."""
+_COLLECTIVES = frozenset(map(id, KINDS))
+
+SizeClass = tuple[tuple[int, ...], ...]
+"""Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
+
+
+@dataclass(frozen=True)
+class ProgramCollective:
+    """A collective that runs: as issued (``shape`` of the buffer handed in, ``dtype``), and what of the plan it ``serves``: pairs of a
+    redistribution's number and a step in it; several where collectives were joined, and one of several where one was cut into chunks."""
+
+    kind: str
+    axis: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    node: str
+    serves: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
+
+    ``least``, ``most``: the range that the user gave; ``uneven``: whether its shards may have unequal lengths.
+    """
+
+    name: str
+    places: tuple[tuple[str, int], ...]
+    unit: int
+    value: torch.SymInt = field(compare=False)
+    least: int = 1
+    most: int | None = None
+    uneven: bool = False
+
+    def allows(self, size: int) -> bool:
+        """Whether ``size`` lies in the range."""
+        return self.least <= size and (self.most is None or size <= self.most)
+
+    @property
+    def span(self) -> str:
+        """The range in words."""
+        return f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+
+    @property
+    def example(self) -> int:
+        """The size at which the plan was made, rounded up to the unit: of it costs, bytes and collectives tell."""
+        return int(hint_of(self.value)) * self.unit
+
+    @property
+    def served(self) -> str:
+        """Range and unit in words."""
+        return self.span if self.unit == 1 else f"{self.span}, multiples of {self.unit}"
+
+
+@dataclass(frozen=True)
+class ShardedProgram:
+    """A lowered program.
+
+    ``modules``: one local graph per size class (one in all where shards are even); placeholders in the order of
+    ``inputs``, results in the order of ``outputs``; collectives name their axis as group, the rank enters by
+    ``fxshard.axis_index``. ``tensor_inputs`` / ``tensor_outputs`` give each end's layout and global shape.
+    """
+
+    mesh: Mesh
+    plan: ShardingPlan
+    modules: Mapping[SizeClass, fx.GraphModule]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    input_layouts: tuple[Layout, ...]
+    output_layouts: tuple[Layout, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    collectives: tuple[ProgramCollective, ...]
+    classes: Mapping[tuple[int, ...], SizeClass]
+    """Coordinate of each rank -> its size class."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
+    effects: tuple[PassEffect, ...] = ()
+    """What each pass after lowering did; not in a program's file."""
+    sizes: tuple[ProgramSize, ...] = ()
+    """Its dynamic sizes: shapes, arguments and values hold expressions of their symbols, collectives tell of the example."""
+    guards: tuple[Guard, ...] = ()
+    """What it takes for granted of them."""
+    ranks: tuple[ProgramSize, ...] = ()
+    """Where lengths of shards are expressions of the rank's place too: its number on each axis, counted from 1, as symbols. Local graphs
+    are then those of all ranks of a class; ``local`` puts the numbers in."""
+
+    def refuses(self, sizes: Mapping[str, int]) -> str | None:
+        """Why it cannot run at these sizes, by name; None where it can."""
+        for one in self.sizes:
+            if not one.allows(sizes[one.name]):
+                return f"{one.name} is {sizes[one.name]}, it may be {one.span}"
+            if sizes[one.name] % one.unit:
+                return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
+        guard = broken(self.guards, sizes)
+        return None if guard is None else f"the model or its lowering takes for granted that {guard}"
+
+    def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are at these sizes."""
+        return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
+
+    @property
+    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
+        found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
+        return {**found, **self.numbers_of(self.origin)}
+
+    def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
+        """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
+        names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
+
+        def said(size: Any) -> int | str:
+            if not is_symbolic(size):
+                return int(size)
+            expr = expression(size)
+            plain = all(unit == 1 for symbol, (_, unit) in names.items() if symbol in expr.free_symbols) or expr.is_polynomial()
+            return str(expr.xreplace({s: name / unit if plain else sympy.Symbol(f"{name}/{unit}") for s, (name, unit) in names.items()}))
+
+        return tuple(map(said, shape))
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Coordinate of the first rank, on which passes decide for all."""
+        return (0,) * self.mesh.ndim
+
+    @property
+    def first(self) -> fx.GraphModule:
+        """The graph of the first rank's class, whose examples are the first rank's."""
+        return self.modules[self.classes[self.origin]]
+
+    def numbers_of(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+        """What the symbols of ``ranks`` are for the rank at ``coordinate``."""
+        return {expression(one.value): sympy.Integer(index + 1) for one, index in zip(self.ranks, coordinate, strict=False)}
+
+    def indexes(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+        """``coordinate`` as local graphs have it: it stands for all ranks of its class where there are symbols for them."""
+        return indexes(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
+
+    def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
+        """The graph of the rank at ``coordinate``: that of its class with its own place in it."""
+        module = self.modules[self.classes[coordinate]]
+        if not self.ranks:
+            return module
+        env, values = self.ranks[0].value.node.shape_env, self.numbers_of(coordinate)
+        example = {expression(one.value): sympy.Integer(hint_of(one.value)) for one in self.sizes}
+
+        def make(expr: sympy.Basic, _: Any) -> Any:
+            own = expr.xreplace(values)
+            return symbolic_number(env, own, evaluated(own, example))
+
+        with oblivious():
+            return instantiated(module, values, make, FakeTensorMode(allow_non_fake_inputs=True, shape_env=env))
+
+    def noted_guards(self) -> tuple[Guard, ...]:
+        """What has been taken for granted of its symbols so far, on any rank."""
+        return guards_of(*self._symbols)
+
+    def guards_on(self, condition: Any, where: str) -> tuple[Guard, ...]:
+        """A condition on its symbols that ``where`` takes for granted of all ranks."""
+        return guards_on(condition, where, *self._symbols)
+
+    @property
+    def _symbols(self) -> tuple[dict[str, torch.SymInt], dict[str, int], dict[str, tuple[torch.SymInt, int]]]:
+        """(sizes, the unit of each, numbers of ranks and how many there are)."""
+        symbols, units = {one.name: one.value for one in self.sizes}, {one.name: one.unit for one in self.sizes}
+        return symbols, units, {one.name: (one.value, one.most or 1) for one in self.ranks}
+
+    def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
+        """The same program with other local graphs, and what they issue."""
+        return replace(self, modules=modules, collectives=tuple(collectives))
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was worked out of the local graphs, and is asked again, by name; a program with other graphs has its own."""
+        return {}
+
+    def after_pass(self, effect: PassEffect, guards: tuple[Guard, ...]) -> ShardedProgram:
+        """The same program with what a pass did, or did not do, to it; what was worked out of its graphs stays known."""
+        same = replace(self, effects=(*self.effects, effect), guards=guards)
+        same.kept.update(self.kept)
+        return same
+
+    @property
+    def train(self) -> bool:
+        return self.plan.train
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the plan and of the local graphs with all their arguments: what ranks compare."""
+        graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
+        return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
+
+
+def rank_numbers(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
+    """The symbols of a rank's number on each axis, counted from 1; in the example those of the first rank."""
+    axes = zip(mesh.axis_names, mesh.shape, strict=True)
+    return tuple(ProgramSize(f"rank_on_{name}", (), 1, env.symbol(f"rank on {name}", 1, 1, size), 1, size) for name, size in axes)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` of a local graph starts a collective (waits do not)."""
+    return id(node.target) in _COLLECTIVES
+
+
+def is_wait(node: fx.Node) -> bool:
+    return node.target is c10d.wait_tensor.default

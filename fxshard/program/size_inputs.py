@@ -1,0 +1,60 @@
+"""Dynamic sizes of a bound program: inputs of its graph, from which the sizes in its calls are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+from torch import fx
+from torch.fx.proxy import GraphAppendingTracer
+
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
+from fxshard.errors import SizesError
+from fxshard.program.sharded_program import ProgramSize
+
+SIZE_INPUT = "size_"
+
+
+def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None:
+    """Gives the graph, in place, an input for each of ``sizes`` behind its others, and computes from them what its calls name."""
+    if not sizes:
+        return
+    graph, tracer = module.graph, GraphAppendingTracer(module.graph)
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    symbols: dict[sympy.Symbol, fx.Proxy] = {}
+    for one in sizes:
+        with graph.inserting_before(first):
+            node = graph.placeholder(SIZE_INPUT + one.name)
+        node.meta["val"] = one.value
+        symbols[expression(one.value)] = fx.Proxy(node, tracer)
+    computed: dict[sympy.Basic, fx.Node] = {}
+
+    def number(value: Any) -> Any:
+        if not is_symbolic(value):
+            return value
+        expr = expression(value)
+        if not expr.free_symbols:
+            return hint_of(value)
+        if expr not in computed:
+            with graph.inserting_before(first):
+                computed[expr] = _computed(expr, symbols)
+            computed[expr].meta["val"] = value
+        return computed[expr]
+
+    for node in list(graph.nodes):
+        if node.op in ("call_function", "output"):
+            node.args, node.kwargs = pytree.tree_map(number, (node.args, dict(node.kwargs)))
+    graph.lint()
+    module.recompile()
+
+
+def _computed(expr: sympy.Basic, symbols: Mapping[sympy.Symbol, fx.Proxy]) -> fx.Node:
+    try:
+        node: fx.Node = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
+    except Exception as error:  # torch's interpreter knows not every function of sizes
+        what = f"the size {expr} cannot be computed while a program runs: {error}"
+        raise SizesError(what, remedy="leave this dim static: dynamic=False, or no dynamic_shapes for it") from error
+    return node

@@ -1,0 +1,246 @@
+"""A graph as Dynamo hands it to a backend -> a PlanningGraph: ends named after the user's, sizes and scalars made constant."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
+from fxshard.errors import TraceError
+from fxshard.graph.planning_graph import PlanningGraph, source_line
+from fxshard.passes.trace.fakes.symbols import Symbols
+from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.passes.trace.returned import note_calls
+from fxshard.passes.trace.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
+from fxshard.passes.trace.trace_errors import readable_errors
+from fxshard.runtime.backend.graph_outputs import Output, find_outputs
+from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes
+from fxshard.shapes import DynamicDim
+
+ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
+RESUMED = "torch_dynamo_resume_in_"
+GRAPH, REMEDY = "the graph that torch.compile captured", "run the model without torch.compile; if that works, please report it"
+LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
+"""What a graph may not say of layouts itself: fxshard decides them."""
+
+
+@dataclass(frozen=True)
+class DynamoGraph:
+    """A Dynamo graph of our own.
+
+    Of its placeholders ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the place
+    among the function's arguments. ``distributed``: for each output whether the user's program sees a DTensor there.
+    ``part``: whether the model broke into several graphs. ``sizes``: those that Dynamo left open.
+    """
+
+    module: fx.GraphModule
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    arguments: tuple[int, ...]
+    distributed: tuple[bool, ...]
+    part: bool
+    sizes: tuple[OpenSize, ...] = ()
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether it stands for calls of several sizes or numbers."""
+        return "scalar" in self.kinds
+
+    @property
+    def tensor_places(self) -> list[int]:
+        return [i for i, kind in enumerate(self.kinds) if kind != "scalar"]
+
+    @cached_property
+    def open_tensors(self) -> list[int]:
+        """The placeholders of tensors that have a size that is open."""
+        return sorted({i for size in self.sizes for i, _ in size.places})
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The placeholders of numbers that belong to a call, whatever its sizes; those that nobody reads do not."""
+        of_sizes = {i for size in self.sizes for i in size.numbers}
+        used = [bool(n.users) for n in self.module.graph.nodes if n.op == "placeholder"]
+        return [i for i, kind in enumerate(self.kinds) if kind == "scalar" and used[i] and i not in of_sizes]
+
+
+def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
+    """Reads what Dynamo knows about the graph's ends; ``module`` is copied."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    sources = [dynamo_source(n) for n in placeholders]
+    kinds = [_kind(source, example, scalar) for (source, scalar), example in zip(sources, example_inputs, strict=True)]
+    names: list[str] = []
+    for node, (source, _) in zip(placeholders, sources, strict=True):
+        name = user_name(source) if source else node.name
+        names.append(name if name not in names else source or node.name)
+    outputs = pytree.tree_leaves(module.graph.output_node().args[0])
+    distributed = tuple(isinstance(o, fx.Node) and isinstance(o.meta.get("example_value"), DTensor) for o in outputs)
+    reason = getattr(module, "compile_subgraph_reason", None)
+    frame, variables = dynamo_frame()
+    part = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUMED)
+    arguments = tuple(_place(source, variables) for source, _ in sources)
+    sizes = open_sizes(placeholders)
+    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, part, sizes)
+
+
+def _place(source: str, variables: Sequence[str]) -> int:
+    root = re.match(r"L\['(\w+)'\]", source)
+    return variables.index(root.group(1)) if root is not None and root.group(1) in variables else len(variables)
+
+
+def _kind(source: str, example: Any, scalar: bool) -> str:
+    if scalar or not isinstance(example, torch.Tensor):
+        return "scalar"
+    if isinstance(example, nn.Parameter):
+        return "parameter"
+    if example.requires_grad:  # a buffer has no gradient
+        return "input"
+    return "buffer" if "_buffers[" in source or source.startswith("L['self'].") else "input"
+
+
+def user_name(source: str) -> str:
+    """Dynamo's name of where a value comes from in the user's words.
+
+    ``L['self']._modules['up']._parameters['weight']`` -> ``up.weight``, ``L['batch']['x']`` -> ``batch['x']``.
+    """
+    root = re.match(r"[LG]\['(\w+)'\]", source)
+    if root is None:
+        return source
+    rest = source[root.end() :]
+    of_module = root.group(1) == "self" or re.match(r"\._(modules|parameters|buffers)\['", rest)
+    rest = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", rest)
+    return rest.removeprefix(".") if of_module and rest else root.group(1) + rest
+
+
+def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
+    """A copy that keeps source lines but none of the values that Dynamo saw; ``noted``: with what its modules return."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    if noted:
+        note_calls(graph)
+    for node in graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
+    return fx.GraphModule(module, graph)
+
+
+def specialised(
+    graph: DynamoGraph, args: Sequence[Any], views: bool = True
+) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
+    """``graph`` for the numbers of one call: (module of tensors only, which returns what is computed; its inputs; outputs).
+
+    Sizes are read from the tensors. ``views``: whether outputs that are views are told from what is computed.
+    """
+    for name, value in zip(graph.names, args, strict=True):
+        if isinstance(value, torch.Tensor):
+            check_dense(value, name)
+    module = _own_copy(graph.module)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for size in graph.sizes:
+        for i in size.numbers:
+            _read_from(placeholders[i], placeholders[size.places[0][0]], size.places[0][1], placeholders[-1])
+    of_sizes = {i for size in graph.sizes for i in size.numbers}
+    for i, (node, kind, value) in enumerate(zip(placeholders, graph.kinds, args, strict=True)):
+        if kind == "scalar" and i not in of_sizes:
+            _make_constant(node, value)
+    tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
+    module.recompile()
+    with readable_errors(GRAPH, REMEDY):
+        outputs = find_outputs(module, tensors, graph.distributed, views)
+    end = module.graph.output_node()
+    end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
+    module.recompile()
+    return module, tensors, outputs
+
+
+def _read_from(node: fx.Node, tensor: fx.Node, dim: int, last: fx.Node) -> None:
+    """Replaces a number by the size of ``dim`` of ``tensor``, read behind the ``last`` placeholder."""
+    if node.users:
+        with node.graph.inserting_after(last):
+            node.replace_all_uses_with(node.graph.call_method("size", (tensor, dim)))
+    node.graph.erase_node(node)
+
+
+def _make_constant(node: fx.Node, value: Any) -> None:
+    """Replaces a symbolic number (a float comes as a tensor, read by ``item``) by that of this call."""
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    for user in list(node.users):
+        if user.op == "call_method" and user.target == "item":
+            _substitute(user, number)
+        else:
+            _in_place(user, node, number)
+    node.graph.erase_node(node)
+
+
+def _substitute(node: fx.Node, number: Any) -> None:
+    for user in list(node.users):
+        _in_place(user, node, number)
+    node.graph.erase_node(node)
+
+
+def _in_place(user: fx.Node, old: fx.Node, new: Any) -> None:
+    user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: new if n is old else n)
+
+
+def trace_graph(
+    module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str], dims: Sequence[DynamicDim] = ()
+) -> PlanningGraph:
+    """Traces ``module`` anew on plain CPU fakes of the tensors' global shapes, forward and backward where gradients are on.
+
+    ``dims``: those whose sizes are symbols, see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line where that fails.
+    """
+    train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    _refuse_local_views(module)
+    _to_cpu(module)
+    symbols = Symbols(dims)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
+    count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
+    with readable_errors(GRAPH, REMEDY), symbols:
+        flat = [symbols.fake(name, fake_tensor(t, mode, train)) for name, t in zip(names, tensors, strict=True)]
+        separate_outputs(module, flat)
+        joint = joint_graph(module, flat, train)
+        spec = pytree.tree_structure(list(range(count)))
+        graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
+        graph = symbols.settled(graph)
+    kind = dict(zip(names, kinds, strict=True))
+    ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
+    return replace(graph, inputs=ends)
+
+
+def _refuse_local_views(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LOCAL:
+            raise TraceError(
+                f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned anew",
+                where=source_line(node),
+                remedy="call it outside of the compiled part, in a function under torch.compiler.disable, or leave layouts to fxshard",
+            )
+
+
+def _to_cpu(module: fx.GraphModule) -> None:
+    """Devices that the model names are the CPU's while planning."""
+    for node in module.graph.nodes:
+        if node.op == "call_method" and node.target == "cuda":
+            node.target, node.args, node.kwargs = "cpu", node.args[:1], {}
+        node.args, node.kwargs = pytree.tree_map_only((torch.device, str), _cpu, (node.args, dict(node.kwargs)))
+    module.recompile()
+
+
+def _cpu(value: torch.device | str) -> torch.device | str:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return "cpu" if ACCELERATOR.fullmatch(value) else value
+
+
+def autocast_on_cpu(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Autocast for CPU fakes as it is on for ``device``."""
+    if device == "cpu" or not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.get_autocast_dtype(device))

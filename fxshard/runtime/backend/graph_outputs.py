@@ -1,0 +1,161 @@
+"""What a Dynamo graph returns: values that are computed, inputs as they are, views of either, and Python values.
+
+Found out on fakes. A view of an input, or of another output, is made anew in each call from the tensor that it is a view of, so that
+what is written into one is seen in the other, as on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import DTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxshard._torch_compat import FakeTensorMode, storage_key
+from fxshard.errors import RunError, TraceError
+from fxshard.passes.trace.captured.probe import probe
+from fxshard.passes.trace.trace import fake_tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of a tensor: itself where ``strides`` is None, else these strides from ``offset`` elements on.
+
+    ``base``: the strides that the tensor must have. ``detached``: no gradient goes through the view.
+    """
+
+    detached: bool = False
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+    base: tuple[int, ...] = ()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of ``tensor``; raises RunError for other strides than ``base``."""
+        tensor = tensor.detach() if self.detached else tensor
+        if self.strides is None:
+            return tensor
+        if tensor.stride() != self.base:
+            what = f"an output is a view of a tensor with strides {self.base}, which comes with {tensor.stride()} in this call"
+            raise RunError(what, remedy="return a clone of the view, or pass tensors that lie alike")
+        return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
+
+
+SAME = View()
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a graph: computed; or ``view`` of input ``of_input`` or of output ``of_output``; or the Python value ``value``."""
+
+    computed: bool = False
+    of_input: int | None = None
+    of_output: int | None = None
+    view: View = SAME
+    value: Any = None
+
+
+def kind_of(output: Output) -> tuple[Any, ...]:
+    """What outputs of one program have in common at all sizes."""
+    return output.computed, output.of_input, output.of_output, output.view.detached, output.view.strides is None
+
+
+def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distributed: Sequence[bool], views: bool) -> tuple[Output, ...]:
+    """The outputs of ``module`` for such inputs; ``distributed``: for each whether it is a DTensor, which is computed unless it is an
+    input. ``views``: whether views are told from what is computed. Raises TraceError for a number that only the data tells."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    probes = [fake_tensor(t, mode, train=False) for t in tensors]
+    values = probe(module, probes)
+    for value in values:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not value.node.is_constant():
+            raise TraceError(
+                "the graph returns a Python number that only running tells",
+                remedy="return a tensor, or leave torch._dynamo.config.capture_scalar_outputs off: then .item() ends a graph",
+            )
+    shared = len({*map(storage_key, probes), *(k := _memory(values))}) < len(probes) + len(k)
+    needed = [t.requires_grad and torch.is_grad_enabled() for t in tensors]
+    grads = _graded(module, tensors, needed) if shared else [False] * len(values)
+    found = _Ends(probes, values, grads, needed, distributed, views, [isinstance(t, DTensor) for t in tensors])
+    return tuple(found.output(i) for i in range(len(values)))
+
+
+def _memory(values: Sequence[Any]) -> list[int]:
+    return [storage_key(v) for v in values if isinstance(v, torch.Tensor)]
+
+
+class _Ends:
+    """Inputs and outputs by the memory that they lie in."""
+
+    def __init__(
+        self,
+        probes: Sequence[Any],
+        values: Sequence[Any],
+        grads: Sequence[bool],
+        needed: Sequence[bool],
+        distributed: Sequence[bool],
+        views: bool,
+        sharded: Sequence[bool],
+    ) -> None:
+        self.probes, self.values, self.grads, self.needed = probes, values, grads, needed
+        self.distributed, self.views, self.sharded = distributed, views, sharded
+        self.inputs = {storage_key(t): i for i, t in enumerate(probes)}
+        self.bases: dict[int, int] = {}
+        whole = [i for i, value in enumerate(values) if _is_whole(value) and not distributed[i]]
+        for i in sorted(whole, key=lambda i: not grads[i]):  # a gradient goes through the base or through none
+            self.bases.setdefault(storage_key(values[i]), i)
+
+    def output(self, i: int) -> Output:
+        value = self.values[i]
+        if not isinstance(value, torch.Tensor):
+            return Output(value=value)
+        place, base = self.inputs.get(storage_key(value)), self.bases.get(storage_key(value))
+        if place is not None:
+            strided = self.views and not self.sharded[place] and not self.distributed[i]
+            view = SAME if value is self.probes[place] else self._view(i, self.probes[place], strided, self.needed[place])
+            return Output(computed=True) if view is None else Output(of_input=place, view=view)
+        if base is None or base == i or not self.views or self.distributed[i] or self.grads[i] > self.grads[base]:
+            return Output(computed=True)
+        view = self._view(i, self.values[base], True, self.grads[base])
+        return Output(computed=True) if view is None else Output(of_output=base, view=view)
+
+    def _view(self, i: int, base: Any, strided: bool, graded: bool) -> View | None:
+        """None for what is to be computed: another dtype, sizes that only running tells."""
+        value, detached = self.values[i], graded and not self.grads[i]
+        if not _is_plain(value) or not _is_plain(base) or value.dtype != base.dtype or value.is_conj() != base.is_conj():
+            return None
+        if not strided:
+            alike = (value.shape, value.stride(), value.storage_offset()) == (base.shape, base.stride(), base.storage_offset())
+            return View(detached) if alike else None
+        offset = value.storage_offset() - base.storage_offset()
+        return View(detached, tuple(value.shape), tuple(value.stride()), offset, tuple(base.stride()))
+
+
+def _is_plain(value: Any) -> bool:
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value fills its memory in the order of its dims."""
+    if not isinstance(value, torch.Tensor) or value.is_sparse or not _is_plain(value) or not value.numel():
+        return False
+    return value.is_contiguous() and value.numel() * value.element_size() == value.untyped_storage().nbytes()
+
+
+def _graded(module: fx.GraphModule, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> list[bool]:
+    """Which outputs have a gradient, found out on fakes that require gradients where that is ``needed``."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    probes = [_no_leaf(t, mode) if one else fake_tensor(t, mode, train=False) for t, one in zip(tensors, needed, strict=True)]
+    values = probe(module, probes, grad=any(needed))
+    return [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
+
+
+def _no_leaf(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake that requires a gradient and is no leaf, so that it may be changed in place."""
+    with mode, torch.enable_grad():
+        size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+        flat = torch.empty(size, dtype=value.dtype, requires_grad=True) * 1
+        return flat.as_strided(value.shape, value.stride())

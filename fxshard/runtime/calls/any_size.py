@@ -1,0 +1,228 @@
+"""Programs that serve calls of several sizes: which do, which dims are dynamic by themselves, and why a program refuses a call."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
+from fxshard.graph.objects import COUNTED, is_length, lengths_after, outputs_in_objects
+from fxshard.graph.planning_graph import PlanningGraph, operands
+from fxshard.passes.annotation.annotate import legal_at
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.ranks.agreement import TIMEOUT
+from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
+from fxshard.shapes import DynamicDim, broken
+
+UNEVEN = "%s is no multiple of what cuts it: the next program is for shards of unequal lengths, and serves every size"
+NOT_THIS = "that program is kept for other calls, and compiled when the first of them comes: %s"
+COMPILED_IN_VAIN = "that program is kept for other calls, another is made for this one: %s"
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+"""Of the leaves of a call's arguments; None for those that are no tensors."""
+
+
+class Sized(Protocol):
+    """What runs a compiled program on the leaves of a call. ``leaf_of``: the place of each among them, by its name; ``sizes``: (leaf, dim,
+    unit) where the program's dynamic sizes are read."""
+
+    @property
+    def compiled(self) -> CompiledProgram: ...
+    @property
+    def program(self) -> ShardedProgram: ...
+    @property
+    def leaf_of(self) -> Mapping[str, int]: ...
+    @property
+    def sizes(self) -> Sequence[tuple[int, int, int]]: ...
+    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]: ...
+
+
+class Found(Protocol):
+    """A program that was made for a call of ``shapes``, and its graph."""
+
+    @property
+    def runner(self) -> Sized: ...
+    @property
+    def graph(self) -> PlanningGraph: ...
+    @property
+    def shapes(self) -> Shapes: ...
+
+
+def shapes_of(leaves: Sequence[Any]) -> Shapes:
+    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
+
+
+def alike_key(key: Any) -> Any:
+    """What a call's key (``ShardedForward``) has in common with those of calls whose sizes alone differ: of a shape its length."""
+    *others, leaves = key
+    return *others, tuple((len(leaf[0]), *leaf[1:]) if isinstance(leaf[0], torch.Size) else leaf for leaf in leaves)
+
+
+def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None where it can.
+
+    The leaves are those of a call like the one that it was made for, but for sizes.
+    """
+    return _refusal_before_compiling(runner, shapes, leaves) or _refusal_of_compiler(runner, leaves)
+
+
+def _refusal_before_compiling(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """What the lowered program alone tells."""
+    program = runner.program
+    places = {(runner.leaf_of[path], dim): one for one in program.sizes for path, dim in one.places}
+    sizes: dict[str, int] = {}
+    for i, (have, want) in enumerate(zip(shapes_of(leaves), shapes, strict=True)):
+        for dim, (size, made) in enumerate(zip(have or (), want or (), strict=True)):
+            one = places.get((i, dim))
+            name = next((n for n, place in runner.leaf_of.items() if place == i), f"argument {i}")
+            if one is None and size != made:
+                return f"dim {dim} of {name} is {size}, the program was made for {made}"
+            if one is not None and sizes.setdefault(one.name, size) != size:
+                return f"dim {dim} of {name} is {size}, another dim called {one.name} is {sizes[one.name]}"
+    return program.refuses(sizes)
+
+
+def _refusal_of_compiler(runner: Sized, leaves: Sequence[Any]) -> str | None:
+    guard = broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
+    return None if guard is None else f"the compiler takes for granted that {guard}"
+
+
+def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
+    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this.
+
+    A program that is not compiled yet is compiled here, unless the lowered program alone, the same on all ranks, refuses the call.
+    """
+    runner, program = found.runner, found.runner.program
+    reason = _refusal_before_compiling(runner, found.shapes, leaves)
+    if reason is None and any(one.uneven for one in program.sizes):
+        node = legal_at(found.graph, program.plan, runner.sizes_of(leaves))
+        reason = None if node is None else f"the plan of {node} is not legal there"
+    if reason is not None:
+        return reason
+    compiled = runner.compiled
+    compiled.compile()
+    mine = _refusal_of_compiler(runner, leaves)
+    return mine if compiled.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+
+
+def why_kept(found: Found, reason: str) -> tuple[int, str, str]:
+    """What to log (level, text, its argument) of a program that does not serve the call that it was made for, for that ``reason``."""
+    if found.runner.compiled.is_compiled:
+        return logging.WARNING, COMPILED_IN_VAIN, reason
+    return logging.INFO, NOT_THIS, reason
+
+
+def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:
+    """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
+    sizes = runner.sizes_of(leaves) if runner.sizes else {}
+    return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
+
+
+def traced_where_it_can_be(
+    trace: Callable[[tuple[DynamicDim, ...]], PlanningGraph], dims: tuple[DynamicDim, ...], device_mesh: DeviceMesh, *, silent: bool = False
+) -> PlanningGraph:
+    """The graph that ``trace`` gives; dims that are dynamic by themselves stay static where the model does not let them change, which is
+    said unless ``silent``. Raises what ``trace`` does for dims that the user asked for, and where none is dynamic."""
+    while True:
+        try:
+            return trace(dims)
+        except (TraceError, RuleError) as error:
+            named = error.dim if isinstance(error, StaticDimError) else None
+            if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
+                raise
+            if not silent:
+                announce(device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+            dims = tuple(dim for dim in dims if named is not None and dim.name != named)
+
+
+def dims_of_call(
+    named: Mapping[str, Any],
+    asked: Sequence[DynamicDim],
+    seen: Sequence[Shapes],
+    made: Sequence[tuple[Sized, Shapes]],
+    *,
+    everything: bool = False,
+) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
+    """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
+
+    ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. Other
+    arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something else for
+    granted: the next one is for such lengths too. None is dynamic where a program was made for this very call and does not serve it, and
+    for tensors without elements.
+    """
+    leaves = list(named.values())
+    tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
+    uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
+    own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
+    empty = any(0 in leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_length(leaf))
+    if empty or (own and not uneven - tried):
+        return (), ()
+    dims = changed_dims(named, asked, seen, everything=everything)
+    found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
+    return found, tuple(sorted(uneven - tried))
+
+
+def less_even(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """What to try where no program for ``dims`` can be: with shards of unequal lengths, then with none of them dynamic."""
+    if any(dim.uneven for dim in dims):
+        return ()
+    return tuple(replace(dim, uneven=True) for dim in dims)
+
+
+def changed_dims(
+    named: Mapping[str, Any], asked: Sequence[DynamicDim], seen: Sequence[Shapes], *, everything: bool = False
+) -> tuple[DynamicDim, ...]:
+    """The dims that are dynamic in a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
+
+    Of the latter those that have always had one size are one. ``everything``: all dims of tensors that have more than one element.
+    """
+    taken = {place for dim in asked for place in dim.places}
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for i, (path, leaf) in enumerate(named.items()):
+        for dim, size in enumerate(leaf.shape if isinstance(leaf, torch.Tensor) else ()):
+            before = tuple(shapes[i][dim] for shapes in seen)  # type: ignore[index]
+            moved = any(one != size for one in before) or (everything and size > 1)
+            if moved and (path, dim) not in taken:
+                groups.setdefault((size, *before), []).append((path, dim))
+    found = [*asked, *(_by_itself(places, sizes[0]) for sizes, places in groups.items())]
+    names = [dim.name for dim in found]
+    if len(set(names)) < len(names):
+        raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
+    return tuple(found)
+
+
+def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
+    """A dim that nobody asked for, called after its first place."""
+    path, dim = places[0]
+    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
+
+
+def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves,
+    and the numbers in these: in the next call of its kind they have another size. With them go other arguments' dims that are as long as
+    what becomes of one, as a mask over a cache and the new token is."""
+    taken = {place for dim in known for place in dim.places}
+    after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
+    left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
+    numbers = zip(named, lengths_after(graph.out_spec, len(named)), strict=True)
+    left |= {path: (number, 0) for path, number in numbers if number is not None and number < COUNTED}
+    leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for path, shape in leaves.items():
+        for dim, (size, new) in enumerate(zip(shape, left.get(path, ()), strict=False)):
+            if size != new and len(shape) == len(left[path]) and (path, dim) not in taken:
+                groups.setdefault((size, new), []).append((path, dim))
+    counts = {path for path, leaf in named.items() if is_length(leaf)}
+    for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
+        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # a mask
+        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
+        if along := [place for place in along if place not in taken]:
+            groups[(size,)] = along
+    return tuple(_by_itself(places, sizes[0]) for sizes, places in groups.items())

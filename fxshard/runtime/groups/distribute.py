@@ -1,0 +1,66 @@
+"""One rank's tensor to all ranks of a mesh, each its shard: what DTensor's ``distribute_tensor`` does, at any size and from any rank.
+
+Axis by axis in mesh order: whoever has the block so far hands it on along the next axis, cut where the layout cuts that
+axis, as it is where it replicates. The source sends a sharded axis no more than the others' shards, and no rank sends a block twice.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from fxshard.errors import OptionError
+from fxshard.layout.layouts import Layout, chunk, placement_str
+
+
+def distribute(value: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, source: int) -> torch.Tensor:
+    """This rank's shard of the ``value`` that rank ``source`` (global) holds; of others only the shape and dtype count.
+
+    ``layout`` is sharded or replicated on each axis; shards may be uneven or empty. Every rank of the mesh calls this.
+    """
+    here = tuple(device_mesh.get_coordinate() or ())
+    start = tuple(int(i) for i in (device_mesh.mesh == source).nonzero()[0])
+    block, shape = value.contiguous(), tuple(value.shape)
+    for axis, placement in enumerate(layout):
+        size, parts = int(device_mesh.shape[axis]), [shape] * int(device_mesh.shape[axis])
+        if isinstance(placement, Shard):
+            dim = placement.dim
+            parts = [(*shape[:dim], chunk(shape[dim], size, i)[1], *shape[dim + 1 :]) for i in range(size)]
+        elif not placement.is_replicate():
+            raise OptionError(f"{placement_str(placement)} is a pending sum", remedy="give a layout of shards and replicas")
+        if here[axis + 1 :] == start[axis + 1 :] and size > 1:
+            shape = parts[here[axis]]
+            if here[axis] != start[axis]:
+                block = torch.empty(shape, dtype=value.dtype, device=value.device)
+            block = _along(block, placement, parts, device_mesh.get_group(axis), here[axis], start[axis])
+        shape = parts[here[axis]]
+    return block
+
+
+def _along(
+    block: torch.Tensor, placement: object, parts: list[tuple[int, ...]], group: dist.ProcessGroup, here: int, start: int
+) -> torch.Tensor:
+    """The ``here``-th of ``parts`` from the ``start``-th member of ``group``; bytes travel, which every backend can send."""
+    if not isinstance(placement, Shard):
+        if block.numel():
+            dist.broadcast(_bytes(block), group=group, group_src=start)
+        return block
+    if here != start:
+        if block.numel():
+            dist.recv(_bytes(block), group=group, group_src=start)
+        return block
+    own, offset = block, 0
+    for other, shape in enumerate(parts):
+        part = block.narrow(placement.dim, offset, shape[placement.dim]).contiguous()
+        offset += shape[placement.dim]
+        if other == here:
+            own = part.clone()
+        elif part.numel():
+            dist.send(_bytes(part), group=group, group_dst=other)
+    return own
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,5 @@
+"""Measurements of the present machine or cluster.
+
+In: a device and a process group; out: microseconds of operators and collectives, and a hardware file.
+Read calibrate.py, then measure.py.
+"""

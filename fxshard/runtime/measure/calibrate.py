@@ -1,0 +1,168 @@
+"""``fxshard calibrate``: measures the present machine or cluster, writes a hardware file, and reports how well it predicts.
+
+Under torchrun the ranks that there are measure together; otherwise as many processes as the mesh has ranks are started here, each
+with the same command. On one device without a mesh nothing is sent, and the links are those of a preset.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from fxshard.cost.fit import CollectiveTime, collective_errors, fit_device, fit_links, op_errors, rounded, without_curve, without_curves
+from fxshard.errors import OptionError
+from fxshard.files import check_writable
+from fxshard.mesh.hardware import HARDWARE, Hardware
+from fxshard.mesh.hardware_file import save
+from fxshard.mesh.mesh import Mesh, parse_mesh, preset_of_device
+from fxshard.runtime.groups import gloo_threads
+from fxshard.runtime.groups.local_ranks import wait_for
+from fxshard.runtime.measure.calibration import Calibration, file_rows, report
+from fxshard.runtime.measure.measure import EFFORTS, LEAST, Clock, measure_collectives, measure_ops
+
+STORE = "FXSHARD_CALIBRATE_STORE"
+SECONDS = 1800
+"""After this long the processes that were started are ended."""
+
+
+def main(mesh: str | None, output: str | None, device: str | None, quick: bool) -> None:
+    """Runs the command; raises OptionError, FileError, or RunError when a rank fails."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no CUDA device here", where="--device cuda", remedy="give --device cpu, or run where torch sees a GPU")
+    if output:
+        check_writable(output)
+    ranks = int(os.environ.get("WORLD_SIZE", 0))
+    axes = _axes(mesh, ranks)
+    if not ranks and axes.size > 1:
+        start_ranks(axes, device, _arguments(axes, output, device, quick))
+        return
+    calibration = _calibrate_rank(axes, device, quick)
+    if ranks and int(os.environ["RANK"]):
+        return
+    print(report(calibration))
+    if output:
+        save(calibration.hardware, output, calibration.made, file_rows(calibration))
+        print(f"\nwrote {output}: give it as hardware={output!r} to fxshard.Mesh, or as --hardware {output}")
+
+
+def _axes(text: str | None, ranks: int) -> Mesh:
+    if text is None:
+        return Mesh({"ranks": ranks or 1})
+    mesh = parse_mesh(text)
+    if ranks not in (0, mesh.size):
+        what = f"mesh {text!r} has {mesh.size} ranks, and {ranks} are running"
+        raise OptionError(what, where="--mesh", remedy="start as many ranks as the mesh has, or give another mesh")
+    return mesh
+
+
+def _arguments(mesh: Mesh, output: str | None, device: str, quick: bool) -> list[str]:
+    return ["calibrate", "--mesh", str(mesh), "--device", device, *(["-o", output] if output else []), *(["--quick"] if quick else [])]
+
+
+def start_ranks(mesh: Mesh, device: str, arguments: Sequence[str]) -> None:
+    """Runs this command once more for each rank, as torchrun would."""
+    if device == "cuda" and torch.cuda.device_count() < mesh.size:
+        what = f"mesh {mesh} has {mesh.size} ranks, and there are {torch.cuda.device_count()} CUDA devices here"
+        raise OptionError(what, where="--mesh", remedy="give a smaller mesh, or start the ranks with torchrun on several machines")
+    threads = str(max(1, (os.cpu_count() or 1) // mesh.size))
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {"OMP_NUM_THREADS": threads, **os.environ, "WORLD_SIZE": str(mesh.size), STORE: str(Path(folder) / "store")}
+        command = [sys.executable, "-m", "fxshard", *arguments]
+        ranks = [subprocess.Popen(command, env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(mesh.size)]
+        wait_for(ranks, SECONDS, "with --quick, or on a smaller mesh, less is measured")
+
+
+def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
+    """All ranks measure; all make the same of it."""
+    rank, local = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
+    place = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    if mesh.size > 1:
+        _join(rank, mesh.size, device)
+    try:
+        clock = Clock(place, EFFORTS[device, quick])
+        _say(rank, f"measuring operators on {_device_name(device)}, {mesh.size} rank(s) at once ...")
+        launch, ops = measure_ops(clock)
+        hardware = fit_device(_base(device), ops, launch)
+        if mesh.size == 1:
+            return Calibration(rounded(hardware), _effort(mesh, device, quick), tuple(op_errors(hardware, ops)))
+        _say(rank, f"measuring collectives on {mesh} ...")
+        device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+        gloo_threads.schedule()
+        times = measure_collectives(clock, device_mesh)
+        for what in _lost_in_noise(mesh, times):
+            _say(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
+        hardware = rounded(fit_links(Mesh(_sizes(mesh), hardware), times))
+        curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, without_curves(hardware)))
+        return Calibration(hardware, _effort(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _lost_in_noise(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
+    found = []
+    if lost := sum(t.time <= LEAST for t in times):
+        found.append(f"{lost} of {len(times)} measurements of collectives are lost in noise: plans take them for free, which they are not")
+    found += [f"more bytes took {one} no longer: the links price it, for want of a curve" for one in without_curve(mesh, times)]
+    return found
+
+
+def _join(rank: int, ranks: int, device: str) -> None:
+    backend, wait = {"cpu": "gloo", "cuda": "nccl"}[device], timedelta(seconds=120)
+    given: dict[str, Any] = {"device_id": torch.device(device, torch.cuda.current_device())} if device == "cuda" else {}
+    if STORE in os.environ:
+        given |= {"store": dist.FileStore(os.environ[STORE], ranks), "rank": rank, "world_size": ranks}
+    dist.init_process_group(backend, timeout=wait, **given)
+
+
+def _base(device: str) -> Hardware:
+    """The preset that is like this device, with the size of a node as it is here."""
+    preset = HARDWARE[preset_of_device(device)]
+    here, ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)), int(os.environ.get("WORLD_SIZE", 0))
+    if here < ranks and here:
+        node = here
+    else:
+        node = torch.cuda.device_count() if device == "cuda" else max(preset.node_size, ranks)
+    return replace(preset, name=f"measured {_device_name(device)}", node_size=node)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+
+
+def _sizes(mesh: Mesh) -> dict[str, int]:
+    return dict(zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def _say(rank: int, text: str) -> None:
+    if rank == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _effort(mesh: Mesh, device: str, quick: bool) -> dict[str, str]:
+    """Of what, and how, for people."""
+    threads = {} if device == "cuda" else {"threads": str(torch.get_num_threads())}
+    how = {
+        "mesh": str(mesh),
+        "rounds": str(EFFORTS[device, quick].rounds),
+        "torch": str(torch.__version__),
+        "when": time.strftime("%Y-%m-%d"),
+    }
+    links = {"links": f"not measured, for want of a mesh: those of the preset {preset_of_device(device)}"} if mesh.size == 1 else {}
+    return {"device": _device_name(device), "system": platform.system(), **threads, **how, **links}

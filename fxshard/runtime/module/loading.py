@@ -1,0 +1,61 @@
+"""``load_state_dict`` of a parallelized module: whole values are cut as the parameters lie.
+
+A hook before each module's own loading makes DTensors of them; the first, of the parallelized module, looks at all values before any is
+taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fxshard.errors import PlanError
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.module.parameters import sharded
+from fxshard.runtime.ranks.compared_fields import weight_fields
+from fxshard.runtime.ranks.launch import compare, mesh_ranks
+
+_TAKES: WeakSet[nn.Module] = WeakSet()
+
+
+def take_whole_values(model: nn.Module) -> None:
+    """From now on ``model.load_state_dict`` takes whole values, the same on each rank, beside DTensors."""
+    for module in model.modules():
+        if module not in _TAKES and (module is model or any(True for _ in module.parameters(recurse=False))):
+            module.register_load_state_dict_pre_hook(_cut)
+            _TAKES.add(module)
+
+
+def _cut(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Raises PlanError for a DTensor that is to be assigned (``assign=True``) and does not lie as its parameter, RunError for whole
+    values that differ among the ranks."""
+    assign = bool(metadata.get("assign_to_params_buffers"))
+    if assign:
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            _check_assigned(name, parameter, state.get(prefix + name))
+    forward = vars(module).get("forward")
+    if getattr(forward, "sharded", False):
+        given = {name: state.get(prefix + name) for name, _ in module.named_parameters(remove_duplicate=False)}
+        plain = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        compare(weight_fields(plain), ranks=mesh_ranks(forward.device_mesh), timeout=forward.settings.timeout)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            value = state.get(prefix + name)
+            if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+                continue
+            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+                made = sharded(value, Layout(parameter.placements), parameter.device_mesh, parameter.device)
+                state[prefix + name] = made.clone() if assign else made
+
+
+def _check_assigned(name: str, parameter: nn.Parameter, value: Any) -> None:
+    if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+        have, want = (value.device_mesh, value.placements), (parameter.device_mesh, parameter.placements)
+        if have != want:
+            where = f"{Layout(have[1])} on {have[0]}" if have[0] != want[0] else str(Layout(have[1]))
+            what = f"load_state_dict(assign=True) has a value in {where} for parameter {name}, which is in {Layout(want[1])}"
+            raise PlanError(what, where=name, remedy="load with assign=False, which moves it, or redistribute it first")

@@ -1,0 +1,113 @@
+"""Parameters become DTensors in their planned layouts, in place: same module, same names, ties kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat.copies import copy_slices
+from fxshard._torch_compat.dynamo.hooks import waits_for_gradient
+from fxshard.errors import PlanError, RunError
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.mesh.mesh import as_mesh
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.inputs import as_dtensor
+from fxshard.runtime.groups.distribute import distribute
+from fxshard.runtime.optim.anomaly import agree_on_anomalies
+from fxshard.runtime.optim.grad_scaler import agree_on_overflows
+from fxshard.runtime.optim.local_steps import step_locally
+from fxshard.runtime.simulate.shards import scatter
+
+
+def planned_layouts(program: ShardedProgram) -> dict[str, Layout]:
+    """Layouts of the parameters by all their names."""
+    found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
+    found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
+    return found
+
+
+def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
+    """Raises PlanError unless the parameters lie as the program reads them."""
+    layouts = planned_layouts(program)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        layout = layouts.get(name)
+        if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
+            have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
+            raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
+
+
+def shard_parameters(
+    model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device, source: int | None = None
+) -> None:
+    """Replaces every parameter by a DTensor in its layout, replicated where the plan does not know it.
+
+    The full value that this rank holds is cut, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
+    there, in the shape of its shard. Buffers move to ``device``.
+    """
+    whole = Layout.replicated(device_mesh.ndim)
+    made: dict[int, nn.Parameter] = {}
+    names: dict[int, list[str]] = {}
+    made_buffers: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    with torch.no_grad():
+        for owner, key, parameter in held_parameters(model):
+            if id(parameter) not in made:
+                layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
+                value = sharded(parameter, layout, device_mesh, device, source)
+                made[id(parameter)] = new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+                if new is not parameter and parameter.grad is not None:
+                    new.grad = sharded(parameter.grad, layout, device_mesh, device, source)
+            setattr(owner, key, made[id(parameter)])
+        step_locally(made.values())
+        agree_on_overflows()
+        agree_on_anomalies()
+        copy_slices()
+        for module in model.modules():
+            for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+                if buffer.is_meta or isinstance(buffer, DTensor):
+                    continue
+                if buffer.device != device:
+                    buffer = buffer.to(device)
+                    setattr(module, key, buffer)
+                if source is not None and id(buffer) not in made_buffers:
+                    made_buffers.add(id(buffer))
+                    buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def check_gradient_hooks(model: nn.Module) -> None:
+    """Raises RunError for a parameter with hooks: a DTensor will take its place, for which they would not be called."""
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) and waits_for_gradient(parameter):
+            what = f"parameter {name} has a hook for its gradient, which would not be called for the DTensor that takes its place"
+            raise RunError(what, where=name, remedy="register it after parallelize: model.get_parameter(name).register_hook(...)")
+
+
+def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """(owner, attribute, parameter) of every place that holds one; a tied parameter occurs in each of its places."""
+    for module in model.modules():
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            yield module, key, parameter
+
+
+def sharded(
+    parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device, source: int | None = None
+) -> torch.Tensor:
+    """``parameter`` as a DTensor in ``layout``, with memory of its own where it is cut; of rank ``source`` where one is given."""
+    if isinstance(parameter, DTensor):
+        return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
+    mesh = as_mesh(device_mesh)
+    coordinate = tuple(device_mesh.get_coordinate() or ())
+    if parameter.is_meta:
+        local = torch.empty(local_shape(parameter.shape, layout, mesh.shape, coordinate), dtype=parameter.dtype, device="meta")
+    elif source is not None:
+        local = distribute(parameter.detach().to(device), layout, device_mesh, source)
+    else:
+        local = scatter(parameter.detach(), layout, mesh, coordinate).to(device)
+        if not layout.is_replicated and local.untyped_storage().nbytes() > local.nbytes:
+            local = local.clone()
+    return as_dtensor(local, device_mesh, layout, tuple(parameter.shape))

@@ -1,0 +1,112 @@
+"""Clipping gradients by their global norm, for gradients in any layouts, with one small collective per mesh axis.
+
+``torch.nn.utils.clip_grad_norm_`` takes DTensors as well, and gives the same for norms of order two. With ``norm_type=inf`` torch 2.13
+raises on a rank whose shard is empty, while the others wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from fxshard.errors import OptionError, RunError, a_kind
+from fxshard.runtime.ranks.agreement import TIMEOUT
+from fxshard.runtime.ranks.watchdog import watching
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *,
+    timeout: float = TIMEOUT,
+) -> torch.Tensor:
+    """Scales all gradients, in place, by ``max_norm`` over their joint norm where that is larger; gives the norm, a plain scalar.
+
+    The norm is that of all gradients as one vector, as on one device, whatever their layouts: uneven and empty shards, several
+    meshes, DTensors beside plain tensors (which must be the same on all ranks). Every rank calls this.
+
+    ``timeout``: seconds within which a rank that is lost meanwhile is an error. Raises OptionError for a ``norm_type`` that is not
+    positive, RunError for a norm that is infinite or NaN if ``error_if_nonfinite``, and, naming it, for a rank that is lost.
+    """
+    order, limit = _positive("norm_type", norm_type), _positive("max_norm", max_norm)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    grads = [p.grad for p in given if p.grad is not None]
+    if not grads:
+        return torch.tensor(0.0)
+    total = _norm(grads, order, timeout)
+    if error_if_nonfinite and not bool(total.isfinite()):
+        remedy = "look for the loss that is infinite or NaN, or leave error_if_nonfinite out"
+        raise RunError(f"the norm of order {order} of the gradients is {float(total)}", remedy=remedy)
+    scale = torch.clamp(limit / (total + 1e-6), max=1.0)
+    for grad in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local.mul_(scale.to(local.device))
+    return total
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor) or not float(value) > 0:
+        text = value if isinstance(value, int | float) else a_kind(value)
+        raise OptionError(f"{name} is {text}", remedy="give a positive number, math.inf for the largest entry")
+    return float(value)
+
+
+def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.Tensor:
+    """The norm of all gradients, in the widest dtype among them, float32 at least."""
+    dtype = torch.float32
+    meshes: dict[DeviceMesh | None, list[torch.Tensor]] = {}
+    for grad in grads:
+        dtype = torch.promote_types(dtype, grad.dtype.to_real())
+        meshes.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
+    parts = []
+    for mesh, found in meshes.items():
+        own = [x for grad in found if (x := _counted_here(grad)) is not None and x.numel()]
+        part = _power(own, order, found[0].device)
+        for axis in range(0 if mesh is None else mesh.ndim):
+            assert mesh is not None
+            group = mesh.get_group(axis)
+            with watching("take the norm of the gradients", group, timeout):
+                dist.all_reduce(part, dist.ReduceOp.MAX if order == math.inf else dist.ReduceOp.SUM, group=group)
+        parts.append(part.to(grads[0].device))
+    joint = torch.stack(parts)
+    if order != math.inf:
+        return (joint[:, 0].sum() ** (1 / order)).to(dtype)
+    largest = joint[:, 0].amax().to(dtype)
+    return largest.where(joint[:, 1].amax() == 0, torch.full_like(largest, math.nan))
+
+
+def _power(own: Sequence[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+    """[2], float64: the sum of |x| ** order, or the largest |x|; and whether there is a NaN, which a backend's maximum may lose."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for x in own:
+        norm = torch.linalg.vector_norm(x, order, dtype=_wide(x.dtype)).to(torch.float64)
+        if order != math.inf:
+            total[0] += norm**order
+        else:
+            total[1] = torch.maximum(total[1], norm.isnan().to(torch.float64))
+            total[0] = torch.maximum(total[0], norm.nan_to_num(nan=0.0, posinf=math.inf))
+    return total
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _counted_here(grad: torch.Tensor) -> torch.Tensor | None:
+    """This rank's part of a gradient; None where a rank at a lower index of a replicating axis counts the same."""
+    if not isinstance(grad, DTensor):
+        return grad
+    if any(isinstance(p, Partial) for p in grad.placements):
+        grad = grad.redistribute(placements=[Replicate() if isinstance(p, Partial) else p for p in grad.placements])
+    at = grad.device_mesh.get_coordinate()
+    if at is None or any(i > 0 and isinstance(p, Replicate) for i, p in zip(at, grad.placements, strict=True)):
+        return None
+    return grad.to_local()

@@ -1,0 +1,50 @@
+"""``torch.amp.GradScaler`` on DTensors: all ranks skip a step, or none does.
+
+A scaler divides an optimiser's gradients by its scale and looks for infinite or NaN entries, by one operator on lists of gradients.
+For DTensors torch 2.13 reduces what it found over the axes on which the *first* gradient of a list is sharded: where that one is
+replicated, or sharded on another axis than the one with the overflow, some ranks skip the step and halve their scale and others do
+not, and hold different parameters from then on. Lists in which plain tensors stand beside DTensors are refused. After
+``agree_on_overflows`` the operator reduces over each axis on which any gradient of the list is sharded or pending.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from fxshard._torch_compat.shards import OVERFLOW_CHECK, handle_dtensors
+from fxshard.runtime.ranks.watchdog import watching
+
+
+@functools.cache
+def agree_on_overflows() -> None:
+    """From now on, in this process, gradient scalers find on all ranks what one of them finds in its shards."""
+    handle_dtensors(OVERFLOW_CHECK, _check_and_unscale)
+
+
+def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
+    """``grads`` times ``inverse``, in place; ``found``, float32 scalar, becomes 1 on all ranks where an entry is not finite on any."""
+    grads, found, inverse = args
+    op([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads], found, inverse)
+    for mesh, axis in parted(grads):
+        group = mesh.get_group(axis)
+        with watching("tell each other whether a gradient is infinite", group):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+
+
+def parted(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
+    """The axes, with their meshes, over which ranks hold different parts of a gradient; in the same order on all ranks."""
+    found = [
+        (grad.device_mesh, axis)
+        for grad in grads
+        if isinstance(grad, DTensor)
+        for axis, placement in enumerate(grad.placements)
+        if not isinstance(placement, Replicate) and grad.device_mesh.size(axis) > 1
+    ]
+    return list(dict.fromkeys(found))

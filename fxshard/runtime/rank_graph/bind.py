@@ -1,0 +1,162 @@
+"""bind: a program gets its rank: values for ``axis_index``, process groups for axis names.
+
+The values stay run-time inputs, so that ranks whose shards have the same sizes run one compiled artefact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import register_group_alias
+from fxshard._torch_compat.groups import backend_name
+from fxshard.errors import PlanError, RunError
+from fxshard.mesh.mesh import as_mesh
+from fxshard.program.sharded_program import KINDS, ShardedProgram, SizeClass, is_collective
+from fxshard.program.size_inputs import add_size_inputs
+from fxshard.runtime.groups import gloo_threads, host_memory
+from fxshard.runtime.groups.exchange import exchange_instead, kind_on
+
+AXIS_INPUT = "axis_index_"
+ALIAS = "fxshard_"
+
+
+@dataclass(frozen=True)
+class BoundProgram:
+    """A program for one rank.
+
+    ``module``: its local graph; the placeholders are those of ``program.inputs``, then one int64 scalar for each axis of ``axes``, the
+    rank's index on it, and then one whole number for each of ``program.sizes``, counted in its unit. ``groups``: the name under which
+    each axis' process group is registered, ``backends``: what runs its collectives.
+    """
+
+    program: ShardedProgram
+    device_mesh: DeviceMesh
+    coordinate: tuple[int, ...]
+    device: torch.device
+    module: fx.GraphModule
+    axes: tuple[str, ...]
+    groups: tuple[tuple[str, str], ...]
+    backends: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size_class(self) -> SizeClass:
+        """Ranks that have it in common run one artefact: with lengths that are expressions of the rank's place none but itself."""
+        found = self.program.classes[self.coordinate]
+        return (*found, self.coordinate) if self.program.ranks else found
+
+    @cached_property
+    def axis_values(self) -> list[torch.Tensor]:
+        """The run-time values of the trailing inputs, on the device."""
+        names = self.program.mesh.axis_names
+        return [torch.tensor(self.coordinate[names.index(axis)], dtype=torch.int64, device=self.device) for axis in self.axes]
+
+
+def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device | str | None = None) -> BoundProgram:
+    """Binds ``program`` to this process's place in ``device_mesh``; ``device`` defaults to the mesh's current one.
+
+    Raises PlanError when the program is for another mesh, RunError when this process is not part of the mesh.
+    """
+    check_mesh(program, device_mesh)
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise RunError("this process is not part of the device mesh", remedy="call it on the ranks of the mesh only")
+    groups = {axis: group_name(device_mesh, index) for index, axis in enumerate(program.mesh.axis_names)}
+    place = mesh_device(device_mesh, device)
+    backends = {axis: _backend(device_mesh, index, place) for index, axis in enumerate(groups)}
+    if "gloo" in backends.values():
+        gloo_threads.schedule()
+    if place.type == "cpu":
+        host_memory.keep(sum(program.plan.memory.values()))
+    module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
+    add_size_inputs(module, program.sizes)
+    return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
+
+
+def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
+    try:
+        return backend_name(device_mesh.get_group(axis), device)
+    except RuntimeError as error:
+        what = f"the process group of axis {as_mesh(device_mesh).axis_names[axis]} has no backend for {device.type} tensors"
+        raise RunError(what, remedy='start it with one, as init_process_group("cpu:gloo,cuda:nccl")') from error
+
+
+def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
+    """Raises PlanError naming both meshes unless axes and sizes agree; unnamed axes of a DeviceMesh go by position."""
+    have = as_mesh(device_mesh)
+    named = device_mesh.mesh_dim_names is not None
+    if program.mesh.shape != have.shape or (named and program.mesh.axis_names != have.axis_names):
+        raise PlanError(
+            f"the program is for mesh {program.mesh}, the device mesh is {have}",
+            remedy="plan for this mesh, or start as many ranks as the program has and name the axes as it does",
+        )
+
+
+def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = None) -> torch.device:
+    """``device``, or where this process keeps its tensors of ``device_mesh``: the current device of its kind."""
+    if device is not None:
+        return torch.device(device)
+    kind = device_mesh.device_type
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+def bind_graph(
+    module: fx.GraphModule, groups: Mapping[str, str], backends: Mapping[str, str] | None = None
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """A copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``; (graph, axes).
+
+    ``backends``: the name of each axis' backend, for collectives that it lacks; without, they stay what they are.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    axes: list[str] = []
+    for node in list(graph.nodes):
+        if node.target is torch.ops.fxshard.axis_index.default:
+            axes.append(node.args[0])
+            _make_input(graph, node)
+        elif is_collective(node):
+            axis, kind = node.args[-1], KINDS[node.target]
+            node.args = (*node.args[:-1], groups[axis])
+            if backends is not None and kind_on(backends[axis], kind) != kind:
+                exchange_instead(graph, node)
+    graph.lint()
+    return fx.GraphModule(torch.nn.Module(), graph), tuple(axes)
+
+
+def _make_input(graph: fx.Graph, node: fx.Node) -> None:
+    with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+        value = graph.placeholder(AXIS_INPUT + node.args[0])
+    value.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(value)
+    graph.erase_node(node)
+
+
+_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+_TAKEN: dict[str, int] = {}
+
+
+def group_name(device_mesh: DeviceMesh, axis: int) -> str:
+    """A name for the group of one axis that is the same on all ranks: torch's own names differ from group to group.
+
+    Graphs that name their groups alike are one artefact in Inductor's cache.
+    """
+    group, kind = device_mesh.get_group(axis), ALIAS + as_mesh(device_mesh).axis_names[axis]
+    names = _NAMES.setdefault(group, {})
+    if kind not in names:
+        _TAKEN[kind] = _TAKEN.get(kind, -1) + 1
+        names[kind] = f"{kind}_{_TAKEN[kind]}"
+        register_group_alias(names[kind], group)
+    return names[kind]
+
+
+def axis_of_group(name: str) -> str:
+    """The mesh axis of a group that ``group_name`` named; other names as they are."""
+    return name.removeprefix(ALIAS).rpartition("_")[0] if name.startswith(ALIAS) else name

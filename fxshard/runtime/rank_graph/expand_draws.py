@@ -1,0 +1,109 @@
+"""expand_draws: masks and uniform numbers, opaque nodes until here, become int32 arithmetic that a compiler joins with what reads it.
+
+Only now: a partitioner that sees the arithmetic cuts through it and keeps what is in between. Until then a mask is one node that is
+computed again in the backward rather than kept. Other draws stay operators, as do their keys, computed together by one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxshard._torch_compat import named_arguments
+from fxshard._torch_compat.inductor.inductor import inductor_decompositions
+from fxshard.ops import random
+
+MASK, DRAW = torch.ops.fxshard.keep_mask.default, torch.ops.fxshard.random_shard.default
+
+
+def mark_masks(module: fx.GraphModule) -> None:
+    """Masks are computed again in the backward: hidden behind what reads them, that takes less than to write and read them."""
+    for node in module.graph.nodes:
+        if node.target is MASK and _expands(node):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def expand_draws(module: fx.GraphModule) -> int:
+    """Replaces draws of ``module``, in place, by what they compute. Returns how many."""
+    graph = module.graph
+    draws = {n: named_arguments(n.target, n.args, n.kwargs) for n in graph.nodes if n.target in (MASK, DRAW) and _expands(n)}
+    keys: dict[fx.Node, _Keys] = {}
+    for node, given in draws.items():
+        seed = given["seed"]
+        if seed not in keys:
+            keys[seed] = _Keys(graph, seed, [a["call"] for a in draws.values() if a["seed"] is seed], node.meta["val"].device)
+    traced: dict[Any, fx.GraphModule] = {}
+    for node, given in draws.items():
+        with graph.inserting_before(node):
+            (result,) = _inlined(graph, *_draw(node, given, keys[given["seed"]], traced))
+        result.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+    if draws:
+        graph.lint()
+        module.recompile()
+    return len(draws)
+
+
+def _expands(node: fx.Node) -> bool:
+    given = named_arguments(node.target, node.args, node.kwargs)
+    kind = "kept" if node.target is MASK else given["kind"]
+    return given["rng"] == random.GENERATORS[0] and random.is_plain(kind, given["shape"], node.meta["val"].dtype)
+
+
+class _Keys:
+    """The keys of the draws of a graph under one seed, computed together: int32 [2, draws]."""
+
+    def __init__(self, graph: fx.Graph, seed: fx.Node, calls: Sequence[int], device: torch.device) -> None:
+        self.first = min(calls)
+        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+            self.words = _call(graph, torch.ops.fxshard.draw_keys.default, seed, self.first, max(calls) - self.first + 1, device)
+
+    def of(self, graph: fx.Graph, call: int) -> list[fx.Node]:
+        """The two words of one draw."""
+        select = torch.ops.aten.select.int
+        rows = [_call(graph, select, self.words, 0, i) for i in range(2)]
+        return [_call(graph, select, row, 0, call - self.first) for row in rows]
+
+
+def _call(graph: fx.Graph, target: Any, first: fx.Node, *args: Any) -> fx.Node:
+    """A call with its value, whose first argument is the only node."""
+    node = graph.call_function(target, (first, *args))
+    with first.meta["val"].fake_mode:
+        node.meta["val"] = target(first.meta["val"], *args)
+    return node
+
+
+def _draw(node: fx.Node, given: Mapping[str, Any], keys: _Keys, traced: dict[Any, fx.GraphModule]) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """What a draw computes, and the nodes that it reads: draws that differ in their keys and places alone are traced once."""
+    value = node.meta["val"]
+    kind, low, high = ("kept", given["p"], 0) if node.target is MASK else (given["kind"], given["low"], given["high"])
+    shape, sizes, cut = tuple(given["shape"]), tuple(given["sizes"]), tuple(given["cut"])
+
+    def drawn(first: torch.Tensor, second: torch.Tensor, *starts: torch.Tensor) -> tuple[torch.Tensor]:
+        offsets = random.offsets_of(len(shape), cut, starts)
+        return (random.shard_of(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
+
+    reads = [*keys.of(node.graph, given["call"]), *given["offsets"]]
+    form = (kind, low, high, shape, sizes, cut, value.dtype, value.device)
+    if form not in traced:
+        traced[form] = _traced(drawn, reads)
+    return traced[form], reads
+
+
+def _traced(function: Callable[..., Any], reads: Sequence[fx.Node]) -> fx.GraphModule:
+    """``function`` of the values of ``reads`` in the operators that Inductor lowers."""
+    values = [n.meta["val"] for n in reads]
+    with values[0].fake_mode, torch.no_grad():
+        return make_fx(function, decomposition_table=inductor_decompositions())(*values)
+
+
+def _inlined(graph: fx.Graph, module: fx.GraphModule, reads: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """Copies ``module`` to where ``graph`` inserts, reading ``reads``; its results."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return tuple(graph.graph_copy(module.graph, dict(zip(placeholders, reads, strict=True))))

@@ -1,0 +1,46 @@
+"""The memory of a program as a rank runs it: its graph in the device's operators, split into forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import mesh_of_one
+from fxshard.cost.optimizer_state import Optimizer
+from fxshard.memory_profile import MemoryProfile
+from fxshard.passes.lowering.at_sizes import program_at
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind_graph
+from fxshard.runtime.rank_graph.rank_graph import check_limit, parts_of, profile, rank_graph
+
+
+def program_memory(
+    program: ShardedProgram,
+    optimizer: Any = "none",
+    coordinate: tuple[int, ...] | None = None,
+    device: torch.device | str = "cpu",
+    compiler: str = "eager",
+) -> MemoryProfile:
+    """What the rank at ``coordinate`` holds over time (default: the first, whose shards are the largest).
+
+    Counted is a training step from the forward's first operator to the backward's last, with the optimiser's state there
+    already; inputs are the rank's shards, dynamic sizes the example's. Nothing runs, no process group is needed.
+    """
+    settings = Optimizer.of(optimizer)
+    program = program_at(program, {one.name: one.example for one in program.sizes})
+    bound = unbound(program, coordinate, device)
+    module = rank_graph(bound, compiler)
+    parts = parts_of(bound, module)
+    if compiler == "eager":  # what another compiler makes of its operators is not in the graph
+        check_limit(bound, module, parts)
+    return profile(bound, module, parts, settings)
+
+
+def unbound(program: ShardedProgram, coordinate: tuple[int, ...] | None = None, device: torch.device | str = "cpu") -> BoundProgram:
+    """``program`` for the rank at ``coordinate`` without process groups: they keep the names of their axes."""
+    names = program.mesh.axis_names
+    place = (0,) * program.mesh.ndim if coordinate is None else coordinate
+    groups = {axis: axis for axis in names}
+    module, axes = bind_graph(program.local(place), groups)
+    return BoundProgram(program, mesh_of_one(names), place, torch.device(device), module, axes, tuple(groups.items()))

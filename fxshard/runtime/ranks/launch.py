@@ -1,0 +1,246 @@
+"""What ranks settle before the first collective: one plan for all, and that nothing they hold differs.
+
+All of it goes over the process group's store (see ``agreement``), with deadlines: a missing rank is named, never waited for
+without end. In a process that is alone nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from fxshard._torch_compat import FakeTensor
+from fxshard.errors import OptionError, RunError
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, default_group, name_ranks
+
+log = logging.getLogger("fxshard")
+ABSENT = "(none)"
+_GLOBAL = (
+    "plain tensors are global values, the same on each rank; pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
+)
+# Causes before what follows from them: the first field that differs gives the error its remedy.
+REMEDIES: Mapping[str, str] = {
+    "fxshard": "install the same version of fxshard on all ranks",
+    "torch": "install the same version of torch on all ranks",
+    "hooks": "register the same hooks on all ranks: they take part in the program; what one rank is to do, it does inside of the hook",
+    "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
+    "shape": _GLOBAL,
+    "rule": "register the same rules on all ranks (fxshard.register_rule): import the modules that do so on each",
+    "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval)",
+    "weights": "call torch.manual_seed with the same seed on all ranks before building the model, or load one checkpoint on all of them",
+    "plan": "pass the same plan on all ranks, or none: then rank 0 plans for all",
+    "program": "pass the same options on all ranks, and load the same file",
+    "value": _GLOBAL,
+    "rng_seed": "call torch.manual_seed with the same seed on all ranks",
+}
+_OTHERWISE = "make it the same on all ranks"
+MOST = 4
+"""Further differences that an error names."""
+
+
+def versions() -> dict[str, str]:
+    """Fields of ``compare``: what must be installed alike on all ranks."""
+    return {"fxshard": importlib.metadata.version("fxshard"), "torch": str(torch.__version__)}
+
+
+def mesh_ranks(device_mesh: DeviceMesh) -> tuple[int, ...]:
+    """Global ranks in ``device_mesh``, sorted: the ``ranks`` of the calls below."""
+    return tuple(sorted(int(rank) for rank in device_mesh.mesh.flatten().tolist()))
+
+
+def leads(device_mesh: DeviceMesh) -> bool:
+    """Whether this process is the lowest rank of ``device_mesh``, or alone."""
+    return not dist.is_initialized() or dist.get_rank() == mesh_ranks(device_mesh)[0]
+
+
+def folder_of_one(chosen: str | Path | None, device_mesh: DeviceMesh, name: str) -> Path | Literal[False] | None:
+    """The folder ``name`` in the chosen one (or FXSHARD_DUMP) on the lowest rank, False on the others; None if none is chosen."""
+    chosen = chosen or os.environ.get("FXSHARD_DUMP")
+    if not chosen:
+        return None
+    return Path(chosen) / name if leads(device_mesh) else False
+
+
+def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None:
+    """Logs on the lowest rank of ``device_mesh`` only, for all of them."""
+    if leads(device_mesh):
+        log.log(level, text, *args)
+
+
+SAME = "the same"
+
+
+def share_plan(
+    make_plan: Callable[[], ShardingPlan],
+    *,
+    ranks: Sequence[int] | None = None,
+    timeout: float = TIMEOUT,
+    key: str = "",
+    group: Group | None = None,
+) -> ShardingPlan:
+    """The plan that the lowest of ``ranks`` makes, on all of them: ``make_plan`` is called there only.
+
+    Args:
+        make_plan: makes the plan; what it raises is raised unchanged on the rank that plans.
+        ranks: the global ranks that call this (see ``mesh_ranks``); all of the default process group if None.
+        timeout: seconds, planning included, from this rank's call until it gives up.
+        key: what the plan is for, such as the graph's hash; all ranks must give the same.
+        group: ranks and their store, in place of the default process group.
+
+    Raises:
+        RunError: on every rank but the planning one, at once, with that one's message, when planning fails; on all ranks, naming
+            the missing ones, when ranks do not call this within ``timeout``; when ranks give different keys or call
+            something else here; when the store is gone.
+        OptionError: ``ranks`` are not ranks of the process group.
+    """
+    group = group or default_group(ranks)
+    if group is None:
+        return make_plan()
+    with Meeting(group, f"share the plan ({key})" if key else "share the plan", timeout=timeout) as meeting:
+        if meeting.leads:
+            plan = make_plan()
+            text = plan.to_json()
+            meeting.everyone()
+            meeting.decide(text)
+            return plan
+        text = meeting.outcome()
+    return ShardingPlan.from_json(text, f"the plan from {name_ranks([group.leader])}")
+
+
+def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> None:
+    """Checks that all ranks hold the same ``fields``; to be called before the first collective.
+
+    Args:
+        fields: what must not differ, as text. A name is a kind in ``REMEDIES``, alone or with details after a colon
+            (``"value: args[0]"``), or anything else.
+        ranks: the global ranks that call this (see ``mesh_ranks``); all of the default process group if None.
+        timeout: seconds from this rank's call until it gives up.
+        group: ranks and their store, in place of the default process group.
+
+    Raises:
+        RunError: on every rank, with the fields that differ, who holds which value, and the remedy; or naming the
+            ranks that did not come within ``timeout``; or when the store is gone.
+        OptionError: ``ranks`` are not ranks of the process group.
+    """
+    group = group or default_group(ranks)
+    if group is None:
+        return
+    with Meeting(group, "compare what they run", json.dumps(dict(fields)), timeout) as meeting:
+        if not meeting.leads:
+            meeting.outcome()
+            return
+        error = difference({rank: json.loads(note) for rank, note in meeting.everyone().items()})
+        if error is not None:
+            meeting.refuse(error)
+        meeting.decide()
+
+
+def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> str | None:
+    """What the lowest rank that objects says, on all of them; None where none does. Every rank calls this. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return mine
+    with Meeting(group, "agree whether a program serves these sizes", mine or "", timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome() or None
+        found = next((said for _, said in sorted(meeting.everyone().items()) if said), "")
+        meeting.decide(found)
+        return found or None
+
+
+def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
+    """Whether all ranks say the same here; ``what`` they agree on is for errors. Every rank calls this. Errors as ``compare``."""
+    group = group or default_group(ranks)
+    if group is None:
+        return True
+    with Meeting(group, what, mine, timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome() == SAME
+        same = len(set(meeting.everyone().values())) == 1
+        meeting.decide(SAME if same else "")
+        return same
+
+
+def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
+    """The error for ranks whose fields differ, None when they are equal."""
+    names = dict.fromkeys(name for note in notes.values() for name in note)
+    held = {name: _holders(notes, name) for name in names}
+    differing = sorted((name for name in names if len(held[name]) > 1), key=_order)
+    if not differing:
+        return None
+    first, others = differing[0], list(map(_phrase, differing[1 : MOST + 1]))
+    what = f"the ranks differ in {_phrase(first)}: {_groups(held[first])}"
+    if others:
+        more = f" and {len(differing) - 1 - MOST} others" if len(differing) - 1 > MOST else ""
+        what += f" (and in {', '.join(others)}{more})"
+    return RunError(what, where=f"before the first collective of {name_ranks(notes)}", remedy=REMEDIES.get(_kind(first), _OTHERWISE))
+
+
+def _holders(notes: Mapping[int, Mapping[str, str]], name: str) -> dict[str, list[int]]:
+    """Each value and the ranks that hold it, in the order of the lowest rank."""
+    held: dict[str, list[int]] = {}
+    for rank in sorted(notes):
+        held.setdefault(notes[rank].get(name, ABSENT), []).append(rank)
+    return held
+
+
+def _phrase(name: str) -> str:
+    """``value: args[0]`` -> ``the value of args[0]``."""
+    kind, _, detail = name.partition(": ")
+    return f"the {kind} of {detail}" if detail else kind
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _order(name: str) -> int:
+    kinds = list(REMEDIES)
+    return kinds.index(_kind(name)) if _kind(name) in kinds else len(kinds)
+
+
+def _groups(held: Mapping[str, list[int]], most: int = 4) -> str:
+    """``ranks 0-2: a, rank 3: b``, long values cut to where they differ."""
+    values = list(held)
+    same = next((i for i, characters in enumerate(zip(*values, strict=False)) if len(set(characters)) > 1), 0)
+    start = max(0, same - 10) if max(map(len, values)) > 60 else 0
+    shown = "; ".join(f"{name_ranks(held[value])}: {_excerpt(value, start)}" for value in values[:most])
+    return shown if len(values) <= most else f"{shown}; and {len(values) - most} other values"
+
+
+def _excerpt(value: str, start: int, length: int = 60) -> str:
+    end = start + length
+    return f"{'...' if start else ''}{value[start:end]}{'...' if len(value) > end else ''}"
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """Hexadecimal hash of dtype, shape and every byte: equal for tensors equal bit for bit (so 0.0 and -0.0 differ).
+
+    Strides and device do not matter; a tensor on an accelerator is copied to the host. A meta or fake tensor holds no
+    values: dtype and shape alone are hashed. Raises OptionError for a DTensor or a sparse tensor.
+    """
+    if isinstance(tensor, DTensor) or tensor.layout is not torch.strided:
+        kind = "a DTensor" if isinstance(tensor, DTensor) else f"a tensor of layout {tensor.layout}"
+        raise OptionError(f"{kind} has no checksum", remedy="give a dense tensor that is the same on all ranks")
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    if not tensor.is_meta and not isinstance(tensor, FakeTensor):
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The values in logical order; a copy, as memory that numpy has seen cannot be resized any more, which FSDP does with parameters."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).to("cpu", copy=True)
+    return memoryview(flat.view(torch.uint8).numpy())

@@ -1,0 +1,271 @@
+"""The watchdog: where another rank raises, is killed or stalls, this one raises an error that names it, within ``timeout``.
+
+The wait itself is ended by the backend: while a program runs, its process groups have a timeout a little shorter than the
+user's (and a connection to a dead process closes at once). What the backend then says names an address at best; who is to
+blame is read from the signs of life in the store (see ``heartbeat``). The first that finds out settles it for all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fxshard._torch_compat.groups import backend_of, devices_of, is_lost_connection
+from fxshard.errors import FxshardError, RunError
+from fxshard.passes.after_lowering.forward_backward import forward_collectives
+from fxshard.program.sharded_program import ProgramCollective
+from fxshard.runtime.groups.exchange import issued_on
+from fxshard.runtime.rank_graph.bind import BoundProgram
+from fxshard.runtime.ranks.agreement import LOST as STORE_LOST
+from fxshard.runtime.ranks.agreement import TIMEOUT, name_ranks
+from fxshard.runtime.ranks.debug import Checks, debugging
+from fxshard.runtime.ranks.heartbeat import LOST, Doing, Heart, Life, heart, said_of
+from fxshard.runtime.ranks.launch import mesh_ranks
+
+GRACE = 10.0
+"""Seconds that a rank has to come back after its process groups were aborted."""
+FORWARD, BACKWARD = "forward", "backward"
+REMEDIES: Mapping[str, str] = {
+    "raised": "see the traceback in the output of that rank",
+    "ended": "call the model equally often on all ranks; if that rank failed, see its output",
+    "silent": "see the output of that rank and the log of its machine (out of memory?); start again from a checkpoint",
+    "behind": "see what that rank is doing (py-spy dump --pid ...); if it is only slow, raise timeout (seconds)",
+    "nobody": "see the network between the ranks; debug=True (FXSHARD_DEBUG=1) tells whether they issue different collectives",
+}
+
+
+class Watchdog:
+    """Runs the halves of one program on this rank."""
+
+    def __init__(self, bound: BoundProgram, timeout: float = TIMEOUT, debug: bool = False) -> None:
+        self.heart, self.timeout, self.debug = heart() if bound.groups else None, timeout, debugging(debug)
+        self.ranks = mesh_ranks(bound.device_mesh)
+        if self.heart is None:
+            return
+        groups = [bound.device_mesh.get_group(i) for i in range(bound.program.mesh.ndim)]
+        limit = waits_for(timeout, self.heart.period)
+        self.limits = [_limit(group, bound.device, limit) for group in groups]
+        alarm = partial(_release, self.heart, self.ranks)
+        self.doing = {part: _doing(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
+
+    def run(self, part: str, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """``function(inputs)`` as one half of the program.
+
+        Raises RunError naming the rank to blame where another rank was lost; what ``function`` raises itself stays as it is.
+        """
+        if self.heart is None:
+            return function(inputs)
+        doing = self.doing[part]
+        if self.debug:
+            function = _checked(function, doing, self.ranks, self.timeout)
+        return watched(self.heart, doing, self.limits, self.ranks, function, inputs)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How long a collective of ``backend`` waits: ``ours`` while we run, ``usual`` otherwise."""
+
+    backend: Any
+    ours: timedelta
+    usual: timedelta
+
+
+def waits_for(timeout: float, period: float) -> float:
+    """Seconds that a collective waits, so that there is time left to find out why within ``timeout``."""
+    return max(timeout / 2, timeout - (LOST + 2) * period)
+
+
+def watched(heart: Heart, doing: Doing, limits: Sequence[Limit], ranks: Sequence[int], function: Callable[[Any], Any], inputs: Any) -> Any:
+    """``function(inputs)``, while other ranks can see that this one does ``doing``; raises as ``Watchdog.run``."""
+    before = heart.enter(doing)
+    for limit in limits:
+        limit.backend.set_timeout(limit.ours)
+    try:
+        return function(inputs)
+    except BaseException as error:
+        fault = _explained(heart, doing, ranks, error)
+        if fault is None:
+            raise
+        raise fault from error
+    finally:
+        for limit in limits:
+            limit.backend.set_timeout(limit.usual)
+        heart.leave(before)
+
+
+def _checked(function: Callable[[Any], Any], doing: Doing, ranks: Sequence[int], timeout: float) -> Callable[[Any], Any]:
+    def run(inputs: Any) -> Any:
+        with Checks(doing, ranks, timeout):
+            return function(inputs)
+
+    return run
+
+
+@contextlib.contextmanager
+def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> Iterator[None]:
+    """While the block runs, a rank of ``group`` (default: all) that is lost is an error on the others, as it is in a program.
+
+        with watching("save the checkpoint"):
+            torch.distributed.checkpoint.save(state, checkpoint_id=folder)
+
+    ``what``: what the ranks do here, for the message. ``timeout``: seconds that a collective of ``group`` may wait. Every
+    rank of the group enters the block. Raises RunError naming the rank; the block's own errors stay as they are.
+    """
+    own = heart()
+    if own is None:
+        yield
+        return
+    chosen = group if group is not None else dist.group.WORLD
+    limits = [_limit(chosen, kind, waits_for(timeout, own.period)) for kind in devices_of(chosen)]
+    doing, ranks = Doing(what, [chosen]), dist.get_process_group_ranks(chosen)
+    with contextlib.ExitStack() as stack:
+        stack.callback(own.leave, own.enter(doing))
+        for limit in limits:
+            limit.backend.set_timeout(limit.ours)
+            stack.callback(limit.backend.set_timeout, limit.usual)
+        try:
+            yield
+        except BaseException as error:
+            fault = _explained(own, doing, ranks, error)
+            if fault is None:
+                raise
+            raise fault from error
+
+
+def _limit(group: Any, device: torch.device, seconds: float) -> Limit:
+    backend, usual = backend_of(group, device)
+    return Limit(backend, min(timedelta(seconds=seconds), usual), usual)
+
+
+def _doing(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, alarm: Callable[[Doing], None]) -> Doing:
+    known: list[str] = []
+    program, backends = bound.program, dict(bound.backends)
+
+    def names() -> Sequence[str]:
+        if not known:
+            pairs = zip(program.collectives, forward_collectives(program), strict=True)
+            known.extend(_name(c, issued_on(backends, c).kind) for c, first in pairs if first == (part == FORWARD))
+        return known
+
+    return Doing(f"the {part} of program {program.hash[:12]}", groups, names, limit, alarm)
+
+
+def _name(collective: ProgramCollective, issued: str) -> str:
+    planned = "" if issued == collective.kind else f", for a {collective.kind}"
+    return f"{issued} of {collective.node!r} over {collective.axis}{planned}"
+
+
+def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseException) -> RunError | None:
+    """The error to raise where ``error`` is another rank's doing, told to the others in any case."""
+    if isinstance(error, FxshardError) or not is_lost_connection(error):
+        if heart.state != "cut off":
+            heart.tell("raised", said_of(error))
+        return None
+    heart.tell("cut off")
+    return _in_time(partial(fault_of, heart, doing, ranks))
+
+
+def _in_time(find: Callable[[], RunError]) -> RunError:
+    """``find()``; a SIGTERM meanwhile waits until the error is on stderr: torchrun ends all ranks as soon as one has failed."""
+    came: list[int] = []
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if usual:
+        signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        error = find()
+    finally:
+        if usual:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if came:
+        print(error, file=sys.stderr, flush=True)
+        signal.raise_signal(signal.SIGTERM)
+    return error
+
+
+def fault_of(heart: Heart, doing: Doing, ranks: Sequence[int]) -> RunError:
+    """Who is to blame that this rank cannot go on in ``doing``; takes as long as a living rank may be silent."""
+    me, place = name_ranks([heart.rank]), doing.place()
+    try:
+        found = heart.settle() or heart.settle(json.dumps(blame(heart, ranks)))
+    except RuntimeError as error:
+        what = f"{me} lost both a collective and the process group's store: {said_of(error)}; it was in {place}"
+        return RunError(what, where=place, remedy=f"{STORE_LOST}; docs/faults.md shows a store outside the ranks, which can name the rank")
+    fault = json.loads(found)
+    return RunError(f"{fault['what']}; {me} was in {place}", where=fault["where"] or place, remedy=REMEDIES[fault["kind"]])
+
+
+def blame(heart: Heart, ranks: Sequence[int]) -> dict[str, str]:
+    """What is wrong, seen from a rank that was cut off: kind (of ``REMEDIES``), what, where. Raises RuntimeError without a store."""
+    others = [rank for rank in ranks if rank != heart.rank]
+    first, started = heart.lives(others), time.monotonic()
+    while True:
+        lives = heart.lives(others)
+        if settled := heart.settle():
+            return json.loads(settled)
+        for kind in ("raised", "ended"):
+            told = {rank: life for rank, life in lives.items() if life.state == kind}
+            if told:
+                return _verdict(kind, told)
+        silent = {rank: life for rank, life in lives.items() if life.beat == first[rank].beat}
+        if time.monotonic() - started > LOST * heart.period:
+            return _quiet(heart, lives, silent)
+        time.sleep(heart.period / 4)
+
+
+def _quiet(heart: Heart, lives: Mapping[int, Life], silent: Mapping[int, Life]) -> dict[str, str]:
+    """No rank says that it failed: those that say nothing, else those that are the least far."""
+    if silent:
+        return _verdict("silent", silent)
+    coming = {rank: life for rank, life in lives.items() if life.state != "cut off"}
+    if not coming:
+        return _verdict("nobody", {})
+    least = min(life.progress for life in coming.values())
+    return _verdict("behind", {rank: life for rank, life in coming.items() if life.progress == least})
+
+
+def _verdict(kind: str, lives: Mapping[int, Life]) -> dict[str, str]:
+    who, many = name_ranks(lives), len(lives) > 1
+    said = next((life.said for life in lives.values() if life.said), "")
+    place = next((f"in {life.place}" for life in lives.values() if life.place), "outside of all programs")
+    what = {
+        "raised": f"{who} raised {said}",
+        "ended": f"{who} {'have' if many else 'has'} ended{f' with {said}' if said else ''}",
+        "silent": f"{who} {'give' if many else 'gives'} no sign of life: killed, stopped, or out of reach",
+        "behind": f"{who} did not come, though {'they are' if many else 'it is'} alive",
+        "nobody": "a connection between ranks was lost, though all of them are alive",
+    }[kind]
+    return {"kind": kind, "what": what, "where": f"{who} {'were' if many else 'was'} last seen {place}" if lives else ""}
+
+
+def _release(heart: Heart, ranks: Sequence[int], doing: Doing) -> None:
+    """Gets a rank out of a collective that its backend does not end: aborts the groups; ends the process if that does not help."""
+    seen = heart.calls, doing.issued()
+    try:
+        lost = blame(heart, ranks)["kind"] in ("raised", "silent")
+    except RuntimeError:
+        lost = True  # no store
+    if not lost:
+        return  # a long computation of this rank's own, for all that one can tell
+    error = fault_of(heart, doing, ranks)
+    for group in doing.groups:
+        with contextlib.suppress(RuntimeError):
+            group.abort()
+    until = time.monotonic() + GRACE
+    while (heart.calls, doing.issued()) == seen and heart.doing is doing:
+        if time.monotonic() > until:
+            print(f"{error}\nfxshard: the collective cannot be ended, this process ends", file=sys.stderr, flush=True)
+            os.abort()
+        time.sleep(0.1)

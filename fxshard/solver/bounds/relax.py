@@ -1,0 +1,251 @@
+"""From a model with transfers to an ordinary one: bound it, find plans, prune it, and only then write transfers as tables.
+
+Message passing works on the transfers as they are, in layouts instead of states, and its relaxation is tight where few
+constraints bind. So most often the bound meets a plan at once; otherwise few states are left, and what several readers
+of a value may do together fits in the states of one node.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.links import Link
+from fxshard.solver.bounds.pruning import Slacks, find_slacks
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Pair, Undo, add_edge
+from fxshard.solver.problem.row_uses import Use
+from fxshard.solver.problem.transfers import Transfer, Transfers
+from fxshard.solver.reductions import reduce
+from fxshard.solver.reductions.arc_consistency import ArcConsistency
+from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes
+
+PATIENCE = 0.001
+"""Sweeps go on while four pairs raise the bound by this part of the gap: they are cheap beside the search that follows."""
+
+MAX_JOINT = 400
+"""States of a node that stands for all that the readers of a value may do; where there are more, a node per layout."""
+
+
+class Relaxation:
+    """Message passing on a model with transfers.
+
+    choices, value: the best plan known, and its cost; costs of at least `cutoff` are no better. bound: proven for all.
+    undo: leads from choices of the model that messages work on, `ascent.model`, to those of `model`.
+    """
+
+    def __init__(self, model: Model, choices: IntArray | None, budget: Budget) -> None:
+        self.model, self.choices = model, choices
+        self.value = np.inf if choices is None else model.evaluate(choices)
+        self.bound = -np.inf
+        smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
+        self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
+
+    def from_state(
+        self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray | None, gap: float, budget: Budget
+    ) -> Relaxation:
+        """The same of a narrower model, with a plan of it, if known, from a state of the sweeper on; the two must not be used in turn.
+
+        inner: what messages work on, of as many states. gap: what a plan must be better by to be worth anything, relative.
+        """
+        other = copy(self)
+        value = np.inf if choices is None else model.evaluate(choices)
+        other.choices, other.value, other.bound = choices, value, -np.inf
+        worth = float(np.floor(gap * abs(value))) if np.isfinite(value) else 0.0
+        other.model = replace(model, grain=max(model.grain, worth))
+        self.ascent.sweeper.restore(state)
+        self.ascent.sweeper.allow(np.isfinite(np.concatenate(inner.costs)))
+        inner = replace(inner, grain=other.model.grain)
+        other.ascent = self.ascent.narrowed(inner, other.cutoff, budget, lambda choices, _: other.take(choices))
+        return other
+
+    @property
+    def cutoff(self) -> float:
+        """What a plan must cost less than to be better than the one at hand."""
+        return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
+
+    def begin(self, pairs: int) -> None:
+        """Sweep so many times there and back, and take the plan that the messages then suggest; no bound is recorded."""
+        for _ in range(pairs):
+            self.ascent.pair()
+            if self.ascent.done:
+                return
+        self.ascent.decoded()
+
+    def run(self) -> None:
+        """Raise the bound, and find plans on the way, unless no better one is left."""
+        if self.ascent.bound < self.ascent.cutoff:
+            self.ascent.run()
+        self.prove(self.ascent.bound)
+
+    def below(self, target: float) -> tuple[Model, Undo]:
+        """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
+        left, undo = self.written(find_slacks(self.ascent, target), target)
+        return left, lambda choices: self.undo(undo(choices))
+
+    def written(self, slacks: Slacks, target: float) -> tuple[Model, Undo]:
+        """What is left by slacks found for a target, without transfers; leads back to the model that message passing works on."""
+        left, undo = write_out(self.ascent.model, slacks, self.ascent.sweeper.links)
+        return replace(left, prices=self.ascent.multipliers, cutoff=target), undo
+
+    def take(self, choices: IntArray) -> float:
+        """Offer a plan of the model that message passing works on."""
+        return self.offer(self.undo(choices))
+
+    def offer(self, choices: IntArray) -> float:
+        """Keep a plan of the whole model if it fits and is better; the cutoff that now holds."""
+        cost = self.model.evaluate(choices)
+        if cost < self.value and self.model.fits(choices):
+            self.choices, self.value = choices.copy(), cost
+            self.ascent.cutoff = min(self.ascent.cutoff, self.cutoff)
+        return self.cutoff
+
+    def prove(self, bound: float) -> None:
+        """Record a bound; nothing is known beyond the plan at hand."""
+        self.bound = max(self.bound, min(bound, self.cutoff))
+
+
+def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, Undo]:
+    """The model of the states that are left, every transfer as tables; costs as its slacks have them."""
+    keep = [np.flatnonzero(np.isfinite(costs)) for costs in slacks.costs]
+    if not all(len(states) for states in keep):
+        raise Exhausted
+    writer = _Writer(model, slacks, keep)
+    parts: list[list[_Part]] = [[] for _ in model.transfers]
+    for link, table, split in zip(links, slacks.tables, slacks.splits, strict=True):
+        if link.transfer < 0 or (len(model.transfers[link.transfer].readers) == 1 and not writer.uses(link.transfer)):
+            writer.edge(link, table)
+        else:
+            parts[link.transfer].append(_part(model.transfers[link.transfer], link, table, split))
+    for index, readings in enumerate(parts):
+        if readings:
+            writer.transfer(index, readings)
+    count = len(model)
+
+    def undo(choices: IntArray) -> IntArray:
+        return np.asarray([states[x] for states, x in zip(keep, choices[:count], strict=True)], dtype=np.int64)
+
+    return writer.finish(), undo
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One reader's link of a transfer by all its layouts (given, wanted): its slack, and that without its split of the price."""
+
+    slack: FloatArray
+    rest: FloatArray
+
+
+def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray) -> _Part:
+    node, want = transfer.readers[link.reader]
+    cells = np.ix_(np.unique(transfer.have), np.unique(want))
+    slack = np.full(transfer.prices.shape, np.inf)
+    rest = slack.copy()
+    if node < transfer.source:
+        table, split = table.T, split.T
+    slack[cells] = table
+    rest[cells] = np.where(np.isfinite(split), table, np.inf) - np.where(np.isfinite(split), split, 0.0)
+    return _Part(slack, rest)
+
+
+class _Writer:
+    """The model as it grows: the nodes there were, with the states in `keep`, and then one or more per transfer."""
+
+    def __init__(self, model: Model, slacks: Slacks, keep: list[IntArray]) -> None:
+        self.model, self.slacks, self.keep = model, slacks, keep
+        self.costs = [costs[states] for costs, states in zip(slacks.costs, keep, strict=True)]
+        self.edges: dict[Pair, FloatArray] = {}
+        self._uses: list[tuple[Use, ...]] = [
+            tuple(use._replace(amount=use.amount[states]) for use in uses) for uses, states in zip(model.uses, keep, strict=True)
+        ]
+
+    def uses(self, transfer: int) -> tuple[Use, ...]:
+        """What counts of a transfer."""
+        return self.model.moved[transfer] if self.model.moved else ()
+
+    def edge(self, link: Link, table: FloatArray) -> None:
+        """A link that shares nothing."""
+        rows, columns = link.rows[self.keep[link.i]], link.columns[self.keep[link.j]]
+        add_edge(self.edges, link.i, link.j, table[np.ix_(rows, columns)])
+
+    def transfer(self, index: int, parts: list[_Part]) -> None:
+        """A node for all that source and readers may do together, or, where that is too much, one per layout."""
+        transfer = self.model.transfers[index]
+        have = transfer.have[self.keep[transfer.source]]
+        readers = [(node, want[self.keep[node]]) for node, want in transfer.readers]
+        joint = _joint(transfer.prices, np.unique(have), [np.unique(want) for _, want in readers], parts, self.slacks.room)
+        if joint is None:
+            self._by_layout(transfer, have, readers, parts, self.uses(index))
+            return
+        states, costs = joint
+        if not len(costs):
+            raise Exhausted
+        node = self._node(costs, tuple(use._replace(amount=_paid(use.amount, states)) for use in self.uses(index)))
+        for column, (other, layouts) in zip(states.T, [(transfer.source, have), *readers], strict=True):
+            add_edge(self.edges, node, other, np.where(column[:, None] == layouts, 0.0, np.inf))
+
+    def finish(self) -> Model:
+        """All of it."""
+        written = replace(self.model, costs=self.costs, edges=self.edges, uses=self._uses, constant=self.slacks.constant)
+        return replace(written, transfers=Transfers(), moved=())
+
+    def _by_layout(
+        self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part], uses: tuple[Use, ...]
+    ) -> None:
+        """Nodes "the value is there in layout l", and where it counts in rows "is, made of h": required by each reader of l."""
+        given = np.unique(have)
+        for (reader, want), part in zip(readers, parts, strict=True):
+            add_edge(self.edges, transfer.source, reader, part.rest[np.ix_(have, want)])
+        for layout in np.unique(np.concatenate([want for _, want in readers])):
+            if uses:
+                made = tuple(use._replace(amount=np.append(0.0, use.amount[given, layout])) for use in uses)
+                there = self._node(np.append(0.0, transfer.prices[given, layout]), made)
+                paid = np.where(have[:, None] == given, 0.0, np.inf)
+            else:
+                there = self._node(np.zeros(2))
+                paid = transfer.prices[have, layout][:, None]
+            add_edge(self.edges, transfer.source, there, np.concatenate([np.zeros((len(have), 1)), paid], axis=1))
+            for reader, want in readers:
+                if (want == layout).any():
+                    needs = np.where(want == layout, np.inf, 0.0)
+                    add_edge(self.edges, there, reader, np.stack([needs, *np.zeros((paid.shape[1], len(want)))]))
+
+    def _node(self, costs: FloatArray, uses: tuple[Use, ...] = ()) -> int:
+        self.costs.append(costs)
+        self._uses.append(uses)
+        return len(self.costs) - 1
+
+
+def _paid(amounts: FloatArray, states: IntArray) -> FloatArray:
+    """Amounts (given, wanted) summed over the distinct layouts of each state: what the source gives, then what each reader wants."""
+    total = np.zeros(len(states))
+    for column in range(1, states.shape[1]):
+        new = (states[:, 1:column] != states[:, column, None]).all(axis=1)
+        total += np.where(new, amounts[states[:, 0], states[:, column]], 0.0)
+    return total
+
+
+def _joint(
+    prices: FloatArray, have: IntArray, wants: list[IntArray], parts: list[_Part], room: float
+) -> tuple[IntArray, FloatArray] | None:
+    """(what the source gives, what each reader wants) in all ways that stay within the room, and what each costs."""
+    states, floor = have[:, None], np.zeros(len(have))
+    costs = floor
+    for want, part in zip(wants, parts, strict=True):
+        row, column = np.divmod(np.arange(len(states) * len(want)), len(want))
+        given, layout = states[row, 0], want[column]
+        floor = floor[row] + part.slack[given, layout]
+        there = (states[row, 1:] == layout[:, None]).any(axis=1)
+        costs = costs[row] + part.rest[given, layout] + np.where(there, 0.0, prices[given, layout])
+        states = np.concatenate([states[row], layout[:, None]], axis=1)
+        fits = np.flatnonzero((floor < room) & np.isfinite(costs))
+        states, floor, costs = states[fits], floor[fits], costs[fits]
+        if len(states) > MAX_JOINT:
+            return None
+    fits = np.flatnonzero(costs < room)
+    return states[fits], costs[fits]

@@ -1,0 +1,186 @@
+"""The loops that split the prices of values between their readers; what they mean stands in `links`.
+
+Prices are integers in float64 (`inf` where forbidden): sums are exact, so the order of a loop changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.compiled import compiled
+from fxshard.solver.problem.transfers import Flat
+
+
+class Sharing(NamedTuple):
+    """The prices that readers share: S transfers with K links in all. A *slot* is a price, (given, layout) of one transfer; its
+    *cells* are what the links of the readers that may want the layout have of it."""
+
+    first: IntArray  # (S + 1,) where the links of each transfer begin
+    link: IntArray  # (K,) indexes of links
+    start: IntArray  # (K,) where their tables begin in the values
+    across: IntArray  # (K,) 1 where the rows of the table are the wanted layouts, not the given ones
+    wanted: IntArray  # (K,) wanted layouts that occur
+    given: IntArray  # (S,) given layouts that occur
+    width: IntArray  # (S,) layouts
+    column: IntArray  # link by link and layout by layout: its place among those wanted, -1 where it does not occur
+    column_start: IntArray  # (K + 1,)
+
+
+class Priced(NamedTuple):
+    """What a unit of each use of transfers costs, U of them, now and before."""
+
+    first: IntArray  # (T + 1,) where the uses of each transfer begin
+    amounts: Flat  # of U transfers whose prices are the amounts
+    rates: FloatArray  # (U,)
+    before: FloatArray  # (U,)
+
+
+@compiled
+def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: IntArray) -> int:
+    """Fills in the cells of a slot; how many there are."""
+    count = 0
+    for k in range(sharing.first[transfer], sharing.first[transfer + 1]):
+        column = sharing.column[sharing.column_start[k] + layout]
+        if column >= 0:
+            inside = column * sharing.given[transfer] + given if sharing.across[k] else given * sharing.wanted[k] + column
+            cells[count] = sharing.start[k] + inside
+            count += 1
+    return count
+
+
+@compiled
+def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
+    """Take what the cells of each slot can spare, and share it out evenly, the odd rest to the first.
+
+    A cell with `inf` to spare needs nothing, and gets nothing where others do. All slots of a given layout are done together,
+    reader by reader, as their tables lie in memory.
+    """
+    room = 1 if not len(sharing.width) else sharing.width.max()
+    pool, needy, chosen, each = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
+    for transfer in range(len(sharing.given)):
+        width, height = sharing.width[transfer], sharing.given[transfer]
+        first, last = sharing.first[transfer], sharing.first[transfer + 1]
+        for given in range(height):
+            for layout in range(width):
+                pool[layout], needy[layout], chosen[layout] = 0.0, 0.0, -1.0
+            for k in range(first, last):
+                wanted, begin = sharing.wanted[k], sharing.start[k]
+                columns = sharing.column[sharing.column_start[k] : sharing.column_start[k] + width]
+                if sharing.across[k]:
+                    take(values[begin + given :], slack[begin + given :], height, columns, k, pool, needy, chosen)
+                elif wanted == width:
+                    begin += given * width
+                    take_all(values[begin : begin + width], slack[begin : begin + width], k, pool, needy, chosen)
+                else:
+                    take(values[begin + given * wanted :], slack[begin + given * wanted :], 1, columns, k, pool, needy, chosen)
+            for layout in range(width):
+                each[layout] = np.floor(pool[layout] / max(1.0, needy[layout]))
+                pool[layout] -= each[layout] * needy[layout]
+            for k in range(first, last):
+                wanted, begin = sharing.wanted[k], sharing.start[k]
+                columns = sharing.column[sharing.column_start[k] : sharing.column_start[k] + width]
+                if sharing.across[k]:
+                    give(values[begin + given :], slack[begin + given :], height, columns, k, each, pool, chosen)
+                elif wanted == width:
+                    begin += given * width
+                    give_all(values[begin : begin + width], slack[begin : begin + width], k, each, pool, chosen)
+                else:
+                    give(values[begin + given * wanted :], slack[begin + given * wanted :], 1, columns, k, each, pool, chosen)
+
+
+@compiled
+def take(
+    row: FloatArray, slack: FloatArray, step: int, columns: IntArray, k: int, pool: FloatArray, needy: FloatArray, chosen: FloatArray
+) -> None:
+    """Take what the cells of a reader can spare, every `step`-th of a row by column, into the pools of their layouts."""
+    for layout in range(len(columns)):
+        if columns[layout] >= 0:
+            cell = step * columns[layout]
+            value, spare = row[cell], slack[cell]
+            needy[layout] += spare < np.inf
+            if chosen[layout] < 0 or (spare < np.inf and needy[layout] == 1):
+                chosen[layout] = k
+            taken = min(value, spare) if value < np.inf else 0.0
+            pool[layout] += taken
+            row[cell] = value - taken
+
+
+@compiled
+def take_all(row: FloatArray, slack: FloatArray, k: int, pool: FloatArray, needy: FloatArray, chosen: FloatArray) -> None:
+    """The same where the cells are in the order of the layouts, all of them."""
+    for layout in range(len(row)):
+        value, spare = row[layout], slack[layout]
+        needs = 1.0 if spare < np.inf else 0.0
+        needy[layout] += needs
+        begins = (chosen[layout] < 0) | ((needs > 0) & (needy[layout] == 1))
+        chosen[layout] = k if begins else chosen[layout]
+        taken = min(value, spare) if value < np.inf else 0.0
+        pool[layout] += taken
+        row[layout] = value - taken
+
+
+@compiled
+def give(
+    row: FloatArray, slack: FloatArray, step: int, columns: IntArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray
+) -> None:
+    """Give the cells of a reader that need it their part, and the rest where it was chosen."""
+    for layout in range(len(columns)):
+        if columns[layout] >= 0:
+            cell = step * columns[layout]
+            part = each[layout] if slack[cell] < np.inf else 0.0
+            row[cell] += part + (rest[layout] if chosen[layout] == k else 0.0)
+
+
+@compiled
+def give_all(row: FloatArray, slack: FloatArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray) -> None:
+    """The same where the cells are in the order of the layouts, all of them."""
+    for layout in range(len(row)):
+        part = each[layout] if slack[layout] < np.inf else 0.0
+        row[layout] += part + (rest[layout] if chosen[layout] == k else 0.0)
+
+
+@compiled
+def reprice(values: FloatArray, sharing: Sharing, layouts: IntArray, layout_start: IntArray, prices: Flat, priced: Priced) -> None:
+    """Make the cells of each slot add up to its price with what its uses cost at other rates: a rise is shared evenly, a fall taken in
+    proportion, the odd rest goes to the first.
+
+    sharing: of all transfers. layouts: the given layouts that occur, transfer by transfer at `layout_start`; `prices` without uses.
+    """
+    cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
+    for transfer in range(len(sharing.given)):
+        changed = False
+        for use in range(priced.first[transfer], priced.first[transfer + 1]):
+            changed = changed or priced.rates[use] != priced.before[use]
+        if not changed:
+            continue
+        width = sharing.width[transfer]
+        for given in range(sharing.given[transfer]):
+            row = layouts[layout_start[transfer] + given] * width
+            for layout in range(width):
+                price = prices.prices[prices.price_start[transfer] + row + layout]
+                if price == np.inf:
+                    continue
+                more = 0.0
+                for use in range(priced.first[transfer], priced.first[transfer + 1]):
+                    more += priced.amounts.prices[priced.amounts.price_start[use] + row + layout] * priced.rates[use]
+                price += np.floor(more * (1 - 2.0**-50))  # each product may have been rounded up
+                count = cells_of(sharing, transfer, given, layout, cells)
+                before = 0.0
+                for k in range(count):
+                    before += values[cells[k]]
+                if count == 0 or before == price:
+                    continue
+                change = price - before
+                for k in range(count):
+                    cell = cells[k]
+                    values[cell] += np.floor(change / count) if change >= 0 else -np.floor(values[cell] * (-change / before))
+                rest = price
+                for k in range(count):
+                    rest -= values[cells[k]]
+                for k in range(count):
+                    part = max(rest, -values[cells[k]])
+                    values[cells[k]] += part
+                    rest -= part

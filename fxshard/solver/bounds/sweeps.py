@@ -1,0 +1,131 @@
+"""Sequential tree-reweighted message passing (TRW-S).
+
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). Everything is an integer
+in float64 and messages are capped so that sums stay below 2^53: the bound is exact, and it is valid for any messages
+whatever, and for any split of shared prices (`links.Splits`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fxshard.solver.bounds import sweep_kernels as kernels
+from fxshard.solver.bounds.links import Link, Splits
+from fxshard.solver.bounds.sweep_kernels import Messages, Wiring
+from fxshard.solver.problem.arrays import BoolArray, FloatArray, IntArray, each, starts
+from fxshard.solver.problem.model import Model
+
+
+class Sweeper:
+    """Messages of one model, and the bounds and plans they give.
+
+    `weights` is S (states,): node costs plus all incoming messages. Direction 0 runs in node order, direction 1 against
+    it. A message holds a number per class of its receiver: many states of a node may be one class to a link.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        sizes = np.asarray([len(cost) for cost in model.costs], dtype=np.int64)
+        self.splits = Splits(model)
+        self.links = self.splits.links
+        self.wiring = _wire(sizes, self.links, self.splits)
+        self.offset = self.wiring.offset
+        allowed = all(each(model.costs, lambda cost: bool(np.isfinite(cost).all())))
+        assert allowed, "a state is forbidden by itself: its messages prove nothing"
+        self.theta = np.concatenate([*model.costs, np.zeros(0)])
+        self.weights = self.theta.copy()
+        self.messages = [np.zeros(int(self.wiring.message[d, -1])) for d in (0, 1)]
+        degrees = np.diff(self.wiring.first, axis=1)
+        self.chains = np.maximum(degrees.max(axis=0), 1).astype(np.float64)
+        most = int(degrees.sum(axis=0).max(initial=0))
+        self.cap = float(2 ** int(51 - np.ceil(np.log2(most + 2))))
+        self._share = 1.0 / self.chains
+        self._slack = np.zeros(len(self.splits.values))
+        self.entries = len(self.theta) + int(self.splits.own[-1])
+        """What the last sweep touched."""
+        self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
+        """What decoding touches: of each table one row, by the classes of all states."""
+
+    def set_costs(self, theta: FloatArray, rates: FloatArray) -> None:
+        """Replace the node costs (states,), and what the uses of transfers cost (uses,), for another price of memory; messages stay,
+        and what is forbidden is so still."""
+        left = np.isfinite(self.theta)
+        self.weights[left] += theta[left] - self.theta[left]
+        self.theta[left] = theta[left]
+        if len(rates):
+            self.splits.price(rates)
+
+    def allow(self, allowed: BoolArray) -> None:
+        """Forbid all other states (states,) until a state from before is restored; bounds and plans are then of what is allowed."""
+        self.theta[~allowed] = np.inf
+        self.weights[~allowed] = np.inf
+
+    def state(self) -> tuple[FloatArray, ...]:
+        """Costs, messages and splits as they are, to come back to."""
+        return tuple(array.copy() for array in self._arrays())
+
+    def restore(self, state: tuple[FloatArray, ...]) -> None:
+        """Come back to a state."""
+        for array, before in zip(self._arrays(), state, strict=True):
+            array[:] = before
+
+    def _arrays(self) -> tuple[FloatArray, ...]:
+        return self.theta, self.weights, *self.messages, self.splits.values, self.splits.rates
+
+    def sweep(self, direction: int) -> float:
+        """Update all messages in one direction, after direction 1 the splits too; the bound that they prove, `inf` if none is allowed."""
+        sent, back, values = self.messages[direction], self.messages[1 - direction], self.splits.values
+        total, read = kernels.sweep(self.wiring, direction, values, self.weights, sent, back, self._share, self.cap, self._slack)
+        self.entries = read
+        if direction and np.isfinite(total):
+            self.splits.rebalance(self._slack)
+        return self.model.constant + total
+
+    def decode(self, direction: int) -> IntArray | None:
+        """Choices made in node order, each conditioned on those before and on messages for those to come."""
+        choices = np.zeros(len(self.model), dtype=np.int64)
+        found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices)
+        return choices if found else None
+
+    def slacks(self) -> tuple[FloatArray, FloatArray]:
+        """After a sweep of direction 1: what each table has left once the senders' shares are added, and what states keep, (states,).
+
+        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost.
+        """
+        tables = np.empty(int(self.splits.own[-1]))
+        return tables, kernels.slacks(self.wiring, self._at(), tables, np.empty(len(self.links)))
+
+    def least_slacks(self) -> tuple[FloatArray, FloatArray]:
+        """The same with the least alone that each table has left, (links,)."""
+        least = np.empty(len(self.links))
+        room = np.empty(int(np.diff(self.splits.own).max(initial=0)))
+        return least, kernels.slacks(self.wiring, self._at(), room, least)
+
+    def excess(self, least: FloatArray, kept: FloatArray) -> FloatArray:
+        """What each state costs at least, (states,), above what all links and nodes keep in any case: see `kernels.collect`."""
+        return kernels.collect_brief(self.wiring, self._at(), least, kept, self.chains)
+
+    def _at(self) -> Messages:
+        return Messages(self.splits.values, self.weights, self.messages[0], self.messages[1], self._share)
+
+
+def _wire(sizes: IntArray, links: list[Link], splits: Splits) -> Wiring:
+    """The links as flat arrays."""
+    ends = np.asarray([link.ends for link in links], dtype=np.int64).reshape(-1, 2).T.copy()
+    shapes = np.asarray([link.shape for link in links], dtype=np.int64).reshape(-1, 2).T.copy()
+    parts = [link.classes(end) for link in links for end in (0, 1)]
+    start = starts([len(part) for part in parts])[:-1].reshape(-1, 2).T.copy()
+    count = len(sizes)
+    return Wiring(
+        starts(sizes),
+        ends,
+        shapes,
+        splits.start,
+        splits.own,
+        np.concatenate([*parts, np.zeros(0, dtype=np.int64)]),
+        start,
+        np.stack([starts(shapes[1]), starts(shapes[0])]),
+        np.stack([starts(np.bincount(side, minlength=count)) for side in ends]),
+        np.stack([np.argsort(side, kind="stable") for side in ends]),
+        splits.shared,
+    )

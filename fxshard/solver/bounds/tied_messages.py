@@ -1,0 +1,83 @@
+"""Messages of a tied model as those of the whole, to begin with.
+
+A link of a tied model stands for many of the whole: each gets its part of the messages, and of the prices that readers share. Bounds hold
+for any messages and splits; these come from where many sweeps have been, each a small part of one of the whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fxshard.solver.bounds.sweeps import Sweeper
+from fxshard.solver.problem.arrays import FloatArray, IntArray
+
+
+def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None:
+    """Give a sweeper that has not begun the messages and splits of a tied one, whose nodes have as many states.
+
+    of: (nodes of the whole,) the class of each. links: (links of the whole,) the link of the tied model that each is part of, -1 for none.
+    """
+    counts = np.bincount(links[links >= 0], minlength=len(tied.links))
+    parts = [_parts(tied, int(k), int(count)) for k, count in enumerate(counts)]
+    first = [link.i for link in tied.links]
+    for end, nodes in enumerate(whole.wiring.ends):
+        arriving, states = [np.zeros(0)], whole.wiring.sizes[end].tolist()
+        for k, (part, node) in enumerate(zip(links.tolist(), of[nodes].tolist(), strict=True)):
+            arriving.append(np.zeros(states[k]) if part < 0 else parts[part][0 if first[part] == node else 1])
+        whole.messages[1 - end][:] = np.concatenate(arriving)
+        whole.weights += _by_state(whole, end)
+    sharing, made = whole.splits.sharing, {}
+    for first, last in zip(sharing.first[:-1].tolist(), sharing.first[1:].tolist(), strict=True):
+        shared = sharing.link[first:last].tolist()
+        stands = tuple(links[shared].tolist()), tuple(sharing.across[first:last].tolist())
+        if min(stands[0]) < 0:
+            continue
+        if stands not in made:  # transfers whose links stand for the same are alike
+            made[stands] = _split(tied, whole, shared, links, counts)
+        for k, table in zip(shared, made[stands], strict=False):
+            whole.splits.table(k)[:] = table
+
+
+def _by_state(whole: Sweeper, end: int) -> FloatArray:
+    """What arrives at each state, (states,), over all links of which its node is this end."""
+    wiring = whole.wiring
+    nodes = wiring.ends[end]
+    states = np.diff(whole.offset)[nodes]
+    place = np.arange(states.sum()) - np.repeat(np.cumsum(states) - states, states)
+    classes = wiring.classes[np.repeat(wiring.start[end], states) + place]
+    arriving = whole.messages[1 - end][np.repeat(wiring.message[1 - end][:-1], states) + classes]
+    found: FloatArray = np.bincount(np.repeat(whole.offset[nodes], states) + place, arriving, len(whole.weights)).astype(np.float64)
+    return found
+
+
+def _parts(tied: Sweeper, link: int, count: int) -> tuple[FloatArray, FloatArray]:
+    """The messages to both ends of a link, divided by the number of links that it stands for."""
+    begins = [tied.wiring.message[1 - end] for end in (0, 1)]
+    first, second = (np.floor(tied.messages[1 - end][begins[end][link] : begins[end][link + 1]] / max(1, count)) for end in (0, 1))
+    return first, second
+
+
+def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, counts: IntArray) -> list[FloatArray]:
+    """The prices of one transfer, split as in the tied model, a table per reader; the first reader of each gets what rounding leaves.
+
+    None, and so as it was, where that would be more than the prices, since transfers with other numbers of readers were made one.
+    """
+    transfer = whole.model.transfers[whole.links[shared[0]].transfer]
+    allowed = np.isfinite(transfer.prices)
+    rest = np.where(allowed, transfer.prices, 0.0)
+    have, parts, tables = np.unique(transfer.have), [], []
+    for k in shared:
+        link, part = whole.links[k], int(links[k])
+        cells = np.ix_(have, np.unique(transfer.readers[link.reader][1]))
+        across = tied.links[part].i != tied.model.transfers[tied.links[part].transfer].source
+        table = tied.splits.table(part)
+        own = np.where(allowed[cells], np.floor((table.T if across else table) / counts[part]), 0.0)
+        rest[cells] -= own
+        parts.append((link.i != transfer.source, cells, own))
+    if rest.min(initial=0.0) < 0:
+        return []
+    for across, cells, own in parts:
+        table = np.where(allowed[cells], own + rest[cells], np.inf)
+        rest[cells] = 0.0
+        tables.append(table.T if across else table)
+    return tables

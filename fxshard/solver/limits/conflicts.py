@@ -1,0 +1,180 @@
+"""Why a problem has no solution: a small set of nodes that conflict, or the memory that would be needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxshard.solver.limits.least import Least, least_excess
+from fxshard.solver.primal.elimination import eliminate, elimination_order
+from fxshard.solver.primal.highs import solve_mip
+from fxshard.solver.primal.local_search import greedy
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted, InfeasibleError
+from fxshard.solver.problem.model import Model, add_edge, from_problem, restrict
+from fxshard.solver.problem.problem import PlacementProblem, usage_ceiling
+from fxshard.solver.problem.transfers import Transfers
+from fxshard.solver.reductions import reduce
+from fxshard.solver.reductions.arc_consistency import supported
+
+MAX_TESTS = 400
+"""Tests for a conflict."""
+
+PROOF = 1e-9
+"""Relative difference of sums that counts as none: floats round."""
+
+
+class Limits:
+    """How little the sum of each limit of a problem can be, found out once: by `near` while a plan is looked for, or by `explain`."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.problem = problem
+        self._every = _limits(problem)
+        self._least: dict[int, Least] = {}
+
+    def near(self, budget: Budget) -> tuple[list[IntArray], bool]:
+        """Choices that exceed each limit least, and whether it is proven that some limit cannot be kept, or nothing is allowed."""
+        try:
+            found = [self._found(index, budget) for index in range(len(self._every))]
+        except Exhausted:
+            return [], True
+        impossible = any(least.bound > PROOF * self._scale(index) for index, least in enumerate(found))
+        return [least.choices for least in found if least.choices is not None], impossible
+
+    def explain(self, budget: Budget) -> InfeasibleError:
+        """The error for a problem known to have no solution; a budget that ends makes it less exact."""
+        model = _hard(self.problem)
+        if greedy(model) is None and not possible(model, budget):
+            return self._nothing_allowed(model, budget)
+        for index, (name, one) in enumerate(self._every):
+            try:
+                least = self._found(index, budget)
+            except Exhausted:
+                return self._nothing_allowed(model, budget)
+            alone = len(self._every) == 1 or least.bound > PROOF * self._scale(index)
+            if least.found > 0 and alone:
+                return _missed(name, one, least)
+        every = " and ".join(name for name, _ in self._every)
+        each = ", though one fits in each" if all(least.found <= 0 for least in self._least.values()) else ""
+        return InfeasibleError(f"no allowed choice fits in {every} together{each}")
+
+    def _nothing_allowed(self, model: Model, budget: Budget) -> InfeasibleError:
+        nodes = _conflict(model, budget)
+        names = ", ".join(self.problem.name(node) for node in nodes)
+        return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
+
+    def least_usage(self, budget: Budget) -> InfeasibleError:
+        """How little memory choices take, of a problem whose only limit that is."""
+        name, one = self._every[0]
+        return _missed(name, one, self._found(0, budget))
+
+    def said(self) -> str:
+        """What is known of limits that no plan kept, for a message."""
+        return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())
+
+    def missed(self) -> list[tuple[str, InfeasibleError]]:
+        """Each limit that no plan kept, in words, and how near was come to it."""
+        missed = [(self._every[index], least) for index, least in self._least.items() if least.found > 0]
+        return [(name, _missed(name, one, least)) for (name, one), least in missed]
+
+    def _found(self, index: int, budget: Budget) -> Least:
+        known = self._least.get(index)
+        if known is None or (known.cut and not budget.spent):
+            self._least[index] = known = least_excess(self._every[index][1], budget, known)
+        return known
+
+    def _scale(self, index: int) -> float:
+        one = self._every[index][1]
+        return abs(one.rows[0].limit if one.rows else one.usage_limit or 0.0)
+
+
+def _missed(name: str, one: PlacementProblem, least: Least) -> InfeasibleError:
+    limit = one.rows[0].ceiling if one.rows else usage_ceiling(one.usage_limit or 0.0)
+    found, bound = limit + least.found, limit + least.bound
+    if least.choices is not None:  # as it is added up elsewhere
+        found = one.totals(least.choices)[0] if one.rows else one.peak(least.choices)
+    bound = found if found - bound <= PROOF * abs(found) else min(bound, found)
+    what = "sum" if one.rows else "peak"
+    message = f"no allowed choice fits in {name}: the least {what} found is {found:.17g}, and none is below {bound:.17g}"
+    choices = None if least.choices is None else tuple(int(x) for x in least.choices)
+    return InfeasibleError(message, (), found, bound, one.rows[0].name if one.rows else None, choices, least.cut)
+
+
+def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
+    """Each limit that may not be exceeded, in words, and the problem with that one alone."""
+    limits: list[tuple[str, PlacementProblem]] = []
+    if problem.usage_limit is not None and problem.all_lives:
+        limits.append((f"{problem.usage_limit:.17g} bytes", replace(problem, rows=())))
+    for row in problem.rows:
+        if row.hard:
+            limits.append((f"{row.name or 'a row'} of {row.limit:.17g}", replace(problem, usage_limit=None, rows=(row,))))
+    return limits
+
+
+def possible(model: Model, budget: Budget) -> bool:
+    """Whether a model without memory has any allowed choice at all; true where the budget ends before that is known."""
+    try:
+        smaller, _, _ = reduce(model)
+    except Exhausted:
+        return False
+    if not len(smaller):
+        return True
+    order = elimination_order(smaller)
+    if order is not None:
+        return eliminate(smaller, order, budget) is not None or budget.spent
+    answer = solve_mip(smaller, budget)
+    return answer.choices is not None or answer.bound < np.inf
+
+
+def _hard(problem: PlacementProblem) -> Model:
+    """What is allowed and what is not, as costs 0 and inf; no memory."""
+    model = from_problem(replace(problem, usage_limit=None, rows=()))
+    costs = [np.where(np.isinf(cost), np.inf, 0.0) for cost in model.costs]
+    edges = {pair: np.where(np.isinf(table), np.inf, 0.0) for pair, table in model.edges.items()}
+    for transfer in model.transfers:
+        if np.isinf(transfer.prices).any():
+            forbidden = np.where(np.isinf(transfer.prices), np.inf, 0.0)
+            for reader, want in transfer.readers:
+                add_edge(edges, transfer.source, reader, forbidden[np.ix_(transfer.have, want)])
+    return replace(model, costs=costs, edges=edges, transfers=Transfers())
+
+
+def _conflict(model: Model, budget: Budget) -> tuple[int, ...]:
+    """A small set of nodes that has no choice by itself; minimal unless that takes too many tests, or longer than the budget."""
+    nodes = _neighbourhood(model)
+    tests, chunk = 0, max(1, len(nodes) // 2)
+    while tests < MAX_TESTS and not budget.spent:
+        start, removed = 0, False
+        while start < len(nodes) and tests < MAX_TESTS and not budget.spent:
+            rest = nodes[:start] + nodes[start + chunk :]
+            tests += 1
+            if rest and not possible(_part(model, rest), budget):
+                nodes, removed = rest, True
+            else:
+                start += chunk
+        if chunk == 1 and not removed:
+            break
+        chunk = max(1, chunk // 2)
+    return tuple(nodes)
+
+
+def _neighbourhood(model: Model) -> list[int]:
+    """Nodes that hold a conflict: rings around where arc consistency fails, or all nodes where it does not."""
+    empty = [node for node, mask in enumerate(supported(model)) if not mask.any()]
+    if not empty:
+        return list(range(len(model)))
+    neighbours = model.neighbours()
+    nodes, ring = {empty[0]}, {empty[0]}
+    while ring:
+        part = sorted(nodes)
+        if any(not mask.any() for mask in supported(_part(model, part))):
+            return part
+        ring = {other for node in ring for other in neighbours[node]} - nodes
+        nodes |= ring
+    return sorted(nodes)
+
+
+def _part(model: Model, nodes: list[int]) -> Model:
+    return restrict(model, np.asarray(nodes, dtype=np.int64), 1.0)

@@ -1,0 +1,128 @@
+"""Costs as integers, so that sums and bounds are exact.
+
+float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (nothing is lost
+where they are integers); what rounding can change in total is kept as a margin that the final bound gives back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fxshard.solver.problem.arrays import FloatArray, each
+from fxshard.solver.problem.model import Model
+from fxshard.solver.problem.transfers import Transfers
+
+SPAN_BITS = 45
+"""The spread of costs that matter is scaled to 2^45: 2^8 of headroom for sums of messages at one node."""
+
+WORTH = 2.5e-10
+"""A plan that is better by less than this part of the cost counts as no better."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An integer cost is `factor` times the real one; real bounds lose `margin` (in real cost) to rounding."""
+
+    factor: float
+    margin: float
+
+
+def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
+    """An integer model with the same optimum to `margin`; `plan_cost` (of any plan that fits) sharpens the scale.
+
+    What rows with a slope cost is no integer: bounds that are rounded up are 2 too high for each at most.
+    Entries which alone, with every other entry at its least, cost more than the plan become forbidden.
+    """
+    tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
+    count, pairs = len(model.costs), len(model.costs) + len(model.edges)
+    least = each(tables[:pairs], lambda t: float(t.min(initial=np.inf))) + [0.0] * (len(tables) - pairs)
+    lows = [value for value in least if np.isfinite(value)]
+    floor = sum(lows) + model.constant
+    room = plan_cost - floor + 1e-9 * (abs(plan_cost) + abs(floor))  # sums of floats round
+    if np.isfinite(room):
+        lows_of = {id(t): low for t, low in zip(tables, least, strict=True)}
+        tables = each(tables, lambda t: np.where(t - lows_of[id(t)] > room, np.inf, t) if lows_of[id(t)] < np.inf else t)
+    span = sum(each(tables, _spread))
+    soft = int(np.isfinite(model.slopes).sum())
+    exact = not soft and float(model.constant).is_integer() and all(each(tables, _whole))
+    factor = _factor(max(min(span, room), max(map(abs, lows), default=0.0), abs(floor)), exact)
+    integers = each(tables, lambda t: np.rint(t * factor))
+    times = [1] * pairs + [len(t.readers) for t in model.transfers]
+    margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor
+    constant = float(np.rint(model.constant * factor))
+    margin += abs(constant / factor - model.constant) + 2 * soft / factor
+    grain = factor if exact and factor >= 1 else max(1.0, WORTH * max(abs(floor), 0.0) * factor)
+    edges = dict(zip(model.edges, integers[count:pairs], strict=True))
+    transfers = Transfers(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
+    scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes * factor)
+    return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
+
+
+def coarsen(model: Model, by: float) -> Model:
+    """The model with finite costs multiplied by a factor, at most 1, and rounded down: it costs no more."""
+
+    def coarse(table: FloatArray) -> FloatArray:
+        return np.where(np.isinf(table), np.inf, np.floor(np.where(np.isinf(table), 0.0, table) * by))
+
+    pairs = len(model.costs) + len(model.edges)
+    tables = each([*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)], coarse)
+    edges = dict(zip(model.edges, tables[len(model.costs) : pairs], strict=True))
+    transfers = Transfers(replace(t, prices=prices) for t, prices in zip(model.transfers, tables[pairs:], strict=True))
+    constant = float(np.floor(model.constant * by))
+    return replace(model, costs=tables[: len(model.costs)], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes)
+
+
+def sharpen(model: Model) -> Model:
+    """The model multiplied by a power of two, once its cutoff has made the costs that matter small."""
+    largest = max((_largest(t) for t in (*model.costs, *model.edges.values())), default=0.0)
+    magnitude = max(largest, min(model.cutoff - model.constant, 2.0**SPAN_BITS), abs(model.constant) / 64, 1.0)
+    bits = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
+    if bits < 4 or not np.isfinite(model.cutoff):
+        return model
+    by = float(2**bits)
+    return replace(
+        model,
+        costs=[cost * by for cost in model.costs],
+        edges={pair: table * by for pair, table in model.edges.items()},
+        constant=model.constant * by,
+        cutoff=(model.cutoff - 1) * by + 1,
+        prices=model.prices * by,
+        slopes=model.slopes * by,
+        unit=model.unit * by,
+        grain=model.grain * by,
+    )
+
+
+def _factor(magnitude: float, exact: bool) -> float:
+    """The power of two that brings `magnitude` to 2^SPAN_BITS; at most 1 is asked for integers."""
+    if magnitude == 0.0:
+        return 1.0
+    exponent = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
+    return float(2.0 ** min(exponent, 0 if exact else 1000))
+
+
+def _whole(table: FloatArray) -> bool:
+    """Whether all that is finite is an integer."""
+    return bool(np.all(np.isinf(table) | (table == np.rint(table))))
+
+
+def _spread(table: FloatArray) -> float:
+    finite = table[np.isfinite(table)]
+    return float(finite.max() - finite.min()) if finite.size else 0.0
+
+
+def _largest(table: FloatArray) -> float:
+    return float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
+
+
+def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int], factor: float) -> float:
+    """What rounding changes at most: the largest error of each table, as often as it may be paid, in integer units."""
+    rounded = {id(table): integer for table, integer in zip(tables, integers, strict=True)}
+
+    def largest(table: FloatArray) -> float:
+        finite = np.isfinite(rounded[id(table)])
+        return float(np.abs(rounded[id(table)][finite] - table[finite] * factor).max(initial=0.0))
+
+    return sum(often * error for often, error in zip(times, each(tables, largest), strict=True))

@@ -1,0 +1,123 @@
+"""The search of one model: message passing, then combined plans and cases where it leaves a gap; or tables, reduced and part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, components, restrict
+from fxshard.solver.reductions import reduce
+from fxshard.solver.search.branching import Branching
+from fxshard.solver.search.combining import combine
+from fxshard.solver.search.few_states import is_large, search_cores
+from fxshard.solver.search.search import PartSearch
+from fxshard.solver.search.tied_model import search_tied
+
+WRITTEN_ENTRIES = 100_000
+"""Table entries of a model that is written out whole where no plan that fits was found; written out it has up to sixty times as many."""
+
+Steps = list[tuple[str, str]]
+Near = Callable[[Budget], tuple[list[IntArray], bool]]
+"""Work -> choices that exceed each limit of the problem little, and whether it is proven that some limit cannot be kept."""
+
+
+def search_by_cases(
+    model: Model,
+    first: IntArray | None,
+    budget: Budget,
+    steps: Steps | None = None,
+    shown: Callable[[Relaxation], None] | None = None,
+    near: Near | None = None,
+) -> tuple[IntArray | None, float]:
+    """The search of a model with transfers: message passing, and cases where it leaves a gap.
+
+    near: asked where message passing met no plan that fits: for choices that nearly do, or a proof that there is none.
+    """
+    steps = [] if steps is None else steps
+    try:
+        relaxation = Relaxation(model, first, budget)
+    except Exhausted:
+        return None, np.inf
+    if search_tied(relaxation, search_by_cases, budget):
+        steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
+    elif is_large(relaxation):
+        search_cores(relaxation, search_by_cases, budget)
+        steps.append(("search cores", f"plan {relaxation.value:.0f}"))
+    relaxation.run()
+    steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
+    if np.isinf(relaxation.value) and near is not None and not budget.spent:
+        starts, impossible = near(budget)
+        if impossible:
+            return None, np.inf
+        for choices in starts:
+            plan = Polish(model, choices, budget).run()
+            if plan is not None:
+                relaxation.offer(plan)
+        steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
+        if np.isfinite(relaxation.value):
+            relaxation.run()
+            steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
+    if len(relaxation.ascent.model.limits):
+        combine(relaxation, search_tables, search_by_cases, budget)
+        steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
+    if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
+        _first_plan(relaxation, budget, steps)
+    if shown is not None:
+        shown(relaxation)
+    if relaxation.bound < relaxation.cutoff and np.isfinite(relaxation.value):
+        cases = Branching(relaxation, search_tables, budget)
+        cases.run()
+        relaxation.prove(cases.bound)
+        steps.append(("cases", f"{cases.count}: bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
+    return relaxation.choices, relaxation.bound
+
+
+def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
+    """Where message passing met no plan that fits: write all of the model as tables, and search that."""
+    try:
+        left, undo = relaxation.below(relaxation.cutoff)
+        steps.append(("write transfers as tables", left.describe()))
+        found, proven = search_tables(left, np.inf, budget, steps)
+    except Exhausted:
+        found, proven = None, np.inf
+    if found is not None:
+        relaxation.offer(undo(found))
+    relaxation.prove(proven)
+
+
+def search_tables(
+    model: Model, known: float, budget: Budget, steps: Steps | None = None, *, grows: bool = False
+) -> tuple[IntArray | None, float]:
+    """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
+
+    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known. grows: go on
+    until it is proven or the budget ends; otherwise the search also ends where it gets no further cheaply.
+    """
+    try:
+        model, undo, history = reduce(model, budget=budget)
+    except Exhausted:
+        return None, known
+    steps = [] if steps is None else steps
+    steps += history
+    choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
+    parts = sorted(components(model), key=len)
+    for nodes in parts:
+        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
+        if nodes is parts[-1]:
+            part.value = known - bound  # with the others at their bounds, what costs more is no better than what is known
+        part.run()
+        steps += part.history
+        if part.bound == np.inf:
+            return None, known
+        bound += max(0.0, part.bound)  # the reductions leave no negative entry
+        if part.choices is None:
+            whole = False
+        else:
+            choices[nodes] = part.choices
+    return undo(choices) if whole else None, bound

@@ -1,0 +1,265 @@
+"""Solve one connected part: bound, plan and pruning, then ever larger targets for the cost until one is met.
+
+A *target* is a cutoff below the best plan known. Under a low target most states and pairs are pruned, neighbours can be
+merged, and merging tightens the bound: either a plan below the target turns up, or it is proven that there is none,
+which is a better bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fxshard.solver.bounds.bounds import Ascent
+from fxshard.solver.bounds.pruning import portion, prune
+from fxshard.solver.primal.elimination import eliminate, elimination_order
+from fxshard.solver.primal.highs import Answer, solve_mip, too_large
+from fxshard.solver.primal.neighbourhood import freed, neighbourhoods
+from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Undo
+from fxshard.solver.problem.scaling import sharpen
+from fxshard.solver.reductions import reduce
+from fxshard.solver.reductions.merging import Contract
+
+FIRST_ROUNDS = 3
+SHRINKS = 0.8
+"""Another round of bound and pruning is worth it while it leaves less than this part of the entries."""
+
+TARGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Parts of the gap between bound and plan that are tried as targets."""
+
+MERGE_ROUNDS = 16
+MERGE_PAIRS = 100
+MERGE_ENTRIES = 300_000
+MOST_PAIRS = 5_000
+MOST_ENTRIES = 6_000_000
+"""Merged nodes have at most MERGE_PAIRS states in the first round, twice as many in each further one."""
+
+QUICK_WORK = 200_000_000
+"""Table entries of an elimination that is done at once."""
+
+MIP_ENTRIES = 100_000
+"""Beyond this many table entries HiGHS does not get anywhere."""
+
+FIRST_PORTION = 25_000
+PORTION_GROWTH = 1.6
+"""Pairs in the first portion that HiGHS is given, and how much more in each further one."""
+
+NEIGHBOURHOOD_ENTRIES = 5_000
+NEIGHBOURHOOD_WORK = 500_000_000
+SEARCH_WORK = 100_000_000
+FREEING_WORK = 1_000_000
+"""Table entries of the first part of a plan that is set free; work on such parts before the first portion, on each at most and at least."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A model made from the part's own, and the way back."""
+
+    model: Model
+    undo: Undo
+
+    def then(self, model: Model, undo: Undo | None = None) -> _Stage:
+        """The next stage; `undo` leads from its choices to those of this one."""
+        if undo is None:
+            return _Stage(model, self.undo)
+        earlier, later = self.undo, undo
+        return _Stage(model, lambda choices: earlier(later(choices)))
+
+
+class PartSearch:
+    """The best plan and bound of one part, in the units of its model; `history` says how they came about.
+
+    choices: None until a plan is found. bound: no plan that fits costs less; `inf` where there is none. grows: go on until it is
+    proven or the budget ends.
+    """
+
+    def __init__(self, model: Model, budget: Budget, *, grows: bool = False) -> None:
+        self.model, self.budget, self._grows = model, budget, grows
+        self._rng = np.random.default_rng(0)
+        self.choices: IntArray | None = None
+        self.value, self.bound = np.inf, -np.inf
+        self.history: list[tuple[str, str]] = []
+
+    @property
+    def proven(self) -> bool:
+        """Whether no better plan is left (or none at all)."""
+        return self.bound >= self._cutoff()
+
+    def run(self, *, deep: bool = True) -> None:
+        """Search until proven, until nothing more is to be gained, or until the budget ends; not deep: only what can be done at once."""
+        stage = _Stage(self.model, lambda choices: choices)
+        try:
+            for _ in range(FIRST_ROUNDS):
+                before = stage.model.entries
+                stage = self._round(stage)
+                if self._over() or stage.model.entries > SHRINKS * before:
+                    break
+        except Exhausted:
+            self._prove(self._cutoff(), "nothing cheaper is left")
+        many = len(stage.model.limits) > (1 if deep else 0)
+        if self._over() or self._finish(stage, QUICK_WORK, MIP_ENTRIES if many else 0):
+            return
+        if not deep:
+            return
+        if not (many and self._grows):
+            self._deepen(stage)
+        if self._grows:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Search the pairs of least slack exactly, in portions that grow until all that is left is one of them."""
+        pairs, reach, work = FIRST_PORTION, 1.0, NEIGHBOURHOOD_WORK
+        while not self._over():
+            self._vary(self.budget.part(work))
+            if self._over():
+                return
+            work *= 2
+            stage, ascent = self._last
+            model = self._lower_cutoff(stage.model)
+            top = model.cutoff if np.isfinite(model.cutoff) else ascent.bound + reach * max(1.0, abs(ascent.bound))
+            target, answer = top, Answer(None, np.inf)
+            try:
+                left, target = portion(ascent, top, pairs)
+                part = self._reduce(stage.then(replace(left, cutoff=model.cutoff)))
+                if too_large(part.model, self.budget):
+                    self.budget.end()
+                    return
+                answer = solve_mip(part.model, self.budget)
+                if answer.choices is not None and part.model.fits(answer.choices):
+                    self._offer(part, answer.choices, part.model.evaluate(answer.choices))
+            except Exhausted:
+                pass
+            self._prove(min(answer.bound, target) / stage.model.unit, f"HiGHS on {pairs} pairs")
+            if target >= model.cutoff:
+                return
+            pairs, reach = int(np.ceil(pairs * PORTION_GROWTH)), 2 * reach
+
+    def _vary(self, budget: Budget) -> None:
+        """Set parts of the best plan free, larger ones where the last was searched to its end, smaller ones where it was not."""
+        entries = NEIGHBOURHOOD_ENTRIES
+        while self.choices is not None and not (budget.spent or self._over()):
+            free = sorted(neighbourhoods(self.model, self.choices, self._rng, entries))
+            budget.charge(self.model.entries / 10 + FREEING_WORK)
+            nodes = np.asarray(free, dtype=np.int64)
+            proven = self._freed(nodes, budget)
+            entries = int(entries * (1.1 if proven else 0.7)) + 1
+            if len(free) == len(self.model):
+                return
+
+    def _freed(self, nodes: IntArray, budget: Budget) -> bool:
+        """Search the choices of some nodes, the others as in the best plan; whether to the end."""
+        assert self.choices is not None
+        try:
+            model, undo, _ = reduce(freed(self.model, self.choices, nodes))
+        except Exhausted:
+            return True
+        part = PartSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
+        part.value = self.value - model.constant
+        part.run(deep=False)
+        if part.choices is not None:
+            choices = self.choices.copy()
+            choices[nodes] = undo(part.choices)
+            self._offer(_Stage(self.model, lambda found: found), choices, self.model.evaluate(choices))
+        return part.proven
+
+    def _deepen(self, stage: _Stage) -> None:
+        """Try targets from the bound up to the plan at hand."""
+        for part in TARGETS:
+            if self._over():
+                return
+            top = self.value if np.isfinite(self.value) else self.bound + max(1.0, abs(self.bound))
+            target = min(self._cutoff(), float(np.ceil(self.bound + part * (top - self.bound))))
+            if part == TARGETS[-1]:
+                target = self._cutoff()
+            unit = stage.model.unit
+            try:
+                self._merge_rounds(stage.then(replace(stage.model, cutoff=(target - 1) * unit + 1)), target)
+            except Exhausted:
+                self._prove(min(target, self._cutoff()), "nothing below the target is left")
+
+    def _merge_rounds(self, stage: _Stage, target: float) -> None:
+        """Merge, bound and prune in turn; raises `Exhausted` when nothing is left below the target."""
+        pairs = MERGE_PAIRS
+        for _ in range(MERGE_ROUNDS):
+            entries = min(MOST_ENTRIES, max(MERGE_ENTRIES, stage.model.entries * 3 // 2))
+            model, undo = Contract(pairs, entries).apply(stage.model)
+            before = model.entries, self.bound
+            stage = self._round(self._reduce(stage.then(model, undo)), target)
+            if self._over() or self._finish(stage, QUICK_WORK, 0, target):
+                return
+            if pairs >= MOST_PAIRS and stage.model.entries > SHRINKS * before[0] and self.bound == before[1]:
+                break
+            pairs = min(MOST_PAIRS, 2 * pairs)
+        self._finish(stage, np.inf, MIP_ENTRIES, target)
+
+    def _round(self, stage: _Stage, target: float = np.inf) -> _Stage:
+        """Raise the bound, look for plans, and forbid what is in no plan below the cutoff."""
+        model = self._lower_cutoff(stage.model)
+        if not len(model):
+            self._offer(stage, np.zeros(0, dtype=np.int64), model.constant)
+            raise Exhausted
+        stage = stage.then(sharpen(model))
+        ascent = Ascent(stage.model, self.budget, lambda choices, cost: self._offer(stage, choices, cost))
+        ascent.run()
+        self._prove(min(ascent.bound / stage.model.unit, target), "message passing")
+        if np.isinf(target):
+            self._last = stage, ascent
+        cutoff = min(stage.model.cutoff, ascent.cutoff)
+        if ascent.bound >= cutoff:
+            raise Exhausted
+        if self._over() or np.isinf(cutoff):
+            return stage
+        ascent.model = replace(stage.model, cutoff=cutoff)
+        return self._reduce(stage.then(prune(ascent)))
+
+    def _reduce(self, stage: _Stage) -> _Stage:
+        smaller, undo, _ = reduce(stage.model, rounds=2)
+        return stage.then(smaller, undo)
+
+    def _finish(self, stage: _Stage, work: float, mip_entries: int, target: float = np.inf) -> bool:
+        """Search what is left exactly if that is small enough; whether it was."""
+        model = self._lower_cutoff(stage.model)
+        if not len(model.limits) and (order := elimination_order(model, max_work=work)) is not None:
+            choices = eliminate(model, order, self.budget)
+            if choices is not None:
+                self._offer(stage, choices, model.evaluate(choices))
+            if not self.budget.spent:
+                self._prove(min(target, self._cutoff()), "variable elimination")
+            return True
+        if model.entries > mip_entries:
+            return False
+        answer = solve_mip(model, self.budget)
+        if answer.choices is not None and model.fits(answer.choices):
+            self._offer(stage, answer.choices, model.evaluate(answer.choices))
+        self._prove(min(answer.bound / model.unit, target), "HiGHS")
+        return True
+
+    def _over(self) -> bool:
+        return self.proven or self.budget.spent
+
+    def _cutoff(self) -> float:
+        """Costs from here on are no better than the plan at hand."""
+        return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
+
+    def _lower_cutoff(self, model: Model) -> Model:
+        return replace(model, cutoff=min(model.cutoff, (self._cutoff() - 1) * model.unit + 1))
+
+    def _offer(self, stage: _Stage, choices: IntArray, cost: float) -> float:
+        """Keep a plan of a stage's model if it is better; the cutoff in the units of that model."""
+        if cost < self.value * stage.model.unit:
+            plan = stage.undo(choices)
+            value = self.model.evaluate(plan)
+            if value < self.value and self.model.fits(plan):
+                self.choices, self.value = plan, value
+        return (self._cutoff() - 1) * stage.model.unit + 1
+
+    def _prove(self, bound: float, name: str) -> None:
+        """Record a bound, rounded up to an integer as costs are; it stops at the plan's cost."""
+        bound = min(float(np.ceil(bound)) if np.isfinite(bound) else bound, self._cutoff())
+        if bound > self.bound:
+            self.bound = bound
+        self.history.append((name, f"bound {self.bound:.0f}, plan {self.value:.0f}, of {len(self.model)} nodes"))

@@ -1,0 +1,236 @@
+"""Plans of repeated structure: nodes that are alike, *tied* to choose alike, are one node of a model many times smaller.
+
+A deep model is one layer again and again. Nodes are alike where costs, tables and transfers around them are the same, some links far
+(colour refinement: Weisfeiler and Leman, 1968): the middles of a stack of layers fall together, and its ends do not. What is best of the
+plans in which they choose alike is found in a fraction of the time, and is most often nearly best of all. The whole begins with that plan
+and with the messages that led to it (`spreading`); all its choices stay free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fxshard.solver.bounds.relax import Relaxation
+from fxshard.solver.bounds.tied_messages import spread
+from fxshard.solver.primal.local_search import greedy
+from fxshard.solver.problem.arrays import FloatArray, IntArray, each
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.infeasible import Exhausted
+from fxshard.solver.problem.model import Model, Pair, add_edge
+from fxshard.solver.problem.transfers import Transfer, Transfers
+from fxshard.solver.search.few_states import Cases, is_large, search_cores
+
+LINKS = 3
+"""How far around them nodes have to be alike: as far as it takes to tell the places in a layer apart."""
+
+FEW_LINKS = 2
+"""The same where sweeps over the whole are cheap."""
+
+FIRST_PAIRS = 8
+"""Pairs of sweeps over the whole for its bound alone, before other plans are read off them too."""
+
+MOST_CLASSES = 0.5
+"""Nodes of a tied model, in parts of those of the whole; where there would be more, it is not worth it."""
+
+WORK, PART = 1e9, 0.1
+"""Table entries that its search may touch, and how much of what is left."""
+
+CORE_WORK = 1e8
+"""Table entries that the search of each of its cores may touch."""
+
+Reader = tuple[int, int]
+"""(class, number of the layouts that it wants)."""
+
+Key = tuple[int, int, int, tuple[Reader, ...]]
+"""What is the same of transfers that are alike: numbers of prices, source, layouts given, and the readers."""
+
+
+@dataclass(frozen=True)
+class Tied:
+    """model: a node for each class, at its number, and after them such as repeat one; a plan costs what `expand` of it costs in the whole.
+
+    of: (nodes of the whole,) the class of each. links: (links of the whole,) the link that each is part of, as `links.Splits` counts
+    them: edges, then readers transfer by transfer; -1 where it has none.
+    """
+
+    model: Model
+    of: IntArray
+    links: IntArray
+
+    def expand(self, choices: IntArray) -> IntArray:
+        """The plan of the whole in which all members of each class choose as it does."""
+        return choices[self.of]
+
+
+def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
+    """Begin with the best plan found of those in which nodes that are alike choose alike, and with its messages; of a model without rows.
+
+    Whether there is one: not where too few nodes are alike.
+    """
+    ascent = relaxation.ascent
+    if len(ascent.model.limits) or _least(ascent.model) >= ascent.cutoff:
+        return False
+    classes = classes_of(ascent.model, LINKS if is_large(relaxation) else FEW_LINKS)
+    if classes.max(initial=-1) >= MOST_CLASSES * len(classes):
+        return False
+    tied = tie(ascent.model, classes)
+    try:
+        smaller = Relaxation(tied.model, greedy(tied.model), budget.share(PART).part(WORK))
+    except Exhausted:
+        return False
+    if is_large(relaxation):
+        search_cores(smaller, search, smaller.ascent.budget, CORE_WORK)
+    else:
+        smaller.run()
+    if smaller.choices is None:
+        return False
+    if not budget.spent and [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
+        spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
+        budget.charge(ascent.sweeper.entries)
+    ascent.suggest(tied.expand(smaller.choices))
+    ascent.prove(FIRST_PAIRS)
+    return True
+
+
+def _least(model: Model) -> float:
+    """What nodes cost at least by themselves."""
+    return model.constant + sum(each(model.costs, lambda cost: float(cost.min())))
+
+
+def classes_of(model: Model, links: int) -> IntArray:
+    """(nodes,) the class of each, by its costs and by what is so many links around it."""
+    colours = _Colours(model)
+    for _ in range(links):
+        colours.refine()
+    return colours.of
+
+
+def tie(model: Model, of: IntArray) -> Tied:
+    """The model without its rows, with one node for each class. of: (nodes,) their classes, each of nodes with the same costs."""
+    names, writer = _Names(), _Writer(model, of)
+    edges = [(int(of[i]), int(of[j]), names.of(table)) for (i, j), table in model.edges.items()]
+    for (i, j, table), count in Counter(edges).items():
+        writer.edge(i, j, count * names.array(table))
+    alike: dict[Key, Transfer] = {}
+    parts: list[tuple[Key, list[Reader]]] = []
+    for transfer in model.transfers:
+        source, readers = int(of[transfer.source]), [(int(of[node]), names.of(want)) for node, want in transfer.readers]
+        key = names.of(transfer.prices), source, names.of(transfer.have), tuple(sorted(set(readers)))
+        alike[key] = replace(transfer, source=source, readers=tuple((node, names.array(want)) for node, want in key[3]))
+        parts.append((key, readers))
+    times = Counter(key for key, _ in parts)
+    multiples: dict[tuple[int, int], FloatArray] = {}
+    for key, transfer in alike.items():
+        prices = multiples.setdefault((key[0], times[key]), times[key] * transfer.prices)  # alike tables stay one array, kept once
+        writer.transfer(key, replace(transfer, prices=prices))
+    places = {pair: place for place, pair in enumerate(writer.edges)}
+    links = [places.get((min(i, j), max(i, j)), -1) for i, j, _ in edges]
+    links += [writer.place_of(key, reader) for key, readers in parts for reader in readers]
+    return Tied(writer.finish(), of, np.asarray(links, dtype=np.int64))
+
+
+class _Writer:
+    """The tied model as it grows."""
+
+    def __init__(self, model: Model, of: IntArray) -> None:
+        self._model = model
+        _, first, counts = np.unique(of, return_index=True, return_counts=True)
+        self._costs = [count * model.costs[node] for node, count in zip(first, counts, strict=True)]
+        self.edges: dict[Pair, FloatArray] = {}
+        self._transfers: list[Transfer] = []
+        self._twins: dict[int, int] = {}
+        self._links: dict[Key, int] = {}
+        self._readers = 0
+
+    def edge(self, i: int, j: int, table: FloatArray) -> None:
+        """A table between two classes, or between members of one."""
+        if i == j:
+            self._costs[i] = self._costs[i] + np.diagonal(table)
+        else:
+            add_edge(self.edges, i, j, table)
+
+    def transfer(self, key: Key, transfer: Transfer) -> None:
+        """A value. A reader of the class of its source is a cost of that class where it is the only one, else a node that repeats it."""
+        source, readers = transfer.source, transfer.readers
+        if len(readers) == 1 and readers[0][0] == source:
+            self._costs[source] = self._costs[source] + transfer.prices[transfer.have, readers[0][1]]
+            return
+        others = tuple((self._twin(node) if node == source else node, want) for node, want in readers)
+        self._transfers.append(replace(transfer, readers=others))
+        self._links[key] = self._readers
+        self._readers += len(readers)
+
+    def finish(self) -> Model:
+        """All of it."""
+        count, grain, transfers = len(self._costs), self._model.grain, Transfers(self._transfers)
+        return Model(self._costs, self.edges, [()] * count, np.zeros(0), self._model.constant, grain=grain, transfers=transfers)
+
+    def place_of(self, key: Key, reader: Reader) -> int:
+        """The number of the link of a reader once all edges are there, -1 where it is of the class of its source."""
+        return -1 if reader[0] == key[1] else len(self.edges) + self._links[key] + key[3].index(reader)
+
+    def _twin(self, node: int) -> int:
+        """A node that chooses as this one."""
+        if node not in self._twins:
+            states = len(self._costs[node])
+            self._twins[node] = len(self._costs)
+            self._costs.append(np.zeros(states))
+            self.edges[node, self._twins[node]] = np.where(np.eye(states, dtype=np.bool_), 0.0, np.inf)
+        return self._twins[node]
+
+
+class _Colours:
+    """Colours of nodes. of: (nodes,) numbers from 0."""
+
+    def __init__(self, model: Model) -> None:
+        names = _Names()
+        self._edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
+        self._transfers = [
+            (names.of(t.prices), t.source, names.of(t.have), [(node, names.of(want)) for node, want in t.readers]) for t in model.transfers
+        ]
+        self._set([names.of(cost) for cost in model.costs])
+
+    def refine(self) -> None:
+        """Tell nodes apart by the colours of those around them."""
+        colour = self.of.tolist()
+        around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
+        for i, j, table in self._edges:
+            around[i].append((0, table, colour[j]))
+            around[j].append((1, table, colour[i]))
+        for prices, source, have, readers in self._transfers:
+            whole = hash((prices, have, colour[source], tuple(sorted((want, colour[node]) for node, want in readers))))
+            around[source].append((2, have, whole))
+            for node, want in readers:
+                around[node].append((3, want, whole))
+        self._set([(own, tuple(sorted(seen))) for own, seen in zip(colour, around, strict=True)])
+
+    def _set(self, colours: Sequence[Hashable]) -> None:
+        numbers: dict[Hashable, int] = {}
+        self.of = np.asarray([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int64)
+
+
+class _Names:
+    """Numbers of arrays, the same for equal ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # arrays are kept: another may not get the id of one that is gone
+        self._numbers: dict[Hashable, int] = {}
+        self._arrays: list[npt.NDArray[Any]] = []
+
+    def of(self, array: npt.NDArray[Any]) -> int:
+        """The number of an array."""
+        if id(array) not in self._known:
+            number = self._numbers.setdefault((array.shape, array.tobytes()), len(self._numbers))
+            self._arrays += [array] * (number == len(self._arrays))
+            self._known[id(array)] = array, number
+        return self._known[id(array)][1]
+
+    def array(self, number: int) -> npt.NDArray[Any]:
+        """The first array of a number."""
+        return self._arrays[number]

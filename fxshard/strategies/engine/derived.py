@@ -1,0 +1,164 @@
+"""Rules of operators that are others in disguise: ``x_`` writes in place, ``x.out`` into a tensor given, ``_foreach_x`` does lists.
+
+Each has the rule of its functional form. What is written into lies as what is written; elements of a list that have dims
+of one size are cut together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat import schema_of
+from fxshard.graph.call import Call, Operand
+from fxshard.strategies.engine.factors import Dims, Factors, Linear, Rule, resolve
+
+Find = Callable[[str], Rule | None]
+"""The rule of an operator that runs unchanged on shards, by its name."""
+FOREACH = "aten._foreach_"
+ELEMENT = {
+    "List": ("Tensor", "Tensor_Tensor", "default"),
+    "Scalar": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
+    "ScalarList": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
+    "Tensor": ("Tensor",),
+    "default": ("default",),
+}
+"""Overload of a list operator -> overloads that do the same to an element, in the order in which they are tried."""
+
+
+def derive(op: str, find: Find) -> Rule | None:
+    """The rule of ``op`` from that of its functional form, None where there is no such form or it has no rule."""
+    if op.startswith(FOREACH):
+        return _foreach(op, find)
+    overload = _overload(op)
+    schema = None if overload is None else schema_of(overload)
+    if schema is None or not schema.is_mutable:
+        return None
+    functional = _functional(op, schema)
+    rule = None if functional is None else find(functional)
+    if functional is None or rule is None:
+        return None
+    return functools.partial(_into_given if any(a.is_out for a in schema.arguments) else _in_place, rule, functional)
+
+
+def _overload(op: str) -> Any:
+    try:
+        return functools.reduce(getattr, op.split("."), torch.ops)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _functional(op: str, schema: Any) -> str | None:
+    """The overload that takes the same arguments, those it would write into left out, and writes into none."""
+    namespace, name, _ = op.split(".")
+    base = name if any(a.is_out for a in schema.arguments) else name.removesuffix("_")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    for kind in packet.overloads() if packet is not None else ():
+        candidate = schema_of(getattr(packet, kind))
+        if candidate is not None and not candidate.is_mutable and _signature(candidate) == _signature(schema):
+            return f"{namespace}.{base}.{kind}"
+    return None
+
+
+def _signature(schema: Any) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+
+
+def _in_place(rule: Rule, functional: str, call: Call) -> Factors:
+    """The first operand becomes the result."""
+    found = rule(replace(call, op=functional))
+    return replace(found, enforce=(*found.enforce, (0, 0)))
+
+
+def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
+    """The tensors written into are the last operands: only written, so pending where their result is."""
+    given = dict(call.kwargs)
+    becomes = {given[name].index: o for o, name in enumerate(_out_names(call.op)) if isinstance(given.get(name), Operand)}
+    written = tuple(sorted(becomes))
+    read = len(call.operands) - len(written)
+    kwargs = tuple((name, value) for name, value in call.kwargs if name not in _out_names(call.op))
+    found = rule(replace(call, op=functional, kwargs=kwargs, operands=call.operands[:read]))
+    dims: list[Dims] = [found.outputs[becomes[i]] or () for i in written]
+    return replace(
+        found,
+        operands=(*found.operands, *dims),
+        linear=tuple(replace(group, operands=(*group.operands, *written)) for group in found.linear if group.operands),
+        additive=(*found.additive, *written),
+        depends=found.depends or tuple(tuple(range(read)) for _ in found.outputs),
+        enforce=(*found.enforce, *((i, becomes[i]) for i in written)),
+    )
+
+
+def _out_names(op: str) -> list[str]:
+    """Arguments that are written into, in the order of the results."""
+    schema = schema_of(_overload(op))
+    assert schema is not None, f"{op} got its rule by its schema"
+    return [a.name for a in schema.arguments if a.is_out]
+
+
+def _foreach(op: str, find: Find) -> Rule | None:
+    name, _, kind = op.removeprefix(FOREACH).partition(".")
+    for overload in ELEMENT.get(kind, ()):
+        functional = f"aten.{name}.{overload}"
+        rule = find(functional)
+        if rule is not None:
+            return functools.partial(_each, rule, functional)
+    return None
+
+
+def _each(rule: Rule, functional: str, call: Call) -> Factors:
+    """The rule of each element, factors of one name and size being one factor."""
+    operands: list[Dims] = [((),) * meta.ndim for meta in call.operands]
+    outputs: list[Dims | None] = []
+    depends: list[tuple[int, ...]] = []
+    parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]] = []
+    for element, places in _elements(functional, call):
+        part, sizes = resolve(rule(element), element)
+
+        def named(factor: str, sizes: dict[str, Any] = sizes) -> str:
+            return f"{factor}_{sizes.get(factor, 1)}"
+
+        for place, dims in zip(places, part.operands, strict=True):
+            operands[place] = _renamed(dims, named)
+        outputs += [None if dims is None else _renamed(dims, named) for dims in part.outputs]
+        depends.append(places)
+        parts.append((part, places, named))
+    return Factors(
+        tuple(operands),
+        tuple(outputs),
+        reduce={named(f): how for part, _, named in parts for f, how in part.reduce.items()},
+        replicated=frozenset(named(f) for part, _, named in parts for f in part.replicated),
+        linear=_joint_groups(parts),
+        additive=tuple(places[i] for part, places, _ in parts for i in part.additive),
+        depends=tuple(depends),
+    )
+
+
+def _elements(functional: str, call: Call) -> Iterator[tuple[Call, tuple[int, ...]]]:
+    """Each element's call, and which operands it reads."""
+    for i, out in enumerate(call.outputs):
+        args = [a[i] if isinstance(a, tuple) else a for a in call.args]
+        places = tuple(a.index for a in args if isinstance(a, Operand))
+        count = iter(range(len(places)))
+        own = tuple(Operand(next(count)) if isinstance(a, Operand) else a for a in args)
+        yield Call(functional, own, call.kwargs, tuple(call.operands[p] for p in places), (out,)), places
+
+
+def _renamed(dims: Dims, named: Callable[[str], str]) -> Dims:
+    return tuple(tuple(map(named, dim)) for dim in dims)
+
+
+def _joint_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
+    """A pending reduction passes through the list where it passes through every element, in the same way."""
+    joint = []
+    if len({tuple((len(g.operands), g.gives, g.unread, g.converts, g.real) for g in part.linear) for part, _, _ in parts}) != 1:
+        return ()
+    for groups in zip(*(part.linear for part, _, _ in parts), strict=True):
+        members = [places[i] for group, (_, places, _) in zip(groups, parts, strict=True) for i in group.operands]
+        ops = tuple(op for op in groups[0].ops if all(op in group.ops for group in groups))
+        joint.append(replace(groups[0], operands=tuple(dict.fromkeys(members)), ops=ops))
+    return tuple(joint)

@@ -1,0 +1,375 @@
+"""From rules to strategies: the options of one axis, and their legal combinations on a mesh.
+
+A combination is legal when all dims that share a factor are cut at the same places on every rank: a dim merged from
+(a b) must have extents b times those of a. Uneven and empty shards are legal otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard._torch_compat import OpOverload
+from fxshard.graph.call import Call, TensorMeta
+from fxshard.layout.layouts import REDUCE_OPS, Layout, extent
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import NO_RULE, OpSpec
+from fxshard.strategies.engine.conversion import has_reduction, is_real, keeps
+from fxshard.strategies.engine.factors import SUMS, Factors, Linear, is_one, replicate_all, resolve, same
+from fxshard.strategies.engine.registry import has_rule, lookup, on_change
+from fxshard.strategies.engine.torch_functions import offered, sharding_function
+
+
+@dataclass(frozen=True)
+class AxisOption:
+    """One way to run an operator on one axis; ``factor`` is what is sharded, None for whole or pending."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    factor: str | None = None
+
+
+@dataclass(frozen=True)
+class OpStrategy:
+    """All legal ways to run one call on a mesh; ``fallback``: it has no rule, so it is only replicated, for ``reason``."""
+
+    specs: tuple[OpSpec, ...]
+    fallback: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What sharding a factor needs: sizes of the factors inside the merged dims, no empty shards, or equal ones only."""
+
+    size: Any
+    inner: tuple[Any, ...]
+    full: bool
+    even: bool
+
+
+@dataclass(frozen=True)
+class _Options:
+    """``rivals``: pairs of factors that cut one dim of a tensor in two ways, so may not be cut both."""
+
+    options: tuple[AxisOption, ...]
+    cuts: dict[str, _Cut]
+    fallback: bool
+    note: str
+    rivals: frozenset[frozenset[str]] = frozenset()
+
+
+def axis_options(call: Call) -> tuple[AxisOption, ...]:
+    """All options of one axis, replicated first; whether a factor can be cut evenly enough depends on the mesh."""
+    return _options(call).options
+
+
+def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
+    """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
+
+    ``reductions``: pending reductions to pass through operators; a graph in which only sums occur needs only those.
+    """
+    wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
+    if not call.is_hashable:
+        return _strategy(call, mesh.shape, wanted)
+    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op))
+
+
+def created_reductions(call: Call) -> frozenset[str]:
+    """Pending reductions that some sharding of ``call`` leaves in an output."""
+    sharded = (option for option in _options(call).options if option.factor is not None)
+    return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
+
+
+def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
+    """(pending in an operand, pending in an output): the reductions that ``call`` lets through."""
+    whole = (option for option in _options(call).options if option.factor is None)
+    ends = ([{p.reduce_op for p in side if isinstance(p, Partial)} for side in (o.inputs, o.outputs)] for o in whole)
+    return frozenset(pair for before, after in ends for pair in itertools.product(before, after))
+
+
+@lru_cache(maxsize=2048)
+def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
+    """``function``: what torch's ``register_sharding`` has, which tells nobody when it changes."""
+    return _strategy(call, shape, reductions)
+
+
+def cache_info() -> Any:
+    """Hits, misses and size of the cache of strategies."""
+    return _cached.cache_info()
+
+
+def cache_clear() -> None:
+    """Forgets all strategies; registering a rule does so by itself."""
+    _cached.cache_clear()
+
+
+on_change(cache_clear)
+
+
+_WHOLE = {
+    "fxshard_users.triton_kernel.default": "a call of a Triton kernel holds the sizes of whole tensors; in an operator it can have a rule"
+}
+"""Operators that no rule could cut, and why."""
+
+
+def _lacking(call: Call) -> str:
+    """Why a call without a rule is replicated; torch wraps an operator that changes its arguments in one of its own."""
+    inner = call.args[0] if call.args else None
+    if isinstance(inner, OpOverload):
+        return f"{inner} changes its arguments, so it can have no rule; an operator that returns new tensors can"
+    return _WHOLE.get(call.op, f"{NO_RULE} {call.op}")
+
+
+def _options(call: Call) -> _Options:
+    entry = lookup(call.op)
+    function = None if entry else sharding_function(call.op)
+    if function is not None:
+        return _listed(call, offered(call, function))
+    given = entry.rule(call) if entry else replicate_all(call, _lacking(call))
+    rule, sizes = resolve(given, call)
+    found = [_whole(call)]
+    cuts: dict[str, _Cut] = {}
+    for factor in _shardable(rule, sizes):
+        option = _sharded(rule, factor)
+        if option is not None:
+            found.append(option)
+            cuts[factor] = _cut(rule, factor, sizes, option)
+    found += _pending(rule, call)
+    distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
+    return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
+
+
+def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
+    """Options that are given as placements; the sharded dims of one option are cut together, as if they had a factor of their own."""
+    whole = _whole(call)
+    found = {(whole.inputs, whole.outputs): whole}
+    cuts: dict[str, _Cut] = {}
+    for number, (inputs, outputs) in enumerate(pairs):
+        sizes = [*_sharded_sizes(inputs, call.operands), *_sharded_sizes(outputs, call.outputs)]
+        option = AxisOption(inputs, outputs, f"option {number}" if sizes else None)
+        if _reducible(call, option) and not any(is_one(size) for size in sizes):
+            found.setdefault((inputs, outputs), option)
+            if option.factor is not None:
+                cuts[option.factor] = _common_cut(sizes, option)
+    return _Options(tuple(found.values()), cuts, False, "", _rivals(found.values()))
+
+
+def _rivals(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
+    """In a rule a dim has one factor; options that are listed may share it, each with other dims beside it."""
+    dims = {o.factor: {(k, p.dim) for k, p in enumerate((*o.inputs, *o.outputs)) if isinstance(p, Shard)} for o in options if o.factor}
+    return frozenset(frozenset(pair) for pair in itertools.combinations(dims, 2) if dims[pair[0]] & dims[pair[1]])
+
+
+def _sharded_sizes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[Any]:
+    return [m.shape[p.dim] for p, m in zip(placements, metas, strict=True) if isinstance(p, Shard) and m is not None]
+
+
+def _common_cut(sizes: list[Any], option: AxisOption) -> _Cut:
+    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic ones only where equal."""
+    unit = sizes[0] if all(same(size, sizes[0]) for size in sizes) else math.gcd(*sizes)
+    inner = tuple(dict.fromkeys(size // unit for size in sizes if not same(size, unit)))
+    return _Cut(unit, inner, any(isinstance(p, Replicate) for p in option.outputs), _averages(option))
+
+
+def _averages(option: AxisOption) -> bool:
+    """Whether sharding leaves an average over ranks: right only where all have equally much."""
+    return any(isinstance(p, Partial) and p.reduce_op == "avg" for p in option.outputs)
+
+
+def _whole(call: Call) -> AxisOption:
+    return AxisOption((Replicate(),) * len(call.operands), (Replicate(),) * len(call.outputs))
+
+
+def _shardable(rule: Factors, sizes: dict[str, Any]) -> list[str]:
+    """Factors in order of first occurrence, those that are whole or trivial left out."""
+    tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
+    order = dict.fromkeys(f for dims in tensors for dim in dims for f in dim)
+    return [f for f in order if f not in rule.replicated and not (isinstance(sizes[f], int) and sizes[f] < 2)]
+
+
+def _sharded(rule: Factors, factor: str) -> AxisOption | None:
+    """Each tensor sharded on the dim that has ``factor``; None where that cannot be."""
+    inputs = [_dim_of(dims, factor) for dims in rule.operands]
+    outputs = [None if dims is None else _dim_of(dims, factor) for dims in rule.outputs]
+    reduce = rule.reduce.get(factor, "sum")
+    owed = [_is_owed(rule, o, inputs) and d is None for o, d in enumerate(outputs)]
+    if -1 in inputs or -1 in outputs or (any(owed) and reduce is None):
+        return None
+    missing: Placement = Partial(reduce) if any(owed) and reduce else Replicate()
+    ins = [Shard(d) if d is not None else missing if i in rule.additive else Replicate() for i, d in enumerate(inputs)]
+    outs = [Shard(d) if d is not None else missing if owes else Replicate() for d, owes in zip(outputs, owed, strict=True)]
+    return AxisOption(tuple(ins), tuple(outs), factor)
+
+
+def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
+    """The dim whose outermost factor is ``factor``, None if no dim has it, -1 if it cannot be sharded."""
+    places = [(d, dim.index(factor)) for d, dim in enumerate(dims) if factor in dim]
+    if not places:
+        return None
+    return places[0][0] if len(places) == 1 and places[0][1] == 0 else -1
+
+
+def _is_owed(rule: Factors, output: int, inputs: list[int | None]) -> bool:
+    """Whether an output is computed from an operand that has the factor."""
+    if rule.outputs[output] is None:
+        return False
+    sources = range(len(inputs)) if rule.depends is None else rule.depends[output]
+    return any(inputs[i] is not None for i in sources)
+
+
+def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _Cut:
+    """Where an output stays whole, or an operand is added to a pending one, a rank with an empty shard still has work."""
+    tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
+    merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
+    inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
+    whole = any(isinstance(p, Replicate) and d is not None for p, d in zip(option.outputs, rule.outputs, strict=True))
+    added = any(isinstance(option.inputs[i], Partial) for i in rule.additive)
+    return _Cut(sizes[factor], tuple(inner), whole or added, _averages(option))
+
+
+def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
+    """Options that pass a pending reduction through: one group, or two that share neither operands nor outputs."""
+    groups = [group for group in rule.linear if group.operands]
+    found = [(g, op, _outputs_of(rule, g)) for g in groups for op in g.ops if _exact(call, rule, g, op)]
+    for passed in (*((f,) for f in found), *itertools.combinations(found, 2)):
+        if len(passed) == 1 or not (_overlap(*(g.operands for g, _, _ in passed)) or _overlap(*(outs for _, _, outs in passed))):
+            ins = {i: op for group, op, _ in passed for i in group.operands}
+            outs = {o: group.result(op) for group, op, affected in passed for o in affected}
+            yield AxisOption(_placements(ins, len(call.operands)), _placements(outs, len(call.outputs)))
+
+
+def _outputs_of(rule: Factors, group: Linear) -> tuple[int, ...]:
+    """The outputs that are computed from the values of a group's operands."""
+    if group.unread:
+        return ()
+    tensors = [o for o, dims in enumerate(rule.outputs) if dims is not None]
+    return tuple(o for o in tensors if rule.depends is None or set(rule.depends[o]) & set(group.operands))
+
+
+def _overlap(a: Iterable[int], b: Iterable[int]) -> bool:
+    return bool(set(a) & set(b))
+
+
+def _placements(pending: dict[int, str], count: int) -> tuple[Placement, ...]:
+    return tuple(Partial(pending[i]) if i in pending else Replicate() for i in range(count))
+
+
+def _exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
+    """Whether the dtypes of operands and outputs have the reduction, and it is kept on the way from one to the other."""
+    ins = [call.operands[i].dtype for i in group.operands]
+    outs = [o.dtype for o in (call.outputs[i] for i in _outputs_of(rule, group)) if o is not None]
+    if group.real and not all(map(is_real, ins)):
+        return False
+    possible = all(has_reduction(op, d) for d in ins) and all(has_reduction(group.result(op), d) for d in outs)
+    return possible and (not group.converts or all(keeps(op, a, b) for a in ins for b in outs))
+
+
+def _reducible(call: Call, option: AxisOption) -> bool:
+    """Whether each reduction that a sharded factor leaves is one that its dtype has, and is kept on the way to an output."""
+    ins, outs = _pending_dtypes(option.inputs, call.operands), _pending_dtypes(option.outputs, call.outputs)
+    possible = all(has_reduction(op, dtype) for op, dtype in (*ins, *outs))
+    return possible and all(keeps(op, source, target) for op, source in ins for _, target in outs)
+
+
+def _pending_dtypes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[tuple[str, torch.dtype]]:
+    pairs = zip(placements, metas, strict=True)
+    return [(p.reduce_op, meta.dtype) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
+
+
+def _obeys(rule: Factors, option: AxisOption) -> bool:
+    return all(option.inputs[i] == option.outputs[o] for i, o in rule.enforce)
+
+
+def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
+    offered = _options(call)
+    options = [o for o in offered.options if _wanted(o, reductions)]
+    product = itertools.product(options, repeat=len(shape))
+    chosen = [c for c in product if _legal(c, shape, offered.cuts) and not _rivalled(c, offered.rivals)]
+    columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
+    outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
+    rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
+    specs = tuple(OpSpec(i, o) for i, o in rows if all(map(_coherent, (*i, *o))))
+    return OpStrategy(specs, offered.fallback, offered.note)
+
+
+def _wanted(option: AxisOption, reductions: tuple[str, ...]) -> bool:
+    """Whether an option passes only ``reductions`` through; what it creates itself is always offered."""
+    passed = (p.reduce_op for p in option.inputs if isinstance(p, Partial))
+    return option.factor is not None or all(op in reductions for op in passed)
+
+
+def _columns(chosen: list[tuple[AxisOption, ...]], count: int, outputs: bool = False) -> Iterator[Iterator[tuple[Placement, ...]]]:
+    for tensor in range(count):
+        if outputs:
+            yield (tuple(o.outputs[tensor] for o in combination) for combination in chosen)
+        else:
+            yield (tuple(o.inputs[tensor] for o in combination) for combination in chosen)
+
+
+def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:
+    """One Layout object per distinct layout: there are few, in many specs."""
+    known: dict[tuple[Placement, ...], Layout] = {}
+    return [known.get(p) or known.setdefault(p, Layout(p)) for p in placements]
+
+
+def _rows(columns: list[list[Layout]], count: int) -> Iterable[tuple[Layout, ...]]:
+    return zip(*columns, strict=True) if columns else itertools.repeat((), count)
+
+
+@lru_cache(maxsize=4096)
+def _coherent(layout: Layout) -> bool:
+    """Whether the pending reductions of a layout commute: one kind, or sums and averages."""
+    ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
+    return len(ops) < 2 or ops <= set(SUMS)
+
+
+def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], cuts: dict[str, _Cut]) -> bool:
+    for factor in {o.factor for o in chosen if o.factor is not None}:
+        cut = cuts[factor]
+        if cut.inner or cut.full or cut.even:
+            parts = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
+            if cut.even and not same(cut.size % math.prod(parts), 0):
+                return False
+            if not all(aligned(cut.size, inner, parts) for inner in cut.inner) or (cut.full and not _no_empty(cut.size, parts)):
+                return False
+    return True
+
+
+def _rivalled(chosen: tuple[AxisOption, ...], rivals: frozenset[frozenset[str]]) -> bool:
+    pairs = itertools.combinations(chosen, 2) if rivals else ()
+    return any(a.factor and b.factor and frozenset((a.factor, b.factor)) in rivals for a, b in pairs)
+
+
+def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
+    """Whether cutting ``size * inner`` elements gives ``inner`` times the cut of ``size``, on every rank."""
+    if same(size % math.prod(parts), 0):
+        return True
+    if not isinstance(size, int) or not isinstance(inner, int):
+        return False
+    return _aligned(size, inner, parts)
+
+
+@lru_cache(maxsize=65536)
+def _aligned(size: int, inner: int, parts: tuple[int, ...]) -> bool:
+    for indexes in itertools.product(*map(range, parts)):
+        offset, length = extent(size, parts, indexes)
+        if length and extent(size * inner, parts, indexes) != (offset * inner, length * inner):
+            return False
+        if not length and extent(size * inner, parts, indexes)[1]:
+            return False
+    return True
+
+
+def _no_empty(size: Any, parts: tuple[int, ...]) -> bool:
+    if not isinstance(size, int):
+        return same(size % math.prod(parts), 0)
+    return all(extent(size, parts, i)[1] for i in itertools.product(*map(range, parts)))

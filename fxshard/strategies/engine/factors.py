@@ -1,0 +1,218 @@
+"""Factors: what an operator allows on one mesh axis, as names on the dims of its operands and outputs.
+
+Sharding a factor shards each tensor on the dim that has it. An output without the factor, computed from an operand with
+it, is left as ``Partial(reduce)``: out = reduce over ranks of out_rank. A dim of several factors is sharded on its outermost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxshard.errors import RuleError
+from fxshard.graph.call import Call, Operand, TensorMeta
+from fxshard.layout.layouts import REDUCE_OPS
+
+Dim = tuple[str, ...]
+Dims = tuple[Dim, ...]
+Name = str | Sequence[str]
+MOVEMENT = REDUCE_OPS
+"""Reductions that commute with moving elements around: all of them."""
+SUMS = ("sum", "avg")
+"""Reductions that commute with a linear map: op(f(x_1), f(x_2)) = f(op(x_1, x_2))."""
+IDEMPOTENT = ("avg", "max", "min")
+"""Reductions of one value that is the same on all ranks to itself."""
+ORDER = ("max", "min")
+"""Reductions that commute with a map that keeps the order; one that turns it around swaps them."""
+SWAPPED = (("max", "min"), ("min", "max"))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``operands`` all Partial(op), the others whole, give the outputs computed from them Partial(op).
+
+    Args:
+        operands: which are pending, all by the same reduction.
+        ops: the reductions that pass through.
+        gives: (op, what it becomes) where an output is pending by another reduction than the operands.
+        unread: the values of the operands do not matter, so the outputs stay whole.
+        converts: an output of another dtype is a conversion, which keeps some reductions only; else it is a verdict on
+            the operands (a comparison), to which that does not apply.
+        real: for real and complex operands only: whole numbers wrap around, which breaks their order.
+    """
+
+    operands: tuple[int, ...]
+    ops: tuple[str, ...] = SUMS
+    gives: tuple[tuple[str, str], ...] = ()
+    unread: bool = False
+    converts: bool = True
+    real: bool = False
+
+    def result(self, op: str) -> str:
+        """The reduction by which the outputs are pending."""
+        return dict(self.gives).get(op, op)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a rule returns for a ``Call``.
+
+    Args:
+        operands: per tensor operand, per dim, its factors from outermost to innermost; () for a dim without any.
+        outputs: the same per output; None where the output is no tensor.
+        reduce: factor -> the reduction it leaves where it is missing ("sum" by default); None: it may not be sharded then.
+        replicated: factors that must stay whole.
+        linear: groups of operands through which a pending reduction passes.
+        additive: operands that are added to the output: Partial where the output is.
+        depends: per output, the operands it is computed from; None for all.
+        enforce: pairs (operand, output) that share memory, so must share the layout.
+        sizes: sizes of factors that the shapes alone do not tell.
+        note: why the operator offers no more, for people.
+    """
+
+    operands: tuple[Dims, ...]
+    outputs: tuple[Dims | None, ...]
+    reduce: Mapping[str, str | None] = field(default_factory=dict)
+    replicated: frozenset[str] = frozenset()
+    linear: tuple[Linear, ...] = ()
+    additive: tuple[int, ...] = ()
+    depends: tuple[tuple[int, ...], ...] | None = None
+    enforce: tuple[tuple[int, int], ...] = ()
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self._side(self.operands)} -> {self._side(self.outputs)}"
+
+    def _side(self, tensors: Iterable[Dims | None]) -> str:
+        return ", ".join("-" if dims is None else " ".join(map(self._dim, dims)) for dims in tensors)
+
+    def _dim(self, dim: Dim) -> str:
+        names = [f"{f}!" if f in self.replicated else f for f in dim]
+        return names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "1"
+
+
+Rule = Callable[[Call], Factors]
+
+
+def factors(operands: Iterable[Iterable[Name]], outputs: Iterable[Iterable[Name] | None], **properties: Any) -> Factors:
+    """``Factors`` from names: ``"b"``, ``"h!"`` (must stay whole), ``("a", "b")`` (composite), ``""`` (no factor)."""
+    replicated: set[str] = set()
+    ins = tuple(_dims(tensor, replicated) for tensor in operands)
+    outs = tuple(None if tensor is None else _dims(tensor, replicated) for tensor in outputs)
+    return Factors(ins, outs, replicated=frozenset(replicated), **properties)
+
+
+def _dims(tensor: Iterable[Name], replicated: set[str]) -> Dims:
+    return tuple(_dim((name,) if isinstance(name, str) else name, replicated) for name in tensor)
+
+
+def _dim(names: Sequence[str], replicated: set[str]) -> Dim:
+    replicated.update(n[:-1] for n in names if n.endswith("!"))
+    return tuple(n.removesuffix("!") for n in names if n)
+
+
+def replicate_all(call: Call, note: str = "") -> Factors:
+    """Everything whole."""
+    operands = [[""] * meta.ndim for meta in call.operands]
+    return factors(operands, [None if o is None else [""] * o.ndim for o in call.outputs], note=note)
+
+
+def linear_groups(call: Call, groups: Iterable[Sequence[int]], ops: tuple[str, ...] = SUMS, **properties: Any) -> tuple[Linear, ...]:
+    """Groups of argument positions as groups of operands; ``properties``: further fields of ``Linear``.
+
+    None is left out. A scalar in a group is the same on all ranks: it is its own average, maximum and minimum, no sum.
+    """
+    found = (_members(call, group) for group in groups)
+    pairs = ((members, tuple(op for op in ops if plain or op in IDEMPOTENT)) for members, plain in found)
+    return tuple(Linear(members, kept, **properties) for members, kept in pairs if members and kept)
+
+
+def _members(call: Call, group: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Operands in a group, and whether there is nothing else in it."""
+    members: list[int] = []
+    plain = True
+    for value in map(call.arg, group):
+        entries = value if isinstance(value, tuple) else (value,)
+        members += [e.index for e in entries if isinstance(e, Operand)]
+        plain = plain and all(isinstance(e, Operand) or e is None for e in entries)
+    return tuple(members), plain
+
+
+def resolve(rule: Factors, call: Call) -> tuple[Factors, dict[str, Any]]:
+    """The rule with size-1 factors dropped, and every factor's size; raises RuleError when the shapes do not fit."""
+    tensors = _paired(rule, call)
+    sizes: dict[str, Any] = dict(rule.sizes)
+    for dims, meta in tensors:
+        for dim, size in zip(dims, meta.shape, strict=True):
+            if len(dim) == 1 and not is_one(size):
+                _agree(sizes, dim[0], size, rule, call)
+    _solve_composites(tensors, sizes, rule, call)
+    ins = tuple(_kept(d, m, sizes) for d, m in zip(rule.operands, call.operands, strict=True))
+    outs = tuple(None if d is None or m is None else _kept(d, m, sizes) for d, m in zip(rule.outputs, call.outputs, strict=True))
+    properties = {k: v for k, v in vars(rule).items() if k not in ("operands", "outputs")}
+    return Factors(ins, outs, **properties), sizes
+
+
+def _paired(rule: Factors, call: Call) -> list[tuple[Dims, TensorMeta]]:
+    if len(rule.operands) != len(call.operands) or len(rule.outputs) != len(call.outputs):
+        raise _misfit(rule, call, f"{len(call.operands)} operands and {len(call.outputs)} outputs were given")
+    pairs = [*zip(rule.operands, call.operands, strict=True), *zip(rule.outputs, call.outputs, strict=True)]
+    tensors = [(dims, meta) for dims, meta in pairs if dims is not None and meta is not None]
+    for dims, meta in tensors:
+        if len(dims) != meta.ndim:
+            raise _misfit(rule, call, f"{len(dims)} dims are named for a tensor of shape {list(meta.shape)}")
+    return tensors
+
+
+def _solve_composites(tensors: list[tuple[Dims, TensorMeta]], sizes: dict[str, Any], rule: Factors, call: Call) -> None:
+    """Sizes of the factors of composite dims: a dim with one unknown tells it; what stays unknown was 1 all over."""
+    composites = [(d, s) for dims, m in tensors for d, s in zip(dims, m.shape, strict=True) if len(d) > 1]
+    for dim, size in composites:
+        unknown = [f for f in dim if f not in sizes]
+        known = math.prod(sizes[f] for f in dim if f in sizes)
+        if len(unknown) == 1 and not same(known, 0):
+            sizes[unknown[0]] = size // known
+    for dims, _ in tensors:
+        for f in (f for dim in dims for f in dim):
+            sizes.setdefault(f, 1)
+    for dim, size in composites:
+        if not is_one(size) and not same(math.prod(sizes[f] for f in dim), size):
+            raise _misfit(rule, call, f"({' '.join(dim)}) is {' x '.join(str(sizes[f]) for f in dim)}, the dim has {size}")
+
+
+def _agree(sizes: dict[str, Any], factor: str, size: Any, rule: Factors, call: Call) -> None:
+    if not same(sizes.setdefault(factor, size), size):
+        raise _misfit(rule, call, f"factor {factor!r} is both {sizes[factor]} and {size}")
+
+
+def _kept(dims: Dims, meta: TensorMeta, sizes: dict[str, Any]) -> Dims:
+    pairs = zip(dims, meta.shape, strict=True)
+    return tuple(() if is_one(size) else tuple(f for f in dim if not is_one(sizes[f])) for dim, size in pairs)
+
+
+def _misfit(rule: Factors, call: Call, what: str) -> RuleError:
+    return RuleError(
+        f"rule '{rule}' does not fit {call.op}({shapes_str(call.operands)}) -> {shapes_str(call.outputs)}: {what}",
+        remedy="correct the rule of this operator, or report it if it is one of fxshard's",
+    )
+
+
+def shapes_str(metas: Iterable[TensorMeta | None]) -> str:
+    return ", ".join("None" if m is None else str(list(m.shape)) for m in metas)
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1; a symbolic size is not, without adding a guard."""
+    return same(size, 1)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, without adding a guard on symbolic ones."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(a == b)

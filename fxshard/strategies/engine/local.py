@@ -1,0 +1,86 @@
+"""The local form of an operator: how a rule says what each rank runs on its shards.
+
+Most operators run unchanged; a few name sizes in their arguments (``sizes=``), and very few need the place of the
+shard in the whole (``local=`` functions, which get a ``LocalContext``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from fxshard.graph.call import Call
+from fxshard.layout.layouts import Layout
+
+
+class LocalContext(Protocol):
+    """What a ``local=`` function may ask for while its node is lowered for one size class."""
+
+    call: Call
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    args: tuple[Any, ...]
+    """Arguments with operands already local nodes."""
+    kwargs: dict[str, Any]
+    target: Any
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        """Local shape of an operand."""
+        ...
+
+    def output_shape(self, output: int = 0) -> tuple[int, ...]:
+        """Local shape of an output."""
+        ...
+
+    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
+        """Global index of the operand shard's first element along ``dim``: a run-time int64 scalar tensor, or 0."""
+        ...
+
+    def output_offset(self, output: int, dim: int) -> fx.Node | int:
+        """The same for an output."""
+        ...
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call of an aten (or neutral) operator to the local graph."""
+        ...
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        """One of the results of a call that has several."""
+        ...
+
+
+LocalForm = Callable[[LocalContext], Any]
+"""Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs.
+
+What it emits must follow from what the context tells, and of operands from shapes, strides and dtypes: of calls that are alike it is
+asked once.
+"""
+
+
+def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
+    """``form`` on operands in contiguous memory, or in memory that it ``accepts``.
+
+    For kernels that ask for it, or that read other memory than they should: a shard may be cut out of something larger,
+    and comes in contiguous where the whole was a transpose. What lies in channels-last memory is known only at run time
+    (a convolution chooses), so by default all are copied; a compiler drops the copies that change nothing.
+    """
+
+    def local(ctx: LocalContext) -> Any:
+        ctx.args = tuple(_dense(ctx, a, accepts or _is_vector) for a in ctx.args)
+        return form(ctx)
+
+    return local
+
+
+def _is_vector(t: torch.Tensor) -> bool:
+    return t.ndim < 2 and t.is_contiguous()
+
+
+def _dense(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
+    tensor = value.meta["val"] if isinstance(value, fx.Node) else value
+    if not isinstance(tensor, torch.Tensor) or accepts(tensor):
+        return value
+    return ctx.emit(torch.ops.aten.clone.default, value, memory_format=torch.contiguous_format)

@@ -1,0 +1,133 @@
+"""The registry: operator name -> its rule and its local form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fxshard.errors import RuleError
+from fxshard.graph.call import Call
+from fxshard.strategies.engine.derived import derive
+from fxshard.strategies.engine.factors import Rule
+from fxshard.strategies.engine.local import LocalContext, LocalForm
+
+
+@dataclass(frozen=True)
+class Registered:
+    """``sizes``: position of the argument that is the size of output 0; ``local``: emits the local operator.
+
+    ``said``: what a user gave as the rule, empty for ours.
+    """
+
+    rule: Rule
+    local: LocalForm | None = None
+    sizes: int | None = None
+    said: str = ""
+
+
+_RULES: dict[str, Registered] = {}
+_ON_CHANGE: list[Callable[[], None]] = []
+
+
+def register(
+    ops: str | Iterable[str],
+    rule: Rule,
+    *,
+    local: LocalForm | None = None,
+    sizes: int | None = None,
+    override: bool = False,
+    said: str = "",
+) -> None:
+    """Gives operators (``"aten.mm.default"``) their rule; raises RuleError for one that has a rule, unless ``override``."""
+    for op in [ops] if isinstance(ops, str) else ops:
+        if op in _RULES and not override:
+            raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
+        _RULES[op] = Registered(rule, local, sizes, said)
+    for forget in _ON_CHANGE:
+        forget()
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Calls ``forget`` whenever a rule is registered: caches of strategies hold on to old rules."""
+    _ON_CHANGE.append(forget)
+
+
+@contextlib.contextmanager
+def temporarily(op: str, rule: Rule) -> Iterator[None]:
+    """``op`` has ``rule`` inside the block, and what it had before behind it."""
+    before = _RULES.get(op)
+    register(op, rule, override=True)
+    try:
+        yield
+    finally:
+        del _RULES[op]
+        if before is not None:
+            _RULES[op] = before
+        for forget in _ON_CHANGE:
+            forget()
+
+
+def lookup(op: str) -> Registered | None:
+    """The operator's own entry, or that of the operator it is in another form: in place, into a given tensor, on lists."""
+    return _RULES.get(op) or _derived(op)
+
+
+@lru_cache(maxsize=4096)
+def _derived(op: str) -> Registered | None:
+    rule = derive(op, _plain_rule)
+    return None if rule is None else Registered(rule)
+
+
+on_change(_derived.cache_clear)
+
+
+def _plain_rule(op: str) -> Rule | None:
+    """The rule of an operator whose shards run it unchanged."""
+    entry = _RULES.get(op)
+    return entry.rule if entry is not None and entry.local is None and entry.sizes is None else None
+
+
+def has_rule(op: str) -> bool:
+    return lookup(op) is not None
+
+
+def registered_ops() -> tuple[str, ...]:
+    """Names of all operators with a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def rules_of_the_user() -> dict[str, str]:
+    """Operator -> what the user gave as its rule."""
+    return {op: entry.said for op, entry in sorted(_RULES.items()) if entry.said}
+
+
+def local_form(call: Call) -> LocalForm:
+    """What a rank runs for ``call``: the rule's own form, or the same operator with its size argument made local."""
+    entry = lookup(call.op)
+    if entry is None:
+        return unchanged
+    if entry.local is not None:
+        return entry.local
+    return unchanged if entry.sizes is None else resized(entry.sizes)
+
+
+def unchanged(ctx: LocalContext) -> Any:
+    """The same operator on the shards."""
+    return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+
+
+def resized(position: int) -> LocalForm:
+    """The same operator, argument ``position`` replaced by the local shape of output 0."""
+
+    def local(ctx: LocalContext) -> Any:
+        return ctx.emit(ctx.target, *replaced(ctx.args, {position: list(ctx.output_shape())}), **ctx.kwargs)
+
+    return local
+
+
+def replaced(args: tuple[Any, ...], values: dict[int, Any]) -> tuple[Any, ...]:
+    """``args`` with the arguments at some positions replaced."""
+    return tuple(values.get(i, a) for i, a in enumerate(args))

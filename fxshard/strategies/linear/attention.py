@@ -1,0 +1,99 @@
+"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; all of t is needed, b, h and s are free.
+
+Causal means t <= s, both counted from the start of the whole: a shard of the queries gets that as a mask of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxshard._torch_compat.symbols import surely
+from fxshard.graph.call import Call
+from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups, same
+from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.registry import register, replaced
+
+aten = torch.ops.aten
+
+
+def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
+    """Dims of q (out), of k (v), of logsumexp, and of the mask if there is one; positions of ``query`` and ``mask``.
+
+    Heads of q are (h g) with h those of k and v; where k and v have but one for all of them, g is free.
+    """
+    grouped, one = call.arg(mask + 3), call.operands[query + 1].shape[1] == 1
+    heads: Name = "g" if grouped and one else ("h", "g!") if grouped else "h"
+    full: list[Name] = ["b", heads, "s", "t!"]
+    meta = call.meta(mask)
+    kv: list[Name] = ["b", "" if grouped and one else "h", "t!", "d!"]
+    return ["b", heads, "s", "d!"], kv, ["b", heads, "s"], [] if meta is None else [full[4 - meta.ndim :]]
+
+
+def sdpa(call: Call) -> Factors:
+    """(q, k, v, mask, is_causal, scale, enable_gqa) -> (out, logsumexp)."""
+    q, k, lse, mask = _tensors(call, 0, 3)
+    return factors([q, k, k, *mask], [q, lse])
+
+
+def sdpa_backward(call: Call) -> Factors:
+    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; s leaves sums in dk, dv, g does too."""
+    q, k, lse, mask = _tensors(call, 1, 6)
+    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
+
+
+def local_sdpa(ctx: LocalContext) -> Any:
+    return _shard(ctx, 0, 3)
+
+
+def local_backward(ctx: LocalContext) -> Any:
+    return _shard(ctx, 1, 6)
+
+
+def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
+    """Attention of a shard; with the queries cut, ``is_causal`` becomes a mask [1, 1, s, t].
+
+    Kernels divide by the number of queries: where there may be none, one behind the end is added and its result dropped.
+    """
+    if not ctx.inputs[query].axes_on(2):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    rows = ctx.input_shape(query)[2]
+    some = rows if surely(rows > 0) else torch.sym_max(rows, 1)
+    args = list(ctx.args)
+    if some is not rows:
+        shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
+        cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
+        for i in cut:
+            dim = 2 if i < mask else len(shapes[i]) - 2
+            if i < mask or same(shapes[i][dim], rows):
+                args[i] = ctx.emit(aten.constant_pad_nd.default, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
+    if ctx.call.arg(mask + 1):
+        args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
+    results = ctx.emit(ctx.target, *args, **ctx.kwargs)
+    return results if some is rows else _first_rows(ctx, results, rows, query)
+
+
+def _causal(ctx: LocalContext, query: int, rows: int) -> fx.Node:
+    columns = ctx.input_shape(query + 1)[2]
+    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
+    row = ctx.emit(aten.add.Tensor, here, ctx.input_offset(query, 2))
+    kept = ctx.emit(
+        aten.ge.Tensor,
+        ctx.emit(aten.unsqueeze.default, row, 1),
+        ctx.emit(aten.arange.default, columns, dtype=torch.int64),
+    )
+    return ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
+
+
+def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> tuple[fx.Node, ...]:
+    """The results with ``rows`` of those that run over the queries: both of the forward's, the first of the backward's."""
+    parts = [ctx.item(results, i) for i in range(len(results.meta["val"]))]
+    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
+    count = 1 if query else 2
+    return (*(ctx.emit(aten.index_select.default, part, 2, here) for part in parts[:count]), *parts[count:])
+
+
+register("fxshard.sdpa.default", sdpa, local=local_sdpa)
+register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward)

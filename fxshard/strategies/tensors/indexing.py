@@ -1,0 +1,201 @@
+"""Reading and writing at places given by tensors: indexed dims stay whole, dims of the index are free.
+
+Adding at places (scatter_add, index_add, accumulating index_put) with the index sharded leaves a pending sum, to which
+the tensor that is added to contributes as a pending sum too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxshard.graph.call import Call, Operand
+from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
+from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.notation import rule
+from fxshard.strategies.engine.registry import register, unchanged
+from fxshard.strategies.tensors.dims import named
+from fxshard.strategies.tensors.pointwise import names
+
+CONSTANT = ("avg", "max", "min")
+"""Reductions of one value that is the same on all ranks to itself."""
+
+
+def index_select(call: Call) -> Factors:
+    """out[.., i, ..] = x[.., index[i], ..]."""
+    shape = call.operands[0].shape
+    dim = call.arg(1) % max(len(shape), 1)
+    ins = named(len(shape), [dim])
+    index = ["k"][: call.operands[1].ndim]
+    outs = ["k" if d == dim else n for d, n in enumerate(ins)]
+    return factors([ins, index], [outs], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def index_add(call: Call) -> Factors:
+    """out[.., index[i], ..] += source[.., i, ..]."""
+    dim = call.arg(1) % max(call.operands[0].ndim, 1)
+    dims = named(call.operands[0].ndim, [dim])
+    source = ["k" if d == dim else n for d, n in enumerate(dims)]
+    groups = linear_groups(call, [(0, 3)])
+    return factors([dims, ["k"][: call.operands[1].ndim], source], [dims], linear=groups, additive=(0,))
+
+
+def _aligned(call: Call, dim: int, along: str, *others: int) -> tuple[list[str], list[str]]:
+    """Names of x and of the index: dims other than ``dim`` are free where all sizes agree."""
+    x, index = call.operands[0].shape, call.operands[1].shape
+    free = [d != dim and same(s, index[d]) and all(same(s, call.operands[o].shape[d]) for o in others) for d, s in enumerate(x)]
+    whole = not all(same(call.operands[o].shape[dim], index[dim]) for o in others) if x else False
+    k = f"{along}!" if whole and not along.endswith("!") else along
+    return (
+        [f"d{d}" if f else f"x{d}!" for d, f in enumerate(free)],
+        [f"d{d}" if f else k if d == dim else f"i{d}!" for d, f in enumerate(free)],
+    )
+
+
+def gather(call: Call) -> Factors:
+    """out[i, j] = x[index[i, j], j]."""
+    if call.operands[0].ndim != call.operands[1].ndim:
+        return replicate_all(call)
+    x, index = _aligned(call, call.arg(1) % max(call.operands[0].ndim, 1), "k")
+    return factors([x, index], [index], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def scatter(call: Call) -> Factors:
+    """x with out[index[i, j], j] = src[i, j]: a value written, added, or reduced."""
+    if any(o.ndim != call.operands[0].ndim for o in call.operands):
+        return replicate_all(call)
+    left = _accumulated(call)
+    adds = left is not None
+    others = range(2, len(call.operands))
+    x, index = _aligned(call, call.arg(1) % max(call.operands[0].ndim, 1), "k" if adds else "k!", *others)
+    src = [[n if n.startswith(("d", "k")) else f"s{d}!" for d, n in enumerate(index)] for _ in others]
+    if not all(same(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
+        src = [[n if n.startswith("d") else f"s{d}!" for d, n in enumerate(index)] for _ in others]
+    return factors([x, index, *src], [x], linear=_scatter_groups(call), additive=(0,) if adds else (), reduce={"k": left} if left else {})
+
+
+def _accumulated(call: Call) -> str | None:
+    """The reduction in which what is written joins what is there; None where it takes its place."""
+    if call.op == "aten.scatter_add.default":
+        return "sum"
+    if call.op != "aten.scatter_reduce.two" or not dict(call.kwargs).get("include_self", True):
+        return None
+    return {"sum": "sum", "prod": "product", "amax": "max", "amin": "min"}.get(call.arg(4))
+
+
+def _scatter_groups(call: Call) -> Any:
+    if call.op == "aten.scatter_add.default":
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+    if call.op == "aten.scatter.src":
+        return linear_groups(call, [(0, 3)], MOVEMENT)
+    if call.op == "aten.scatter.value":
+        return linear_groups(call, [(0,)], MOVEMENT if call.arg(3) == 0 else CONSTANT)
+    return _reduced_groups(call, call.arg(4)) if call.op == "aten.scatter_reduce.two" else ()
+
+
+def _reduced_groups(call: Call, reduce: str) -> Any:
+    """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
+    if reduce == "mean" and not is_real(call.operands[0].dtype):
+        return ()
+    if reduce in ("sum", "mean"):
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+    if reduce == "prod":
+        return linear_groups(call, [(0, 3)], ("product",))
+    same_extreme = linear_groups(call, [(0, 3)], (reduce.removeprefix("a"),))
+    return (*same_extreme, *linear_groups(call, [(0,)], ORDER))
+
+
+def _indexed(call: Call) -> tuple[list[str], list[list[str]], list[str]] | None:
+    """Names of x, of each index tensor, and of x[indices]; None for boolean indices."""
+    x = call.operands[0]
+    entries = [*call.arg(1), *(None for _ in range(x.ndim - len(call.arg(1))))]
+    found = {d: call.operands[e.index] for d, e in enumerate(entries) if isinstance(e, Operand)}
+    if any(o.dtype in (torch.bool, torch.uint8) for o in found.values()):
+        return None
+    dims = named(x.ndim, found)
+    count = max((o.ndim for o in found.values()), default=0)
+    index = named(count, prefix="b")
+    places = sorted(found)
+    together = places == list(range(places[0], places[-1] + 1)) if places else True
+    first = places[0] if places and together else 0
+    rest = [n for d, n in enumerate(dims) if d not in found]
+    return dims, [index[count - o.ndim :] for o in found.values()], [*rest[:first], *index, *rest[first:]]
+
+
+def index(call: Call) -> Factors:
+    """out[b.., rest] = x[i(b), j(b), rest]."""
+    named_dims = _indexed(call)
+    if named_dims is None:
+        return replicate_all(call, "the shape of its output depends on the values of a boolean index")
+    dims, indices, outs = named_dims
+    return factors([dims, *indices], [outs], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def index_put(call: Call) -> Factors:
+    """x with x[i(b), j(b), rest] = or += values[b.., rest], values broadcast."""
+    named_dims = _indexed(call)
+    if named_dims is None:
+        return replicate_all(call, "a boolean index needs the whole tensor")
+    dims, indices, outs = named_dims
+    adds = bool(call.arg(3, "accumulate", False))
+    values = outs[len(outs) - call.operands[-1].ndim :]
+    left: dict[str, str | None] = {} if adds else {n: None for n in outs if n.startswith("b")}
+    groups = linear_groups(call, [(0, 2)], SUMS if adds else MOVEMENT)
+    return factors([dims, *indices, values], [dims], reduce=left, linear=groups, additive=(0,) if adds else ())
+
+
+def searchsorted(call: Call) -> Factors:
+    """Places of x in sorted rows; the rows are whole, one row serves all of x."""
+    rows, x = call.operands[:2]
+    dims = named(x.ndim)
+    if len(call.operands) > 2:
+        return replicate_all(call, "the order of a sorter is not followed")
+    return factors([[*dims[: rows.ndim - 1], "row!"], dims], [dims])
+
+
+def index_fill(call: Call) -> Factors:
+    """x with a value at some indexes of a dim."""
+    dims = named(call.operands[0].ndim, [call.arg(1) % max(call.operands[0].ndim, 1)])
+    others = [["k!"] * o.ndim for o in call.operands[1:]]
+    return factors([dims, *others], [dims])
+
+
+def index_copy(call: Call) -> Factors:
+    """out[.., index[i], ..] = source[.., i, ..]: what is not written must come from everywhere, so the dim and index are whole."""
+    dim = call.arg(1) % max(call.operands[0].ndim, 1)
+    dims = named(call.operands[0].ndim, [dim])
+    source = ["k!" if d == dim else n for d, n in enumerate(dims)]
+    return factors([dims, ["k!"][: call.operands[1].ndim], source], [dims], linear=linear_groups(call, [(0, 3)], MOVEMENT))
+
+
+def take(call: Call) -> Factors:
+    """out[i] = x.flatten()[index[i]]."""
+    index = named(call.operands[1].ndim)
+    return factors([[f"x{d}!" for d in range(call.operands[0].ndim)], index], [index], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def isin(call: Call) -> Factors:
+    """Whether each element is among those of a test: among any of its shards, or with ``invert`` among none."""
+    tensors = [o.ndim for o in call.operands]
+    single = not isinstance(call.arg(0), Operand)
+    elements = [] if single else named(tensors[0])
+    test = named(tensors[-1], prefix="t") if isinstance(call.arg(1), Operand) else []
+    how = "min" if call.arg(len(call.args), "invert", False) else "max"
+    ins = [elements] * (not single) + [test] * isinstance(call.arg(1), Operand)
+    return factors(ins, [elements], reduce=dict.fromkeys(test, how))
+
+
+register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=dense(unchanged))
+register(names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
+register(names("index_copy"), index_copy)
+register(names("take"), take)
+register(names("index_select"), index_select)
+register(names("index_add"), index_add)
+register(names("gather"), gather)
+register(names("scatter.src scatter.value scatter_add scatter_reduce.two scatter.reduce scatter.value_reduce"), scatter)
+register(names("index.Tensor _unsafe_index.Tensor"), index)
+register(names("index_put _unsafe_index_put"), index_put)
+register(names("bucketize.Tensor"), rule("..., _ -> ..."))
+register(names("searchsorted.Tensor"), searchsorted)

@@ -1,0 +1,86 @@
+"""Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others are free.
+
+Of a dim cut over n ranks, rank 0 has the first L / n elements, while each of k pieces of it would want 1 / n of its own
+on rank 0: a piece of a plain shard is no plain shard of the piece, whatever the sizes. Two cases are exact: a piece that
+is all of the dim, beside pieces without elements; and a dim that views have made of two, (a b), split or joined along b,
+where a is a dim of its own. What is stacked or unbound is one piece per index, so the same holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxshard.graph.call import Call, TensorMeta
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, linear_groups, same
+from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.registry import register, unchanged
+from fxshard.strategies.tensors.dims import named
+from fxshard.strategies.tensors.pointwise import names
+
+
+def cat(call: Call) -> Factors:
+    """Operands one after the other along a dim; an operand of shape [0] is skipped, as torch does.
+
+    An operand that is all of the result, beside others without elements, is free along the dim.
+    """
+    (out,) = call.outputs
+    assert out is not None
+    dim = call.arg(1, "dim", 0) % max(out.ndim, 1)
+
+    def of(meta: TensorMeta, index: int) -> list[str]:
+        if meta.ndim != out.ndim:
+            return [f"c{index}!"]
+        return [_piece(meta, out, d, f"c{index}") if d == dim else f"d{d}" for d in range(out.ndim)]
+
+    ins = [of(meta, i) for i, meta in enumerate(call.operands)]
+    outs = [f"d{d}" if d != dim or any(f"d{d}" in dims for dims in ins) else "out!" for d in range(out.ndim)]
+    return factors(ins, [outs], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def _piece(part: TensorMeta, whole: TensorMeta, dim: int, name: str) -> str:
+    """The name of a part's dim along which it is joined: that of the whole where it is all of it."""
+    return f"d{dim}" if same(part.shape[dim], whole.shape[dim]) else f"{name}!"
+
+
+def stack(call: Call) -> Factors:
+    """Operands side by side along a new dim."""
+    ins = named(call.operands[0].ndim)
+    dim = call.arg(1, "dim", 0) % (len(ins) + 1)
+    return factors([ins] * len(call.operands), [[*ins[:dim], "k!", *ins[dim:]]], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def split(call: Call) -> Factors:
+    """Pieces of a dim; a piece that is all of it leaves it free."""
+    (x,) = call.operands
+    dim = call.arg(2, "dim", 0) % x.ndim
+    outs = [[_piece(o, x, d, f"o{i}") if d == dim else f"d{d}" for d in range(x.ndim)] for i, o in enumerate(call.outputs) if o is not None]
+    ins = named(x.ndim, [] if any(f"d{dim}" in dims for dims in outs) else [dim])
+    depends = tuple(() if o is not None and same(o.shape[dim], 0) else (0,) for o in call.outputs)
+    return factors([ins], outs, depends=depends, linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def local_split(ctx: LocalContext) -> Any:
+    """Pieces of the shard's sizes."""
+    dim = ctx.call.arg(2, "dim", 0) % ctx.call.operands[0].ndim
+    if not ctx.inputs[0].axes_on(dim):
+        return unchanged(ctx)
+    lengths = [ctx.output_shape(i)[dim] for i in range(len(ctx.call.outputs))]
+    return ctx.emit(torch.ops.aten.split_with_sizes.default, ctx.args[0], lengths, dim)
+
+
+def unbind(call: Call) -> Factors:
+    """One output per index of a dim."""
+    ndim = call.operands[0].ndim
+    dim = call.arg(1, "dim", 0) % ndim
+    ins = named(ndim, [dim])
+    out = [n for d, n in enumerate(ins) if d != dim]
+    return factors([ins], [out] * len(call.outputs), linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+register(names("cat"), cat)
+register(names("stack"), stack)
+register(names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split, local=local_split)
+register(names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split)
+register(names("unbind.int unbind_copy.int"), unbind)

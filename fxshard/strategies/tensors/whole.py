@@ -1,0 +1,57 @@
+"""Operators that read or write where values say, or by the memory of the whole tensor: only replicated, with the reason."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fxshard.graph.call import Call
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, Rule, linear_groups, replicate_all
+from fxshard.strategies.engine.local import LocalContext, LocalForm, dense
+from fxshard.strategies.engine.registry import register, replaced, unchanged
+from fxshard.strategies.tensors.pointwise import names
+
+REASONS = {
+    "nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor": (
+        "what it returns depends on the values of the whole tensor"
+    ),
+    "masked_scatter_backward": "elements are taken in the order of the whole mask",
+    "put index_reduce": "places written more than once are written in the order of the whole",
+    "resize resize_": "what a larger size adds is what lay in memory",
+    "_local_scalar_dense": "a number is the same on all ranks",
+    "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",
+    "trace block_diag": "its diagonal runs through both dims",
+    "_ctc_loss _ctc_loss_backward": "its lists of lengths are those of the whole batch",
+    "_linalg_check_errors": "a check has no output",
+}
+STRIDED = "places in memory are those of the whole tensor"
+MASKED = "elements are taken in the order of the whole mask"
+
+
+def by_memory(ctx: LocalContext) -> Any:
+    """On a contiguous copy: what was redistributed may lie in another order than the whole did."""
+    dense = ctx.emit(torch.ops.aten.clone.default, ctx.args[0], memory_format=torch.contiguous_format)
+    return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
+
+
+def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
+    """Elements of arguments in ``groups`` are put elsewhere, so that what is pending stays so."""
+
+    def rule(call: Call) -> Factors:
+        return replace(replicate_all(call, reason), linear=linear_groups(call, groups, MOVEMENT))
+
+    return rule
+
+
+def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
+    register(names(ops), functools.partial(replicate_all, note=reason), local=local)
+
+
+for _ops, _reason in REASONS.items():
+    _register(_ops, _reason, dense(unchanged))
+register(names("masked_scatter"), moving(MASKED, (0, 2)))
+register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
+_register("as_strided_scatter", STRIDED, by_memory)
