@@ -233,10 +233,8 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
     ours = relative.parts[0] == PACKAGE
     room = room_of(".".join(_module(relative))) if ours else None
     if ours and room is None:
-        name = relative.parts[1].removesuffix(".py")
-        yield Violation(
-            str(relative), 1, f"{PACKAGE} has no room named {name}", f"move it into a room, or give it a place in FLOORS of {TABLE}"
-        )
+        what = f"{PACKAGE} has no room named {relative.parts[1].removesuffix('.py')}"
+        yield Violation(str(relative), 1, what, f"move it into a room, or give it a place in FLOORS of {TABLE}")
     if room is not None:
         for line, what, remedy in check_direction(room, imports):
             yield Violation(str(relative), line, what, remedy)

@@ -149,7 +149,9 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
 
 
 def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan as a ``make``; raises FileError that names the file, the field, what is wrong and what to do. ``sealed``: it must have a digest."""
+    """Reads a plan as a ``make``; raises FileError that names the file, the field, what is wrong and what to do.
+
+    ``sealed``: it must have a digest."""
     return loads(make, read_bytes(path), str(path), sealed)
 
 
