@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fxshard.solver import PlacementProblem
+from fxshard.solver import PlacementProblem, expand
 from fxshard.solver.primal import highs
 from fxshard.solver.primal.elimination import eliminate, elimination_order
 from fxshard.solver.primal.highs import solve_mip
-from fxshard.solver.problem import expand
 from fxshard.solver.problem.budget import Budget
 from tests.solver.problems import brute_force, grid, integer_model, optimum, problems
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, solve
+from fxshard.solver import PlacementProblem, Transfer, expand, solve
 from fxshard.solver.bounds import relax
 from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.primal.local_search import Polish
-from fxshard.solver.problem import expand
 from fxshard.solver.problem.arrays import starts
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted

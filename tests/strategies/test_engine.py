@@ -158,7 +158,7 @@ def test_an_operand_written_in_place_has_the_layout_of_the_output(temporary: Any
 
 
 def test_a_factor_twice_in_a_tensor_is_not_sharded(temporary: Any) -> None:
-    from fxshard.strategies.engine import factors
+    from fxshard.strategies import factors
 
     temporary("mylib.trace.default", lambda call: factors([["i", "i"]], [["i"]]))
     assert _specs(_call("mylib.trace.default", [(4, 4)], [(4,)]), 2) == ["R -> R"]

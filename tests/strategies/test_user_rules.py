@@ -10,8 +10,7 @@ import torch
 
 import fxshard
 from fxshard.errors import OptionError, RuleError
-from fxshard.strategies import Call, Operand, TensorMeta, op_strategy, pointwise_rule
-from fxshard.strategies.engine import factors
+from fxshard.strategies import Call, Operand, TensorMeta, factors, op_strategy, pointwise_rule
 from tests.custom_operators import GATE, gate, register_gate
 
 pytestmark = pytest.mark.usefixtures("own_rules")
