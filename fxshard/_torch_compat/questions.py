@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ MOST = 16
 """Ways through a computation that are followed, one for each sequence of answers."""
 
 Answers = dict[sympy.Basic, bool]
+FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class _NoCondition(Exception):
@@ -61,7 +63,7 @@ def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> t
 @contextlib.contextmanager
 def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
     """While it lasts, what ``env`` would note is answered by ``answers``, or as in the example, which is then added to them."""
-    real = env.evaluate_expr
+    real, before = env.evaluate_expr, vars(env).get("evaluate_expr")
 
     def evaluate(expr: sympy.Basic, hint: Any = None, *args: Any, fallback_value: Any = None, **options: Any) -> Any:
         if fallback_value is not None or not expr.free_symbols or env._maybe_evaluate_static(expr) is not None:
@@ -73,10 +75,14 @@ def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
         return sympy.true if answers[expr] else sympy.false
 
     env.evaluate_expr = evaluate
+    quiet, FAKES_LOG.disabled = FAKES_LOG.disabled, True  # torch logs a check that does not hold for an answer as an error
     try:
         yield
     finally:
+        FAKES_LOG.disabled = quiet
         del env.evaluate_expr
+        if before is not None:
+            env.evaluate_expr = before
 
 
 def _alike(one: Any, other: Any, answers: Answers) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -82,11 +83,9 @@ class Call:
 KNOWN = 50_000
 """Calls that are kept."""
 
-KNOWN_SYMBOLIC = 2_000
-"""Of these with symbols, which keep all that is known of their symbols alive."""
-
 _KNOWN: dict[Hashable, Call] = {}
-_KNOWN_SYMBOLIC: dict[Hashable, Call] = {}
+_SYMBOLIC: WeakKeyDictionary[fx.Graph, dict[Hashable, Call]] = WeakKeyDictionary()
+"""Those with symbols, which live as long as their graph."""
 
 
 def call_of(node: fx.Node) -> Call:
@@ -107,13 +106,15 @@ def call_of(node: fx.Node) -> Call:
 
 
 def _symbolic_call(node: fx.Node) -> Call:
-    """The same where expressions stand for sizes: those of one ShapeEnv, for others have symbols of these names."""
-    look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
-    known = _KNOWN_SYMBOLIC.get(look)
+    """The same where expressions stand for sizes, among the calls of one graph: in another one symbols of these names are others."""
+    calls = _SYMBOLIC.setdefault(node.graph, {})
+    try:
+        look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
+        known = calls.get(look)
+    except TypeError:  # a size that only running tells, or a node that is no tensor
+        return _call_of(node)
     if known is None:
-        known = _KNOWN_SYMBOLIC[look] = _call_of(node)
-        if len(_KNOWN_SYMBOLIC) > KNOWN_SYMBOLIC:
-            _KNOWN_SYMBOLIC.pop(next(iter(_KNOWN_SYMBOLIC)))
+        known = calls[look] = _call_of(node)
     return known
 
 
@@ -166,11 +167,11 @@ def _look(value: Any) -> Hashable:
 
 
 def _symbolic_look(value: Any) -> Hashable:
-    """``_look`` with expressions for numbers that symbols stand for, and the ShapeEnv that they are of; other nodes are themselves."""
+    """``_look`` with expressions for numbers that symbols stand for, and the ShapeEnv that they are of."""
     if is_symbolic(value):
         return value.node.shape_env, expression(value)
-    if isinstance(value, fx.Node):
-        return _symbolic_look(value.meta["val"]) if is_tensor(value) else value
+    if isinstance(value, fx.Node) and is_tensor(value):
+        return _symbolic_look(value.meta["val"])
     if isinstance(value, torch.Tensor):
         return tuple(map(_symbolic_look, value.shape)), value.dtype
     if isinstance(value, (list, tuple)):

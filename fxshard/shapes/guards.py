@@ -28,8 +28,11 @@ class Guard:
         values = {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}
         symbols = [symbol for _, symbol, _ in self.ranks]
         try:
+            here = evaluated(self.expression, values)
+            if isinstance(here, bool):
+                return here
             every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, _, count in self.ranks))
-            return all(evaluated(self.expression, {**values, **dict(zip(symbols, numbers, strict=True))}) for numbers in every)
+            return all(evaluated(here, dict(zip(symbols, numbers, strict=True))) for numbers in every)
         except (ArithmeticError, ValueError):
             return False
 

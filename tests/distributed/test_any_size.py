@@ -191,7 +191,32 @@ def lengths_of_a_llama_compile_twice() -> None:
     assert compiled[0] == 0 and compiled[1] == compiled[-1] == 2, compiled  # a forward and a backward
 
 
+class Positions(nn.Module):
+    """Asks of Inductor what a length of 1 answers otherwise: a mask of positions over products of all with all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(self.norm(x)).view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        y = ((y @ y.transpose(-1, -2)).softmax(-1) @ y).transpose(1, 2).reshape(x.shape[0], x.shape[1], 8)
+        return x + y * torch.arange(x.shape[1])[None, :, None] / x.shape[1]
+
+
+def a_length_of_one_stays_one_and_the_batch_does_not() -> None:
+    shapes = ({0: Dim("batch"), 1: Dim("seq")},)
+    x = torch.randn(4, 6, 8)
+    sharded, single = pair(Positions(), (x,), compiler="inductor", input_layouts="S(0)", dynamic_shapes=shapes)
+    counts = []
+    for batch, seq in ((4, 6), (6, 8), (2, 1), (4, 1), (8, 1), (6, 1)):
+        same(sharded, single, (torch.randn(batch, seq, 8),), tolerance=1e-5)
+        counts.append(made(sharded))
+    assert counts[-1] == counts[2] <= 3, counts
+
+
 found, test_two_ranks = two_ranks(
+    a_length_of_one_stays_one_and_the_batch_does_not,
     second_size_makes_a_dim_dynamic,
     switched_off_each_size_has_its_own,
     asked_for_one_program_serves_from_the_first,

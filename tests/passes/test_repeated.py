@@ -16,6 +16,7 @@ from examples.llama import Llama
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.passes.trace.trace import trace
+from fxshard.shapes import DynamicDim
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.tracing import SQUARE, real, simulated
 
@@ -268,6 +269,24 @@ def test_what_changes_between_the_calls_is_read_anew(run: Run, caplog: pytest.Lo
     holder = Holder()
     checked(Stack([Reading(holder) for _ in range(LAYERS)], run), (real(4, 8).float(),))
     assert not rows(caplog)
+
+
+class Sloped(Block):
+    """Computes with a tensor of its own that is no buffer; of its kind Dynamo's guards know what it looks like, not what is in it."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self.slope = torch.tensor(float(index + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.slope
+
+
+@pytest.mark.parametrize("dynamic", [(), (DynamicDim("rows", (("args[0]", 0),), 4),)], ids=["one size", "any size"])
+def test_tensors_that_are_no_buffers_are_each_layers_own(dynamic: tuple[DynamicDim, ...], caplog: pytest.LogCaptureFixture) -> None:
+    checked(Stack(blocks(Sloped)), (real(4, 8).float(),), dynamic=dynamic)
+    assert not rows(caplog)
+    assert "is no parameter or buffer of the model" in caplog.text
 
 
 def test_an_index_that_the_forward_reads_is_found(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,6 +74,13 @@ def test_gradients_flow_through_unknown_sizes() -> None:
     torch.testing.assert_close(result.grads["weight"], model.weight.grad, rtol=1e-12, atol=0)
 
 
+def test_within_a_memory_limit() -> None:
+    model = Calls(lambda x: x[x > 0].exp().sum())
+    free = fxshard.plan(model, (X,), MESH, cache=False)
+    limit = sum(free.memory.values())
+    assert sum(fxshard.plan(model, (X,), MESH, cache=False, memory_limit=limit).memory.values()) <= limit
+
+
 def test_they_are_listed_and_unknown_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)

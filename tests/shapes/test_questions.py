@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -76,6 +77,25 @@ def test_strides_of_no_elements() -> None:
     (value,), env = asked(lambda x: torch.ops.aten.roll.default(x.t(), [1], [0]))
     assert value.is_contiguous() and not env.shape_env.guards
     assert asked(lambda x: x.t().clone() if x.shape[0] == 5 else x.t().contiguous())[0] == ()
+
+
+def test_an_answer_that_torch_refuses_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    found, _ = asked(lambda x: torch.ops.aten.topk.default(x, 2, 0)[0])
+    assert found == () and not [one for one in caplog.records if one.name == "torch._subclasses.fake_tensor"]
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_questions_within_questions() -> None:
+    env = SymbolEnv()
+    mode = FakeTensorMode(shape_env=env.shape_env)
+    with oblivious(), mode, symbolic_kernels():
+        x = shard(env, 12)
+
+        def within() -> torch.Tensor:
+            assert whatever_the_answers(env.shape_env, mode, lambda: same(x))
+            return same(x)
+
+        assert whatever_the_answers(env.shape_env, mode, within) and not env.shape_env.guards
 
 
 def test_what_is_tried_is_not_kept() -> None:

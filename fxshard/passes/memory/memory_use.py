@@ -16,7 +16,7 @@ import numpy as np
 from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.graph.planning_graph import outputs_of, plain_shape, producer, shape_and_itemsize
+from fxshard.graph.planning_graph import UNKNOWN, outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Price, steps, table_of
 from fxshard.mesh.mesh import Mesh
@@ -199,7 +199,9 @@ class Usage:
             there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
             return meanwhile, there, there - np.diag(np.diag(there))
 
-        return self.alike(("moves", tuple(tensor.shape), tensor.stride(), tensor.dtype, priced), ends, make)
+        shape = plain_shape(tensor.shape)
+        strides = () if UNKNOWN in shape else tensor.stride()
+        return self.alike(("moves", shape, strides, tensor.dtype, priced), ends, make)
 
     def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
         """Both together of one of the outputs of a node, and of two layouts."""

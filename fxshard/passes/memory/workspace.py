@@ -114,7 +114,8 @@ def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layo
 
 def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
     """The same for all pairs: (from, to) bytes each, 0 where one is None."""
-    return _moves(paths, plain_shape(value.shape), value.dtype, value.is_contiguous()).between(layouts)
+    shape = plain_shape(value.shape)
+    return _moves(paths, shape, value.dtype, UNKNOWN not in shape and value.is_contiguous()).between(layouts)
 
 
 @dataclass

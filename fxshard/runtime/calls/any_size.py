@@ -154,17 +154,22 @@ def dims_of_call(
 
     ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. Other
     arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something else for
-    granted: the next one is for such lengths too. None is dynamic where a program was made for this very call and does not serve it, and
-    for tensors without elements.
+    granted: the next one is for such lengths too. Where a program was made for this very call and does not serve it, dims whose size is 1
+    stay static, which kernels ask for; then none is dynamic. Nor is one for tensors without elements.
     """
     leaves = list(named.values())
     tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
     uneven = {name for runner, _ in made for name in uneven_sizes(runner, leaves)}
-    own = any(runner.program.sizes and shapes == shapes_of(leaves) for runner, shapes in made)
+    own = [{one.name for one in runner.program.sizes} for runner, shapes in made if runner.program.sizes and shapes == shapes_of(leaves)]
     empty = any(0 in leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_length(leaf))
-    if empty or (own and not uneven - tried):
+    if empty:
         return (), ()
     dims = changed_dims(named, asked, seen, everything=everything)
+    if own and not uneven - tried:
+        ones = {dim.name for dim in dims if dim.example == 1}
+        if not ones or any(ones.isdisjoint(names) for names in own):
+            return (), ()
+        dims = tuple(dim for dim in dims if dim.name not in ones)
     found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
     return found, tuple(sorted(uneven - tried))
 

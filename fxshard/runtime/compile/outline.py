@@ -190,7 +190,8 @@ def with_views_raised(graph: fx.Graph) -> list[fx.Node]:
             below[node.all_input_nodes[0]].append(node)
     views = {view for found in below.values() for view in found}
     first = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-    first += [n for n in graph.nodes if n not in first and is_number(n)]
+    given = set(first)
+    first += [n for n in graph.nodes if n not in given and is_number(n)]
     known = {*first, *views}
     calls = [n for n in graph.nodes if n not in known and n.op != "output"]
     of_first = [view for n in first for view in _below(n, below)]

@@ -274,8 +274,8 @@ class _Writer:
 
     def _attribute(self, node: fx.Node, tensors: Mapping[int, torch.Tensor]) -> str:
         value = self._value(node)
-        if value is None:
-            raise NotAlike(f"{node.target} is no tensor of the model")
+        if id(value) not in self.first_names:  # of another tensor Dynamo's guards say what it looks like, not what is in it
+            raise NotAlike(f"{node.target} is no parameter or buffer of the model")
         other = tensors.get(id(value), value)
         if id(other) not in self.targets:
             name = "L__self___" + self.first_names[id(other)].replace(".", "_")
