@@ -200,7 +200,7 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
         return found
     raise SizesError(
         f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
-        remedy="give the dims a wider range (torch.export.Dim, and what the model asserts of them), or leave them static",
+        remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
     )
 
 
@@ -227,7 +227,18 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
 
 def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
     """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
-    return not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+    return None if _always_legal(graph, plan) else not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+
+
+def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
+    """Whether the plan chose among the specs that are legal whatever the sizes: a plan that was handed in need not. Asked once of a plan."""
+    known = graph.kept.setdefault("always legal", {})
+    if id(plan) not in known:
+        assert graph.family is not None
+        loose = all(dim.uneven for dim in graph.family.dims)
+        known[id(plan)] = plan, loose and not_among(plan, annotate(graph, plan.mesh).specs) is None
+    found: bool = known[id(plan)][1]
+    return found
 
 
 def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:

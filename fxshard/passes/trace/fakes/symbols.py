@@ -135,7 +135,8 @@ class Symbols(contextlib.AbstractContextManager[None]):
             self._refuse(dim, sympy.Integer(dim.example), own)
 
     def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
-        cause = next((g for g in guards if any(name == dim.name for name, *_ in g.symbols)), None)
+        named = [g for g in guards if any(name == dim.name for name, *_ in g.symbols)]
+        cause = next((g for g in named if isinstance(g.expression, sympy.Eq)), named[0] if named else None)
         error = StaticDimError(
             f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
