@@ -231,7 +231,7 @@ def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int])
 
 
 def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
-    """Whether the plan chose among the specs that are legal whatever the sizes: a plan that was handed in need not. Asked once of a plan."""
+    """Whether the plan chose among the specs that are legal whatever the sizes: one that was handed in need not. Asked once of a plan."""
     known = graph.kept.setdefault("always legal", {})
     if id(plan) not in known:
         assert graph.family is not None
