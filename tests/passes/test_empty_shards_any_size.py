@@ -100,6 +100,18 @@ def test_every_size(name: str, data: st.DataObject) -> None:
         torch.testing.assert_close(result.grads["args[0]"], gradient, rtol=1e-9, atol=1e-12)
 
 
+def test_an_example_of_one_element_is_cut_as_larger_ones_are() -> None:
+    """A layout that is asked for holds whichever odd size comes first."""
+    model, example = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).double(), (rows(1, 8).requires_grad_(),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, example, {}, ({0: "n"},)))
+    graph = trace(model, example, dynamic=dims)
+    program = lower_plan(graph, plan_graph(graph, Mesh({"a": 2}), Request(pins={"0": "S(0)"}, cache=False)))
+    for size in (1, 2, 3, 8):
+        args = (rows(size, 8).requires_grad_(),)
+        at = program_at(program, sizes_of_call(program, args, {}))
+        assert_equal_to_one_device(simulate_program(at, program_values(at, model, args)), one_device(copy.deepcopy(model), args))
+
+
 @torch.library.custom_op("tests::greatest", mutates_args=())
 def greatest(x: torch.Tensor) -> torch.Tensor:
     return x.amax(0)

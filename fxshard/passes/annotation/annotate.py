@@ -86,14 +86,15 @@ def annotate(
     if graph.family is None:
         return found
     family, example = graph.family, tuple(graph.family.example.items())
-    specs = dict(found.specs)
+    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    roomy = _roomy(family.example, family, mesh) if loose else family.example  # an example of one element cuts as larger ones do
+    specs = dict(found.specs if roomy == family.example else at_sizes(graph, mesh, roomy).specs)
     for sizes in probes(family, mesh):
         _keep_legal(specs, at_sizes(graph, mesh, sizes).specs)
     samples = [(one.weight, found if one.sizes == example else _served_at(graph, mesh, dict(one.sizes))) for one in sampled]
     most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
     for other in (*(one for _, one in samples), *((most,) if most else ())):
         _keep_legal(specs, other.specs)
-    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
     kept = _at_all_sizes(specs, family, mesh, loose) if loose else specs
     own = replace(found, specs=kept, sizes=example)
     priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
