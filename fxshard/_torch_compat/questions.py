@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxshard._torch_compat.symbols import expression, is_symbolic, surely
+from fxshard._torch_compat.symbols import expression, is_symbolic, refusing_guards, surely, symbolic_kernels
 
 MOST = 16
 """Ways through a computation that are followed, one for each sequence of answers."""
@@ -28,6 +28,29 @@ def without_needless_guards(mode: Any, make: Callable[[], Any]) -> Any:
     """What ``make`` gives of the fakes of ``mode``; of what it asks of their symbols only that is noted whose answer changes it."""
     same = whatever_the_answers(mode.shape_env, mode, make)
     return same[0] if same else make()
+
+
+def run_on_symbols(env: ShapeEnv, run: Callable[[], Any]) -> Any:
+    """What ``run`` gives by the kernels that a device would run; where one of them reads a symbol of ``env`` as a number, by those written
+    in Python, which need not share memory where they do."""
+    if not env.backed_var_to_val:
+        return run()
+    try:
+        with refusing_guards(env), _quiet_fakes():
+            return run()
+    except Exception:  # torch's, of any kind
+        with symbolic_kernels():
+            return run()
+
+
+@contextlib.contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """Torch logs what a kernel raises on fakes as an error, also where that is only tried."""
+    before, FAKES_LOG.disabled = FAKES_LOG.disabled, True
+    try:
+        yield
+    finally:
+        FAKES_LOG.disabled = before
 
 
 def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
@@ -75,11 +98,10 @@ def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
         return sympy.true if answers[expr] else sympy.false
 
     env.evaluate_expr = evaluate
-    quiet, FAKES_LOG.disabled = FAKES_LOG.disabled, True  # torch logs a check that does not hold for an answer as an error
     try:
-        yield
+        with _quiet_fakes():
+            yield
     finally:
-        FAKES_LOG.disabled = quiet
         del env.evaluate_expr
         if before is not None:
             env.evaluate_expr = before

@@ -26,7 +26,6 @@ from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.trace.trace import trace
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.solver.problem.rows import totals
 
 
 def sent(plan: ShardingPlan, axis: str) -> int:
@@ -97,8 +96,8 @@ def test_the_rows_count_what_the_plan_says(objective: str, pins: dict[str, str])
         choices[var] = next(k for k in range(len(members[0][1])) if all(options[k] == plan.specs[name] for name, options in members))
     for index, (var, layouts) in found.result_vars.items():
         choices[var] = layouts.index(plan.specs["output"].inputs[index])
-    assert totals(found.problem, choices) == [sent(plan, axis) for axis in SQUARE.axis_names]
-    assert not pins or any(totals(found.problem, choices))
+    assert found.problem.totals(choices) == [sent(plan, axis) for axis in SQUARE.axis_names]
+    assert not pins or any(found.problem.totals(choices))
 
 
 def test_a_limit_beside_other_constraints() -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.nn import functional
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import symbolic_kernels
+from fxshard._torch_compat.questions import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
 NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})
@@ -33,7 +33,7 @@ def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> li
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
     env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
-    kernels = symbolic_kernels() if env else contextlib.nullcontext()
     shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
-    with mode, shapes, kernels, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
-        return pytree.tree_leaves(fx.Interpreter(module).run(*args))
+    with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
+        results = run_on_symbols(env, lambda: fx.Interpreter(module).run(*args)) if env else fx.Interpreter(module).run(*args)
+    return pytree.tree_leaves(results)
