@@ -57,7 +57,7 @@ _HOME = {
     "save_checkpoint": "fxshard.runtime.checkpoint",
     "no_sync": "fxshard.runtime.module.accumulation",
     "program_memory": "fxshard.runtime.rank_graph.memory",
-    "OpSpec": "fxshard.plans.sharding_plan",
+    "OpSpec": "fxshard.plans.plan_data",
     "ShardingPlan": "fxshard.plans.sharding_plan",
     "register_rule": "fxshard.strategies.engine.user_rules",
 }

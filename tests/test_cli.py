@@ -247,8 +247,8 @@ def test_wrong_arguments_are_told_without_torch(tmp_path: Path) -> None:
     """Each is an error of the user's, in a process that has not imported torch by then."""
     (tmp_path / "model.py").write_text("import torch")
     lines = [command.format("model.py").split() for command in WRONG]
-    code = f"import sys; from fxshard import cli; print([(cli.main(line), 'torch' in sys.modules) for line in {lines!r}])"
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    code = f"import sys; from fxshard.cli import main as cli; print([(cli.main(line), 'torch' in sys.modules) for line in {lines!r}])"
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
     assert ast.literal_eval(done.stdout) == [(cli.USER_ERROR, False)] * len(WRONG), done.stderr
     assert done.stderr.count("to do:") == len(WRONG)

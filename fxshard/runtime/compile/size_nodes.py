@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, plain
+from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, is_unknown, plain
 
 
 def is_number(node: fx.Node) -> bool:
@@ -45,9 +45,11 @@ def symbols_given(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
 
 
 def only_of_numbers(graph: fx.Graph) -> bool:
-    """Whether all numbers are computed from numbers: none is read from a tensor."""
-    calls = (node for node in graph.nodes if node.op != "placeholder" and is_number(node))
-    return not any(map(values_read, calls))
+    """Whether all numbers are computed from numbers: none is read from a tensor, or one that only running tells."""
+    calls = [node for node in graph.nodes if node.op != "placeholder" and is_number(node)]
+    leaves = (leaf for node in graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
+    numbers = (n for leaf in leaves for n in (numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)))
+    return not any(map(values_read, calls)) and not any(map(is_unknown, numbers))
 
 
 def with_sources(numbers: Iterable[fx.Node]) -> list[fx.Node]:
