@@ -218,11 +218,17 @@ def _has_hint_for_python(self: SymNode) -> bool:
     return _HAS_HINT(self) if "has_hint" in sys._getframe(1).f_code.co_names else False
 
 
-def symbolic_kernels() -> contextlib.AbstractContextManager[Any]:
-    """While it lasts, operators whose kernels in C++ take no symbols run by those written in Python."""
+@contextlib.contextmanager
+def symbolic_kernels() -> Iterator[None]:
+    """While it lasts, operators whose kernels in C++ take no symbols run by those written in Python.
+
+    Torch's own context is on from the moment when it is made, and one that is left in another order than it was made stays on: then a
+    collective is waited for with Python's lock held, for ever.
+    """
     from torch._dispatch.python import enable_python_dispatcher
 
-    return enable_python_dispatcher()
+    with enable_python_dispatcher():
+        yield
 
 
 def shape_env_of(value: Any) -> ShapeEnv | None:

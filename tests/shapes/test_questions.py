@@ -85,6 +85,17 @@ def test_an_answer_that_torch_refuses_is_no_error_in_the_log(caplog: pytest.LogC
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
+def test_kernels_in_python_run_within_alone() -> None:
+    def on() -> bool:
+        return bool(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
+
+    made = symbolic_kernels()
+    assert not on()
+    with symbolic_kernels(), made:
+        assert on()
+    assert not on()
+
+
 def test_questions_within_questions() -> None:
     env = SymbolEnv()
     mode = FakeTensorMode(shape_env=env.shape_env)
