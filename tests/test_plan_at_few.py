@@ -31,7 +31,7 @@ def inputs(batch: int, seq: int) -> tuple[torch.Tensor]:
 def plan(model: nn.Module, cut: str, **options: object) -> fxshard.ShardingPlan:
     dims = {"args[0]": {0: "batch", 1: "seq"}}
     mesh = fxshard.Mesh({"a": RANKS}, hardware="h100")
-    return fxshard.plan(model, inputs(4, 8), mesh, cache=False, dynamic_shapes=dims, input_layouts=cut, **options)  # type: ignore[arg-type]
+    return fxshard.plan(model, inputs(4, 8), mesh, cache=False, dynamic_shapes=dims, input_layouts=cut, **options)
 
 
 @pytest.mark.parametrize(("cut", "returned", "count"), [("S(0)", "S(0)", 4), ("S(1)", "R", 0)])

@@ -55,7 +55,8 @@ def _quiet_fakes() -> Iterator[None]:
 
 def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
     """(what ``make`` gives,) where that is the same whatever the symbols of ``env`` are: each question that these do not settle is
-    answered both ways, and nothing is noted. Nothing where it differs, fails for an answer, or asks too much: then what is asked counts.
+    answered both ways, and under ``oblivious`` nothing is noted. Nothing where it differs, fails for an answer, or asks too much: then
+    what is asked counts.
 
     Strides of what has no elements by an answer are no difference. ``mode``: the fakes' mode, whose cache is to know nothing of answers
     that were only tried.

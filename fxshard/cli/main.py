@@ -166,6 +166,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
 
 
+def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
+    """Prints what the plan costs at these sizes."""
+    return lambda: print(f"\n{plan.at(**sizes)}")
+
+
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
     mesh, wishes = _mesh(options), _wishes(options)
@@ -189,7 +194,7 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    codes = [_ended(lambda there=there: print(f"\n{plan.at(**there)}")) for there in elsewhere]  # type: ignore[misc]
+    codes = [_ended(_print_at(plan, there)) for there in elsewhere]
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
     return max(codes, default=0)

@@ -362,6 +362,11 @@ def _collect(value: Any, found: list[fx.Node]) -> None:
             _collect(item, found)
 
 
+def is_number(node: fx.Node) -> bool:
+    """Whether the value is a number that symbols stand for."""
+    return is_symbolic(node.meta.get("val"))
+
+
 def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 

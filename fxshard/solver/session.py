@@ -31,7 +31,7 @@ from fxshard.solver.problem.solution import Solution, certify
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.case_split import search_by_cases, search_tables
 from fxshard.solver.search.combining import combine
-from fxshard.solver.search.few_states import search_left
+from fxshard.solver.search.core_problem import search_left
 from fxshard.solver.search.subproblem import Reparametrised
 from fxshard.solver.solve import solve_within
 

@@ -16,7 +16,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import bytes_price
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.passes.annotation.annotate import Annotated, annotate, input_layouts
-from fxshard.passes.memory.between_halves import Modes
+from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.planning.choose import Decision, write_plan
 from fxshard.passes.planning.formulate import result_layouts
 from fxshard.passes.trace.trace import trace

@@ -33,7 +33,7 @@ def compiled() -> Iterator[list[ShardedProgram]]:
 
     def noted(building: compiling.Building, *how: object) -> object:
         found.append(building.program)
-        return real(building, *how)  # type: ignore[arg-type]
+        return real(building, *how)
 
     with mock.patch.object(compiling, "_made", noted):
         yield found
@@ -73,7 +73,7 @@ def it_is_no_warning() -> None:
 
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
     sharded(*rows(7))
-    (first, *_) = next(iter(sharded.forward.alike.values()))  # type: ignore[union-attr]
+    (first, *_) = next(iter(sharded.forward.alike.values()))
     assert first.shapes == shapes_of(rows(4)) and first.runner.compiled.is_compiled
     assert why_kept(first, "")[0] == logging.WARNING
     later = copy.copy(first.runner.compiled)

@@ -15,7 +15,7 @@ from zoo import llama
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.annotate import annotate
-from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.trace.trace import trace

@@ -13,7 +13,7 @@ from fxshard.mesh.hardware import Hardware, Link
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
-from fxshard.passes.memory.between_halves import Modes
+from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.planning.choose import _chosen, write_plan
 from fxshard.passes.planning.constrain import constraints_of

@@ -13,8 +13,8 @@ from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.problem.arrays import IntArray
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
-from fxshard.solver.search import few_states as core
-from fxshard.solver.search.few_states import search_core
+from fxshard.solver.search import core_problem as core
+from fxshard.solver.search.core_problem import search_core
 from tests.solver.problems import brute_force, grid, integer_model, plans, with_transfers
 
 

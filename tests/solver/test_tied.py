@@ -14,7 +14,7 @@ from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.bounds.tied_messages import spread
 from fxshard.solver.problem.budget import Budget
-from fxshard.solver.search import few_states as core
+from fxshard.solver.search import core_problem as core
 from fxshard.solver.search import tied_model as tied
 from fxshard.solver.search.case_split import search_by_cases
 from fxshard.solver.search.tied_model import classes_of, search_tied, tie

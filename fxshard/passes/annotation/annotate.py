@@ -19,8 +19,8 @@ from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outpu
 from fxshard.layout.layouts import Layout, all_layouts, extent
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.overlap import Windows
-from fxshard.passes.annotation.per_likeness import Alike
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.regions import region_specs
 from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec

@@ -18,7 +18,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
-from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.memoised import Alike
 
 Span = tuple[int, int]
 """Times lo <= t < hi; a time is the place of a planned node in their order, second runs included."""

@@ -37,7 +37,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import table
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.plans.plan_data import OpSpec
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)

@@ -19,8 +19,8 @@ from torch import fx
 from fxshard.graph.planning_graph import operands, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.lifetimes import parameter_state, values_of
-from fxshard.passes.memory.between_halves import REDONE, Wants, in_modes
 from fxshard.passes.memory.memory_use import Kept, Reader, Usage, given_layouts
+from fxshard.passes.memory.saved_for_backward import REDONE, Wants, in_modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live, Transfer
 

@@ -22,10 +22,10 @@ from fxshard.layout.redistribution import Price, steps, table_of
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.groups import Group, handed_over
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
-from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.memory import workspace
-from fxshard.passes.memory.between_halves import REDONE, Crossing, Modes
+from fxshard.passes.memory.saved_for_backward import REDONE, Crossing, Modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live
 

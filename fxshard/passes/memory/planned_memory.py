@@ -17,7 +17,7 @@ from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.memory.held_over_time import Held, held, over_time
+from fxshard.passes.memory.memory_over_time import Held, held, over_time
 from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
 from fxshard.shapes import sizes_named
 from fxshard.sizes import exact_size, size_text

@@ -22,7 +22,7 @@ from fxshard.layout.redistribution import Price
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import Recomputed, expanded
-from fxshard.passes.memory.held_over_time import Held, held, over_time
+from fxshard.passes.memory.memory_over_time import Held, held, over_time
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.planning import budgets
 from fxshard.passes.planning.admit import contradictory, place, planned_spec

@@ -31,12 +31,12 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import Annotated, input_layouts
 from fxshard.passes.annotation.groups import Group, groups, handed_over, joint_specs
 from fxshard.passes.annotation.lifetimes import Span
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.overlap import Hiding
-from fxshard.passes.annotation.per_likeness import Alike
 from fxshard.passes.annotation.recompute import Block
-from fxshard.passes.memory.between_halves import KEPT, REDONE, Crossing, Modes, Wants, in_modes
 from fxshard.passes.memory.memory_floor import Floor
 from fxshard.passes.memory.memory_use import Brought, Kept, Reader, Usage
+from fxshard.passes.memory.saved_for_backward import KEPT, REDONE, Crossing, Modes, Wants, in_modes
 from fxshard.passes.planning.admit import admitted, all_hold, pins_of, place, planned_spec
 from fxshard.passes.planning.budgets import Moved, rows
 from fxshard.passes.planning.constrain import Condition, Constraints

@@ -24,11 +24,10 @@ from torch import fx
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH, takes_subgraphs
 from fxshard._torch_compat.symbols import plain
-from fxshard.graph.planning_graph import is_getitem
+from fxshard.graph.planning_graph import is_getitem, is_number
 from fxshard.runtime.compile.cuts import Cuts, is_view, leaves, stays
 from fxshard.runtime.compile.repeats import coded, find_runs
 from fxshard.runtime.compile.size_nodes import (
-    is_number,
     numbers_of,
     only_of_numbers,
     symbols_given,

@@ -5,7 +5,7 @@ Nothing here compares symbols: to ask whether two sizes are equal would be a gua
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -14,11 +14,7 @@ from torch import fx
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, is_unknown, plain
-
-
-def is_number(node: fx.Node) -> bool:
-    """Whether the value is a number that symbols stand for."""
-    return is_symbolic(node.meta.get("val"))
+from fxshard.graph.planning_graph import is_number
 
 
 def values_read(node: fx.Node) -> list[fx.Node]:
@@ -31,11 +27,15 @@ def numbers_of(value: torch.Tensor) -> tuple[Any, ...]:
     return (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else tuple(value.shape)
 
 
+def numbers_in(values: Iterable[Any]) -> Iterator[Any]:
+    """Numbers, those of tensors, and whatever else is no tensor."""
+    for leaf in pytree.tree_leaves(list(values)):
+        yield from numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
+
+
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     """The symbols that numbers, and the sizes of tensors, are made of."""
-    leaves = pytree.tree_leaves(list(values))
-    numbers = (n for v in leaves for n in (numbers_of(v) if isinstance(v, torch.Tensor) else (v,)))
-    return {symbol for n in numbers if is_symbolic(n) for symbol in expression(n).free_symbols}
+    return {symbol for n in numbers_in(values) if is_symbolic(n) for symbol in expression(n).free_symbols}
 
 
 def symbols_given(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
@@ -47,9 +47,7 @@ def symbols_given(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
 def only_of_numbers(graph: fx.Graph) -> bool:
     """Whether all numbers are computed from numbers: none is read from a tensor, or one that only running tells."""
     calls = [node for node in graph.nodes if node.op != "placeholder" and is_number(node)]
-    leaves = (leaf for node in graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
-    numbers = (n for leaf in leaves for n in (numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)))
-    return not any(map(values_read, calls)) and not any(map(is_unknown, numbers))
+    return not any(map(values_read, calls)) and not any(map(is_unknown, numbers_in(node.meta.get("val") for node in graph.nodes)))
 
 
 def with_sources(numbers: Iterable[fx.Node]) -> list[fx.Node]:

@@ -15,7 +15,7 @@ from fxshard.solver.problem.model import Model, components, restrict
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.combining import combine
-from fxshard.solver.search.few_states import is_large, search_cores
+from fxshard.solver.search.core_problem import is_large, search_cores
 from fxshard.solver.search.search import PartSearch
 from fxshard.solver.search.tied_model import search_tied
 

@@ -21,7 +21,7 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import keep_states
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Search
-from fxshard.solver.search.few_states import MOST_LEFT, Cases, nearby, searched
+from fxshard.solver.search.core_problem import MOST_LEFT, Cases, nearby, searched
 
 COUNTS = (3, 6, 12)
 """Plans that are combined, one after the other."""

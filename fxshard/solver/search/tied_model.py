@@ -24,7 +24,7 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Pair, add_edge
 from fxshard.solver.problem.transfers import Transfer, Transfers
-from fxshard.solver.search.few_states import Cases, is_large, search_cores
+from fxshard.solver.search.core_problem import Cases, is_large, search_cores
 
 LINKS = 3
 """How far around them nodes have to be alike: as far as it takes to tell the places in a layer apart."""

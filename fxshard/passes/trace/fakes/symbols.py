@@ -26,7 +26,7 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_tensor, of_user, plain_shape, users_place
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, of_user, plain_shape, users_place
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, bounds_all, broken, distinct, guards_of, remedy_of, settled_by
 
 ROOM = 64
@@ -186,4 +186,4 @@ def fold_sizes(joint: fx.GraphModule) -> None:
 
 
 def _is_size(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_symbolic(node.meta.get("val"))
+    return node.op == "call_function" and is_number(node)

@@ -15,7 +15,7 @@ from torch import fx
 from fxshard.graph.planning_graph import PlanningGraph, operands, producer
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.lifetimes import Lifetimes, Span, values_of
-from fxshard.passes.annotation.per_likeness import Alike
+from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.recompute import blocks
 
 KEPT, REDONE = range(2)
