@@ -57,7 +57,7 @@ lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 
-types: $(STAMP) ## mypy, strict on the core
+types: $(STAMP) ## mypy, strict
 	$(BIN)/python -m mypy
 
 imports: $(STAMP) ## the direction of imports, private torch names, lengths of files
