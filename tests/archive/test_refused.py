@@ -20,8 +20,8 @@ from fxshard.archive import container
 from fxshard.errors import FileError
 from fxshard.files import parse_json
 from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
+from tests.plans.small_plans import small_plan
 from tests.programs import small_program
-from tests.small_plans import small_plan
 
 GRAPH, PROGRAM, PLAN = "models/model.json", "extra/fxshard/program.json", "extra/fxshard/plan.json"
 

@@ -16,7 +16,7 @@ import pytest
 from fxshard import Communication, Equal, Forbid
 from fxshard.cli import main as cli
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import small_plan
+from tests.plans.small_plans import small_plan
 
 MODEL = """
 import torch

@@ -8,8 +8,8 @@ from expecttest import assert_expected_inline
 
 from fxshard import inspect
 from fxshard.plans.sharding_plan import ShardingPlan
+from tests.plans.small_plans import MESH, small_plan
 from tests.programs import small_program
-from tests.small_plans import MESH, small_plan
 
 
 def test_summary_of_a_plan() -> None:

@@ -13,7 +13,7 @@ from fxshard.layout.redistribution import single_step
 from fxshard.plans.comparison import signed
 from fxshard.plans.plan_data import Certificate, OpSpec, PlannedNode, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import L, small_plan
+from tests.plans.small_plans import L, small_plan
 
 
 def other_plan() -> ShardingPlan:

@@ -11,8 +11,8 @@ from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.explanation import Choice, Explanation, Reading
 from fxshard.plans.plan_data import Certificate, PlanEnd, PlannedNode, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
+from tests.plans.small_plans import L, small_plan
 from tests.plans.test_comparison import other_plan
-from tests.small_plans import L, small_plan
 
 FAR = 12
 

@@ -12,7 +12,7 @@ from fxshard import inspect
 from fxshard.errors import FileError
 from fxshard.plans.plan_data import Certificate, PlanEnd
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import small_plan
+from tests.plans.small_plans import small_plan
 
 
 def hiding(hidden: float) -> ShardingPlan:

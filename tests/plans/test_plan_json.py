@@ -18,7 +18,7 @@ from fxshard.layout.redistribution import steps
 from fxshard.plans.plan_data import Certificate, Redistribution
 from fxshard.plans.plan_json import dumps, save
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import L, plans, small_plan
+from tests.plans.small_plans import L, plans, small_plan
 
 SMALL = json.loads(dumps(small_plan()))
 

@@ -11,7 +11,7 @@ from fxshard.layout.redistribution import single_step
 from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
 from fxshard.plans.plan_text import counted, numbered, time_text
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import small_plan
+from tests.plans.small_plans import small_plan
 
 L = Layout.parse
 

@@ -12,7 +12,7 @@ import fxshard
 from fxshard.layout.redistribution import single_step
 from fxshard.plans.plan_data import OpSpec, PlanEnd, PlannedNode, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.small_plans import L, small_plan
+from tests.plans.small_plans import L, small_plan
 
 STEP = single_step(1, L("S(0)")[0], L("R")[0])
 MESH = fxshard.Mesh({"tp": 2})

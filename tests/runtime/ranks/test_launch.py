@@ -23,7 +23,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.ranks import agreement
 from fxshard.runtime.ranks.agreement import Group, Meeting, default_group, name_ranks
 from fxshard.runtime.ranks.launch import agreed, checksum, compare, difference, objection, share_plan
-from tests.small_plans import small_plan
+from tests.plans.small_plans import small_plan
 
 SLOW = 30.0  # seconds: what no test may come near, on a busy machine either
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from fxshard.errors import ConstraintError, FxshardError, OptionError
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks, share_plan
-from tests.small_plans import small_plan
+from tests.plans.small_plans import small_plan
 
 pytestmark = pytest.mark.distributed
 START = 60.0  # seconds: `import torch` on busy cores, and a test
