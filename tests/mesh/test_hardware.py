@@ -10,13 +10,13 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from small_plans import curves, hardware
 
 from fxshard.errors import FileError, OptionError
 from fxshard.layout import redistribution
 from fxshard.mesh.hardware import HARDWARE, Curve, Hardware, Link, Measured
 from fxshard.mesh.hardware_file import KINDS, find_hardware, load, save
 from fxshard.mesh.mesh import Mesh, parse_mesh
+from tests.plans.small_plans import curves, hardware
 
 PRODUCT, COPY, REDUCTION = Curve(((1000, 1.0), (4000, 3.0))), Curve(((10, 1.0), (20, 2.0))), Curve(((8, 5.0), (16, 6.0)))
 MEASURED = Measured({"float32": PRODUCT}, COPY, {("all_reduce", 2, 4): REDUCTION})
