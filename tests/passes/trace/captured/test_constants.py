@@ -100,7 +100,7 @@ def test_a_trained_attribute_must_be_a_parameter() -> None:
 def test_a_constant_that_is_too_large_is_refused_with_its_line() -> None:
     with pytest.raises(TraceError, match=f"constant tensor has {MOST + 2} elements") as caught:
         trace(Function(lambda self, x: x.sum() * torch.tensor(list(range(MOST + 2)))), (X,))
-    assert "test_trace_constants.py" in caught.value.where
+    assert "test_constants.py" in caught.value.where
 
 
 def test_a_program_with_constants_is_stored_and_read(tmp_path: Path) -> None:
