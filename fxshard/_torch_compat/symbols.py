@@ -27,8 +27,11 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.traceback import get_current_meta
 from torch.utils import _stats
+from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from fxshard._torch_compat.inductor.spelling import spelled
 
 if TYPE_CHECKING:
     from torch import fx
@@ -293,8 +296,16 @@ def hint_of(value: Any) -> Any:
 
 
 def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """The number that an expression is where its symbols have these values; an expression where those are expressions."""
-    found = expr.xreplace(values) if values else expr
+    """The number that an expression is where its symbols have these values; an expression where those are expressions.
+
+    Floats are divided by zero as a device divides them (a deviation's gradient of one row); whole numbers raise ZeroDivisionError.
+    """
+    try:
+        found = expr.xreplace(values) if values else expr
+    except ZeroDivisionError:
+        if not all(value.is_number for value in values.values()) or expr.free_symbols - values.keys() or expr.has(IntTrueDiv):
+            raise
+        return spelled(expr, {symbol: int(value) for symbol, value in values.items()})
     if found.free_symbols:
         return found
     if found in (sympy.true, sympy.false) or isinstance(found, (sympy.logic.boolalg.Boolean, sympy.Rel)):
