@@ -299,12 +299,16 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     """The number that an expression is where its symbols have these values; an expression where those are expressions.
 
     Floats are divided by zero as a device divides them (a deviation's gradient of one row); whole numbers raise ZeroDivisionError.
+    Whole numbers are of any length, where torch's powers end at 63 bits.
     """
+    settled = expr.free_symbols <= values.keys() and all(value.is_number for value in values.values())
     try:
         found = expr.xreplace(values) if values else expr
     except ZeroDivisionError:
-        if not all(value.is_number for value in values.values()) or expr.free_symbols - values.keys() or expr.has(IntTrueDiv):
+        if not settled or expr.has(IntTrueDiv):
             raise
+        found = None
+    if found is None or (settled and found.has(int_oo)):
         return spelled(expr, {symbol: int(value) for symbol, value in values.items()})
     if found.free_symbols:
         return found

@@ -47,7 +47,10 @@ def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: i
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(lambda y: y * (1 / (y.shape[0] - 1)), "has no value at n=1"), (lambda y: y * (2.0 / (y.shape[0] - 1)), r"Ne\(n - 1, 0\) .*zero\.py")],
+    [
+        (lambda y: y * (1 / (y.shape[0] - 1)), r"has no value at n=1: .*[\s\S]*zero\.py"),
+        (lambda y: y * (2.0 / (y.shape[0] - 1)), r"Ne\(n - 1, 0\) .*zero\.py"),
+    ],
     ids=["whole numbers", "floats"],
 )
 def test_one_that_the_model_writes(function: Callable[[Tensor], Tensor], said: str) -> None:
