@@ -31,6 +31,7 @@ from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from fxshard._torch_compat.extremes import EXTREMES, without_extremes
 from fxshard._torch_compat.inductor.spelling import spelled
 
 if TYPE_CHECKING:
@@ -319,7 +320,12 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
 
 def surely(condition: Any) -> bool:
     """Whether a condition holds whatever the sizes; where that is not known, False, and nothing is noted."""
-    return bool(condition) if isinstance(condition, bool) else statically_known_true(condition)
+    if isinstance(condition, bool) or statically_known_true(condition):
+        return bool(condition)
+    if not isinstance(condition, torch.SymBool) or not condition.node.expr.has(*EXTREMES):
+        return False
+    env = condition.node.shape_env
+    return env._maybe_evaluate_static(without_extremes(condition.node.expr, env)) == sympy.true
 
 
 def marked_dims(value: torch.Tensor) -> frozenset[int]:
