@@ -5,13 +5,38 @@ A slice up to ``n // 2 + 1`` of a dim of n is as long as the least of both. torc
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 EXTREMES = (Min, Max)
+
+
+@contextlib.contextmanager
+def extremes_reduced() -> Iterator[None]:
+    """While it lasts, the least and the greatest of sizes are reduced as they are made: what is computed of them does not grow with each
+    slice, so that ``cat([x[n // 2:], x[:n // 2]])`` is as long as x."""
+    before = SymNode._sym_min, SymNode._sym_max
+
+    def reducing(make: Callable[[SymNode, Any], SymNode]) -> Callable[[SymNode, Any], SymNode]:
+        def made(self: SymNode, other: Any) -> SymNode:
+            found = make(self, other)
+            if isinstance(found, SymNode) and found.shape_env is not None:
+                found._expr = without_extremes(found.expr, found.shape_env)
+            return found
+
+        return made
+
+    SymNode._sym_min, SymNode._sym_max = map(reducing, before)
+    try:
+        yield
+    finally:
+        SymNode._sym_min, SymNode._sym_max = before
 
 
 def without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:

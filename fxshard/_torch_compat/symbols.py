@@ -31,7 +31,7 @@ from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxshard._torch_compat.extremes import EXTREMES, without_extremes
+from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
 from fxshard._torch_compat.inductor.spelling import spelled
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def oblivious() -> Iterator[None]:
         before = SymNode.has_hint
         SymNode.has_hint = _has_hint_for_python
         try:
-            with _config.patch(backed_size_oblivious=True), convolutions_of_any_size():
+            with _config.patch(backed_size_oblivious=True), convolutions_of_any_size(), extremes_reduced():
                 yield
         finally:
             SymNode.has_hint = before
