@@ -15,11 +15,12 @@ BIN := .venv/bin
 STAMP := .venv/.installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
 
 # What `make test-fast` runs: each stage of the pipeline in one process, nothing that compiles or starts ranks.
-FAST := tests/shapes tests/cost tests/inspect tests/strategies/test_notation.py tests/strategies/test_matmul.py tests/strategies/test_engine.py \
-	tests/solver/test_core.py tests/solver/test_exact.py tests/solver/test_limited.py \
-	$(addprefix tests/passes/test_,$(addsuffix .py,annotate capture constrain constrain_errors lower pipeline symbols verify)) \
-	tests/runtime/test_module_state.py tests/runtime/test_objects.py \
-	$(addprefix tests/test_,$(addsuffix .py,errors layout mesh plan_json redistribution))
+FAST := tests/shapes tests/cost tests/inspect tests/layout/test_layouts.py tests/layout/test_redistribution.py tests/mesh/test_mesh.py \
+	$(addprefix tests/strategies/,engine/test_notation.py engine/test_engine.py linear/test_matmul.py) \
+	$(addprefix tests/solver/,search/test_core_problem.py primal/test_exact.py test_limited.py) \
+	$(addprefix tests/passes/trace/,test_capture.py fakes/test_symbols.py) $(addprefix tests/passes/annotation/test_,annotate.py verify.py) \
+	$(addprefix tests/passes/,planning/test_constrain.py planning/test_constrain_errors.py lowering/test_lower.py test_pipeline.py) \
+	tests/plans/test_plan_json.py tests/test_errors.py tests/runtime/module/test_module_state.py tests/runtime/module/test_objects.py
 
 # One thread a process: the workers of pytest share the cores, and results do not depend on the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
@@ -44,7 +45,7 @@ equal: $(STAMP) ## the full sweep: sharded models against one device (long)
 	$(PYTEST) -m slow tests/models tests/distributed $(PYTEST_ARGS)
 
 pairs: $(STAMP) ## redistributions between every two layouts, against whole tensors and torch's planners (long)
-	$(PYTEST) -m slow tests/test_every_pair.py tests/bench/test_redistribution.py $(PYTEST_ARGS)
+	$(PYTEST) -m slow tests/layout/test_every_pair.py tests/bench/test_redistribution.py $(PYTEST_ARGS)
 
 ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
@@ -52,10 +53,11 @@ ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped;
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
 
-lint: $(STAMP) ## ruff
+lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 
-types: $(STAMP) ## mypy, strict on the core
+types: $(STAMP) ## mypy, strict
 	$(BIN)/python -m mypy
 
 imports: $(STAMP) ## the direction of imports, private torch names, lengths of files

@@ -1,4 +1,4 @@
-"""Programs for tests, lowered by hand: y = x @ w of tests.plans.small_plan, with even or uneven rows of x."""
+"""Programs for tests, lowered by hand: y = x @ w of tests.plans.small_plans.small_plan, with even or uneven rows of x."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.layout.layouts import Layout, local_shape
 from fxshard.passes.lowering.local_graph import LocalGraph
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram, SizeClass
-from tests.plans import MESH, L, small_plan
+from tests.plans.small_plans import MESH, L, small_plan
 
 W, X, Y = L("RS(0)"), L("S(0)S(1)"), L("S(0)R")
 

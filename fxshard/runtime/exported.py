@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import OptionError, RunError, SizesError, a_kind
+from fxshard.errors import RunError, SizesError
 from fxshard.graph.objects import open_call
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
@@ -25,7 +25,7 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, r
 from fxshard.passes.runner import Dump
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import Leaves, leaf_names
-from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number
+from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number, check_weights
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram
@@ -83,9 +83,7 @@ class ExportedProgram(ShardedProgram):
         Raises PlanError for another mesh, RunError for a missing weight, or ranks that hold different programs or weights.
         """
         check_device_mesh(device_mesh)
-        if not isinstance(weights, Mapping | None):
-            remedy = "pass whole tensors by the model's names, such as a state_dict"
-            raise OptionError(f"weights are {a_kind(weights)}", remedy=remedy)
+        check_weights(weights)
         check_choice("compiler", compiler, COMPILERS)
         values = dict(weights or self.weights)
         check_number("timeout", timeout, optional=False)

@@ -20,7 +20,7 @@ from fxshard.archive import container
 from fxshard.errors import FileError
 from fxshard.files import parse_json
 from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
-from tests.plans import small_plan
+from tests.plans.small_plans import small_plan
 from tests.programs import small_program
 
 GRAPH, PROGRAM, PLAN = "models/model.json", "extra/fxshard/program.json", "extra/fxshard/plan.json"

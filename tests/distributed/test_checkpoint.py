@@ -23,7 +23,7 @@ from fxshard.errors import RunError
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.checkpoint import api, load_checkpoint, save_checkpoint
 from fxshard.runtime.module.parameters import shard_parameters, sharded
-from tests.distributed.ranks import run_scenarios
+from tests.distributed.scenarios import run_scenarios
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

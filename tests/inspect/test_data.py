@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from fxshard import inspect
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans import plans, small_plan
+from tests.plans.small_plans import plans, small_plan
 from tests.programs import small_program
 
 

@@ -10,7 +10,7 @@ from expecttest import assert_expected_inline
 from fxshard import inspect
 from fxshard.cli.main import main
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
-from tests.plans import small_plan
+from tests.plans.small_plans import small_plan
 
 
 def profile() -> MemoryProfile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxshard import inspect
 from fxshard.plans.plan_data import OpSpec, PlanEnd, PlannedNode
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans import MESH, L
+from tests.plans.small_plans import MESH, L
 
 
 def _rows(layouts: list[str]) -> list[list[str]]:

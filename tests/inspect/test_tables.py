@@ -8,7 +8,7 @@ from expecttest import assert_expected_inline
 
 from fxshard import inspect
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans import MESH, small_plan
+from tests.plans.small_plans import MESH, small_plan
 from tests.programs import small_program
 
 

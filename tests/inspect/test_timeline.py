@@ -13,7 +13,7 @@ import fxshard
 from fxshard import inspect
 from fxshard.cli.main import main
 from fxshard.timeline import DEVICE, Event, Timeline
-from tests.plans import small_plan
+from tests.plans.small_plans import small_plan
 
 TIMELINE = Timeline(
     (

@@ -88,7 +88,7 @@ def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], d
     stand without gaps then, and none behind a shorter one has elements. (Where an axis before this one has cut the dim, a rank whose
     piece is short has shorter parts than blocks.)
     """
-    lengths = chunk_lengths(shape[dim], len(blocks))
+    lengths: tuple[Any, ...] = chunk_lengths(shape[dim], len(blocks))
     sizes = [local.shape(b)[dim] for b in blocks]
     certain = all(isinstance(n, int) or surely(n == size) for n, size in zip(lengths, sizes, strict=True))
     if not certain and surely(lengths[0] == sizes[0]):

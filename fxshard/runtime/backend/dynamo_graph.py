@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph, source_line
+from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.returned import note_calls
-from fxshard.passes.trace.trace import fake_tensor, joint_graph, planning_graph, separate_outputs
+from fxshard.passes.trace.trace import joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace.trace_errors import readable_errors
 from fxshard.runtime.backend.graph_outputs import Output, find_outputs
 from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes

@@ -184,6 +184,13 @@ def check_number(name: str, value: Any, *, optional: bool = True) -> None:
         raise OptionError(what, remedy="give seconds")
 
 
+def check_weights(weights: Any) -> None:
+    """Raises OptionError unless ``weights`` map names to values, or are None."""
+    if not isinstance(weights, Mapping | None):
+        remedy = "pass whole tensors by the model's names, such as a state_dict"
+        raise OptionError(f"weights are {a_kind(weights)}", remedy=remedy)
+
+
 def check_memory(limit: Any, optimizer: Any) -> None:
     """Raises OptionError unless ``limit`` is a positive size, or None, and what ``optimizer`` keeps is known."""
     if limit is not None and not read_size(limit, "memory_limit"):

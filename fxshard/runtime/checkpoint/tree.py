@@ -31,7 +31,10 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], *, distribut
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, bytes | bytearray):
         return {"$bytes": value.hex()}
-    inner = lambda key, one: encode(one, f"{name}/{key}", tensors, distributed=distributed)  # noqa: E731
+
+    def inner(key: Any, one: Any) -> Any:
+        return encode(one, f"{name}/{key}", tensors, distributed=distributed)
+
     if type(value) in (list, tuple):
         items = [inner(i, one) for i, one in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
@@ -53,7 +56,10 @@ def _keep(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor], dist
 
 def decode(value: Any, tensor: Callable[[str], Any], where: str) -> Any:
     """The value again; ``tensor`` finds one by its name. Raises FileError for what ``encode`` does not write."""
-    inner = lambda one: decode(one, tensor, where)  # noqa: E731
+
+    def inner(one: Any) -> Any:
+        return decode(one, tensor, where)
+
     if isinstance(value, list):
         return [inner(one) for one in value]
     if not isinstance(value, dict):

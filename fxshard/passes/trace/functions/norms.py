@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import free_unbacked_symbols
+from fxshard._torch_compat.symbols import is_unknown
 
 aten = torch.ops.aten
 
@@ -123,7 +123,7 @@ def _gradients(
 
 def _nothing_to_cut(x: Any, count: Any) -> bool:
     """Whether no row (``count`` elements) can be cut, or it takes running to tell (such sizes stay with torch's own operator)."""
-    return bool(free_unbacked_symbols(tuple(x.shape))) or count <= 1 or not x.numel()
+    return any(map(is_unknown, x.shape)) or count <= 1 or not x.numel()
 
 
 def _last(x: Any, count: int) -> list[int]:

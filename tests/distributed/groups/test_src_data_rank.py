@@ -1,0 +1,112 @@
+"""src_data_rank: ranks that start from different weights end with those of one of them, or keep their own without a word sent."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import fxshard
+from fxshard.errors import OptionError, RunError
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.groups.distribute import distribute
+from fxshard.runtime.module.parameters import shard_parameters
+from tests.distributed.scenarios import run_scenarios
+
+pytestmark = pytest.mark.distributed
+
+X = torch.linspace(-1, 1, 15).reshape(3, 5)
+PLAIN = ("broadcast", "send", "recv", "scatter", "all_gather", "all_reduce", "all_to_all", "reduce_scatter", "barrier")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(5, 7)
+        self.down = nn.Linear(7, 5)
+        self.down.bias = nn.Parameter(torch.rand(5))
+        self.register_buffer("shift", torch.rand(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x) + self.shift)
+
+
+def of_rank(rank: int) -> Net:
+    torch.manual_seed(100 + rank)
+    return Net()
+
+
+def parallel(rank_of_values: int, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    pins = {"up.weight": "S(0)", "up.bias": "S(0)", "down.weight": "S(1)"}
+    return fxshard.parallelize(of_rank(rank_of_values), (X,), mesh, train=False, pins=pins, compiler="eager", **options)
+
+
+def each_pair_of_layouts() -> None:
+    """Against ``distribute_tensor`` of the source's value, which every rank can make here."""
+    line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+    for mesh in (line, square):
+        one = [Replicate(), Shard(0), Shard(1)]
+        for layout, source in itertools.product(itertools.product(one, repeat=mesh.ndim), (0, 2, 3)):
+            values = [torch.rand(5, 3, generator=torch.Generator().manual_seed(r)).to(torch.bfloat16) for r in range(4)]
+            want = distribute_tensor(values[source], mesh, list(layout), src_data_rank=None).to_local()
+            have = distribute(values[dist.get_rank()], Layout(layout), mesh, source)
+            assert torch.equal(have, want), (layout, source, have, want)
+
+
+def the_source_is_the_truth() -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    model, want = parallel(dist.get_rank(), mesh, src_data_rank=3), of_rank(3)
+    for name, parameter in want.named_parameters():
+        assert torch.equal(model.get_parameter(name).full_tensor(), parameter), name
+    assert torch.equal(model.shift, want.shift)
+    torch.testing.assert_close(model(X), want(X))
+
+
+def none_sends_nothing() -> None:
+    """Neither through functional collectives nor through torch.distributed's own; ranks keep what they hold."""
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    with CommDebugMode() as issued:
+        shard_parameters(of_rank(0), {"up.weight": Layout.parse("S(0)")}, mesh, torch.device("cpu"))
+    assert not issued.get_total_counts()
+    called: list[str] = []
+    kept = {name: getattr(dist, name) for name in PLAIN}
+    try:
+        for name in PLAIN:
+            setattr(dist, name, lambda *args, name=name, **kwargs: called.append(name) or kept[name](*args, **kwargs))
+        model = parallel(dist.get_rank(), mesh, src_data_rank=None)
+        assert not called
+        parallel(dist.get_rank(), mesh, src_data_rank=1)
+        assert called  # what counts would see it
+    finally:
+        for name, function in kept.items():
+            setattr(dist, name, function)
+    own = of_rank(dist.get_rank()).up.weight.detach().chunk(4)
+    assert torch.equal(model.up.weight.to_local(), own[dist.get_rank()] if dist.get_rank() < len(own) else own[0][:0])
+
+
+def otherwise_they_are_compared() -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    with pytest.raises(RunError, match="differ in the weights of"):
+        parallel(dist.get_rank(), mesh)
+    with pytest.raises(OptionError, match="src_data_rank is 4"):
+        parallel(0, mesh, src_data_rank=4)
+
+
+SCENARIOS = (each_pair_of_layouts, the_source_is_the_truth, none_sends_nothing, otherwise_they_are_compared)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenarios({s.__name__: s for s in SCENARIOS}, 4, tmp_path_factory.mktemp("ranks"), seconds=120)
+
+
+@pytest.mark.parametrize("name", [s.__name__ for s in SCENARIOS])
+def test_on_four_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]

@@ -1,0 +1,155 @@
+"""Gradient accumulation with one reduction a step: ``fxshard.no_sync`` against one device, on two ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import fxshard
+from fxshard.errors import OptionError
+from fxshard.layout.layouts import Layout
+from fxshard.runtime.groups.exchange import kind_on
+from fxshard.runtime.ranks.record import record_collectives
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+SUMS = ("all_reduce", "reduce_scatter")
+ISSUED = tuple(kind_on("gloo", kind) for kind in SUMS)
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+
+
+def mine(x: Tensor, device_mesh: DeviceMesh) -> DTensor:
+    return fxshard.local_batch(x.chunk(2)[dist.get_rank()], device_mesh)
+
+
+def same(model: nn.Module, reference: nn.Module) -> None:
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        for have, want in ((p, q), (p.grad, q.grad)):
+            if want is None:
+                assert have is None
+                continue
+            assert have.placements == p.placements, name
+            error = (have.full_tensor() - want).norm()
+            assert error <= 1e-9 * max(float(want.norm()), 1e-6), (name, float(error))
+
+
+class Net(nn.Module):
+    """An embedding, a norm, tied weights, a frozen one, one that is not read; sizes that 2 does not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up, self.norm = nn.Embedding(11, 6), nn.Linear(6, 9), nn.LayerNorm(9)
+        self.down, self.frozen = nn.Linear(9, 6, bias=False), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.table.weight
+        self.unread = nn.Parameter(torch.ones(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(F.gelu(self.up(self.table(x))))
+        return F.cross_entropy(self.head(self.frozen(self.down(y))), x)
+
+
+RETURNED = {name: "S(0)" for name in ("table", "up", "norm", "down", "frozen", "head")}
+"""What modules return is cut by rows: data parallelism, so that each gradient is a sum over ranks."""
+
+
+def trained(pins: dict[str, str], compiler: str, count: int = 5) -> None:
+    """Two steps of four micro-batches: the numbers of one device; ``count`` gradients are reduced, once a step."""
+    torch.set_default_dtype(torch.float64)
+    model, device_mesh = Net(), mesh()
+    reference = copy.deepcopy(model)
+    steps = [[torch.randint(0, 11, (65,)) for _ in range(4)] for _ in range(2)]
+    pinned = {"pins": {**RETURNED, **pins}, "input_layouts": {"args[0]": "S(0)"}, "output_layouts": "R", "objective": "communication"}
+    fxshard.parallelize(model, (mine(steps[0][0], device_mesh),), device_mesh, compiler=compiler, without=["bucket"], **pinned)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, reference)]
+    (program,) = model.forward.programs
+    gathers = Counter(c.kind for c in program.collectives if c.kind not in SUMS)
+    assert not {*gathers} & {*ISSUED}
+    all_sums = sum(c.kind in SUMS for c in program.collectives)
+    with fxshard.no_sync(model):  # its program is made now: tracing is recorded too
+        model(mine(steps[0][0], device_mesh)).to_local().backward()
+    optimizers[0].zero_grad()
+    for batches in steps:
+        with record_collectives() as local, fxshard.no_sync(model):
+            for x in batches[:-1]:
+                model(mine(x, device_mesh)).to_local().backward()
+        read = [p for p in model.parameters() if p.grad is not None]
+        lie = {n: str(Layout(p.grad.placements)) for n, p in model.named_parameters() if p.grad is not None}
+        assert list(lie.values()) == ["P"] * count, lie
+        assert all(p.grad.to_local().shape == p.shape for p in read)
+        with record_collectives() as last:
+            model(mine(batches[-1], device_mesh)).to_local().backward()
+        kinds = Counter(c.kind for c in local)
+        assert sum(kinds[k] for k in ISSUED) == 3 * (all_sums - count), kinds
+        assert {k: n for k, n in kinds.items() if k not in ISSUED} == {k: 3 * n for k, n in gathers.items()}, (kinds, gathers)
+        assert sum(c.kind in (*SUMS, *ISSUED) for c in last) == all_sums, "those that waited are DTensor's own"
+        for x in batches:
+            reference(x).backward()
+        same(model, reference)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    same(model, reference)
+
+
+def replicated() -> None:
+    trained({"*.weight": "R", "*.bias": "R"}, "eager", 6)
+
+
+def sharded() -> None:
+    trained({"*.weight": "S(0)", "*.bias": "S(0)"}, "eager", 6)
+
+
+def compiled() -> None:
+    trained({"*.weight": "S(0)", "*.bias": "R"}, "inductor", 6)
+
+
+def any_order() -> None:
+    """Forward and backward on different sides of ``no_sync``, a norm and a step of what is pending, gradients that are dropped."""
+    torch.set_default_dtype(torch.float64)
+    model, device_mesh = Net(), mesh()
+    reference = copy.deepcopy(model)
+    x, y = torch.randint(0, 11, (65,)), torch.randint(0, 11, (65,))
+    pins = {**RETURNED, "*.weight": "S(0)", "*.bias": "R"}
+    options = {"input_layouts": {"args[0]": "S(0)"}, "output_layouts": "R", "objective": "communication"}
+    fxshard.parallelize(model, (mine(x, device_mesh),), device_mesh, compiler="eager", pins=pins, **options)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, reference)]
+    early = model(mine(x, device_mesh)).to_local()
+    with fxshard.no_sync(model):
+        late = model(mine(y, device_mesh)).to_local()
+        model(mine(x, device_mesh)).to_local().backward()
+        early.backward()  # whose gradients are reduced, beside some that are pending
+    late.backward()
+    reference(torch.cat([x, x, y])).mul(3).backward()
+    same(model, reference)
+    for step in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step == 0)
+        with fxshard.no_sync(model), fxshard.no_sync(nn.Sequential(model)):
+            model(mine(y, device_mesh)).to_local().backward()
+        reference(y).backward()
+        assert any(p.grad.placements != p.placements for p in model.parameters() if p.grad is not None)
+        norms = [f(m.parameters(), 0.01) for f, m in ((fxshard.clip_grad_norm_, model), (nn.utils.clip_grad_norm_, reference))]
+        assert abs(norms[0] - norms[1]) <= 1e-9 * norms[1]
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert (p.full_tensor() - q).norm() <= 1e-9 * q.norm()
+    for wrong in (reference, 3):
+        with pytest.raises(OptionError, match="no_sync was given"), fxshard.no_sync(wrong):
+            pass
+
+
+found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order)

@@ -1,0 +1,274 @@
+"""Hooks of a parallelized module and of its submodules on two ranks, added before and after, against one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
+from torch.utils.checkpoint import checkpoint
+
+import fxshard
+from fxshard.errors import RunError, TraceError
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+Seen = list[Any]
+Register = Callable[[Any, Seen], Any]
+PINS = {"0.weight": "S(0)", "0.bias": "S(0)", "2.weight": "S(1)"}
+
+
+def net() -> nn.Sequential:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def batch(rows: int = 3) -> Tensor:
+    return torch.linspace(-1, 1, 4 * rows).view(rows, 4).cos()
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+
+def shard(model: nn.Module, compiler: str = "eager", **options: Any) -> Any:
+    return fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler=compiler, pins=PINS, **options)
+
+
+def close(have: Any, want: Any, rtol: float = 1e-9) -> None:
+    if isinstance(want, (tuple, list)):
+        assert len(have) == len(want)
+        for one, other in zip(have, want, strict=True):
+            close(one, other, rtol)
+        return
+    if not isinstance(want, Tensor):
+        assert have == want or abs(have - want) <= rtol * abs(want)
+        return
+    have = have.full_tensor() if isinstance(have, DTensor) else have
+    assert have.shape == want.shape and (have - want).double().norm() <= rtol * max(float(want.double().norm()), 1e-6)
+
+
+def step(model: Any) -> list[Any]:
+    """The output of a step, and the gradients of the input and the parameters."""
+    model.zero_grad()
+    x = batch().requires_grad_()
+    out = model(x)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+def square(module: Any, args: Any, kwargs: Any) -> Any:
+    return (args[0].square(),), kwargs
+
+
+ON_SUBMODULES: dict[str, Register] = {
+    "value": lambda m, seen: m[0].register_forward_hook(lambda module, args, out: out.sin()),
+    "arguments": lambda m, seen: m[2].register_forward_pre_hook(square, with_kwargs=True),
+    "kept": lambda m, seen: m[0].register_forward_hook(lambda module, args, out: seen.append((args[0], out)), always_call=True),
+    "kept arguments": lambda m, seen: m[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach())),
+    "a number": lambda m, seen: m[0].register_forward_hook(lambda module, args, out: seen.append(out.norm().item())),
+    "all modules": lambda m, seen: register_module_forward_hook(lambda module, args, out: seen.append(type(module).__name__)),
+    "gradients": lambda m, seen: m[2].register_full_backward_hook(lambda module, given, out: seen.append((given, out))),
+    "all gradients": lambda m, seen: register_module_full_backward_hook(lambda module, given, out: seen.append((given, out))),
+}
+GRADIENTS_BEFORE: Register = lambda m, seen: m[0].register_full_backward_pre_hook(lambda module, out: seen.append(out))  # noqa: E731
+ON_THE_MODULE: dict[str, Register] = {
+    "value": lambda m, seen: m.register_forward_hook(lambda module, args, kwargs, out: out.sin(), with_kwargs=True),
+    "arguments": lambda m, seen: m.register_forward_pre_hook(square, with_kwargs=True),
+    "kept": lambda m, seen: m.register_forward_hook(lambda module, args, out: seen.append(out.detach())),
+    "backward": lambda m, seen: m.register_full_backward_hook(lambda module, given, out: (seen.append(out[0]), (given[0] * 2,))[1]),
+    "backward before": lambda m, seen: m.register_full_backward_pre_hook(lambda module, out: (out[0] * 3,)),
+}
+
+
+def told(model: Any, register: Register, begin: Callable[[Any], Any], after: bool) -> tuple[list[Any], Seen, list[int]]:
+    """Steps with the hook, without it, and with it again: what they give, what the hook saw, how many programs there were."""
+    seen: Seen = []
+    if after:
+        begin(model)
+        step(model)
+    handle = register(model, seen)
+    if not after:
+        begin(model)
+    steps, counts = [step(model), step(model)], [programs(model)]
+    handle.remove()
+    steps.append(step(model))
+    if after:
+        handle = register(model, seen)
+        steps.append(step(model))
+        handle.remove()
+    return steps, seen, [*counts, programs(model)]
+
+
+def programs(model: Any) -> int:
+    return len(getattr(model.forward, "programs", ()))
+
+
+def beside_one_device(register: Register, after: bool) -> list[int]:
+    have, saw, counts = told(net(), register, shard, after)
+    want, expected, _ = told(net(), register, lambda m: None, after)
+    for one, other in zip(have, want, strict=True):
+        close(one, other)
+    close(saw, expected)
+    return counts
+
+
+def hooks_of_submodules_before() -> None:
+    """A hook that is taken away means another program; one whose program is known is not planned for again."""
+    for register in (*(ON_SUBMODULES[name] for name in ("value", "arguments", "kept")), GRADIENTS_BEFORE):
+        assert beside_one_device(register, after=False) == [1, 2]
+
+
+def hooks_of_submodules_after() -> None:
+    for name, register in ON_SUBMODULES.items():
+        assert beside_one_device(register, after=True) == [2, 2], name
+
+
+def hooks_of_the_module() -> None:
+    """They run around one program."""
+    for name, register in ON_THE_MODULE.items():
+        for after in (False, True):
+            assert beside_one_device(register, after) == [1, 1], name
+
+
+def hooks_compiled() -> None:
+    """By Inductor, in float64; the loss is also of what a hook has kept, which is an output of the program."""
+    seen: list[Seen] = [[], []]
+    models = [net(), net()]
+    for model, kept in zip(models, seen, strict=True):
+        ON_SUBMODULES["kept"](model, kept)
+        ON_SUBMODULES["gradients"](model, kept)
+    shard(models[0], "inductor")
+    for model, kept in zip(models, seen, strict=True):
+        (model(batch().requires_grad_()).sum() + kept[0][1].cos().sum()).backward()
+    close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
+    close(*seen)
+
+
+def hooks_at_any_size() -> None:
+    """What is kept has the sizes of its call, in one program for all, with hooks of the backward too."""
+    for name in ("kept", "gradients"):
+        models, seen = [net(), net()], [[], []]
+        shard(models[0])
+        for model, kept in zip(models, seen, strict=True):
+            ON_SUBMODULES[name](model, kept)
+            for rows in (4, 6, 8, 6):
+                model.zero_grad()
+                model(batch(rows).requires_grad_()).square().sum().backward()
+        close(*seen)
+        close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
+        assert len(models[0].forward.programs) <= 3, name
+
+
+def hooks_of_parameters() -> None:
+    """After parallelize they see gradients that are DTensors; before, they are refused, for they would be lost."""
+    models, seen = [net(), net()], [[], []]
+    shard(models[0])
+    for model, kept in zip(models, seen, strict=True):
+        model[0].weight.register_hook(lambda grad: grad * 2)
+        model[2].weight.register_post_accumulate_grad_hook(lambda p, kept=kept: kept.append(p.grad.clone()))
+    close(step(models[0]), step(models[1]))
+    close(*seen)
+    for register in (lambda p: p.register_hook(print), lambda p: p.register_post_accumulate_grad_hook(print)):
+        model = net()
+        register(model[0].weight)
+        with pytest.raises(RunError, match=r"parameter 0.weight has a hook(.|\n)*after parallelize"):
+            shard(model)
+
+
+KEPT: Seen = []
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "changes a tensor in place": lambda out: (KEPT.append(1), out.mul_(2), None)[2],
+    "returns Tensor, but could not be captured": lambda out: (print(), out * 2)[1],
+    "asks for the gradient of a value": lambda out: KEPT.append(out.register_hook(print)),
+    "asks for the gradient": lambda out: (KEPT.append(out), out.retain_grad())[1],
+}
+
+
+class Within(nn.Module):
+    """Its layer is called in a part of the graph that is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def refused() -> None:
+    within = Within()
+    fxshard.parallelize(within, (batch(),), mesh(), compiler="eager")
+    within.layer.register_forward_hook(lambda module, args, out: KEPT.append(out))
+    with pytest.raises(TraceError, match=r"the forward hook .* of layer .* within torch.utils.checkpoint"):
+        within(batch())
+    model = shard(net())
+    handle = model[0].register_forward_hook(lambda *_: None) if dist.get_rank() == 0 else model.register_forward_hook(lambda *_: None)
+    with pytest.raises(RunError, match=r"the ranks differ in hooks: rank 0: forward hook of 0; rank 1: \(none\)(.|\n)*on all ranks"):
+        model(batch())
+    handle.remove()
+    for said, body in REFUSED.items():
+        handle = model[0].register_forward_hook(lambda module, args, out, body=body: body(out))
+        with pytest.raises(RunError, match=f"the forward hook .* of 0 {said}") as caught:
+            model(batch())
+        assert "on the parallelized module itself" in str(caught.value)
+        handle.remove()
+    close(step(model), step(net()))
+    handle = model[2].register_full_backward_hook(lambda module, given, out: given)
+    with pytest.raises(RunError, match=r"the backward hook .* of 2 returns gradients(.|\n)*hooks of parameters"):
+        model(batch()).sum().backward()
+    model[0].register_backward_hook(print)
+    with pytest.raises(TraceError, match=r"the backward hook print of 0 would not be called(.|\n)*register_full_backward_hook"):
+        model(batch())
+    model[0]._backward_hooks.clear()
+    with torch.no_grad():
+        close(model(batch()), net()(batch()))
+    handle.remove()
+    close(step(model), step(net()))
+
+
+def the_hook_of_a_copy() -> None:
+    """A method that is a hook belongs to the copy, as what it keeps does."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(4, 3), []
+            self.layer.register_forward_hook(self.keep)
+
+        def keep(self, module: Any, args: Any, out: Tensor) -> None:
+            self.kept.append(out.detach())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).sin() + self.kept[-1]
+
+    net()
+    model = Keeps()
+    reference = copy.deepcopy(model)
+    fxshard.parallelize(model, (batch(),), mesh(), compiler="eager", pins={"layer.weight": "S(1)"})
+    other = copy.deepcopy(model)
+    for rows in (3, 5):
+        for one in (model, other):
+            close(one(batch(rows)), reference(batch(rows)))
+    assert len(model.kept) == len(other.kept) == 2
+    close(other.kept, reference.kept[::2])
+
+
+found, test_two_ranks = two_ranks(
+    hooks_of_submodules_before,
+    hooks_of_submodules_after,
+    hooks_of_the_module,
+    hooks_compiled,
+    hooks_at_any_size,
+    hooks_of_parameters,
+    refused,
+    the_hook_of_a_copy,
+)

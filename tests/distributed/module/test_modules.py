@@ -1,0 +1,282 @@
+"""What users do with a module beside calling it, on two ranks, against one device: copies, averages, loading, changes of its parts."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrizations, parametrize
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+
+import fxshard
+from examples.llama import Llama
+from fxshard.errors import FxshardError, PlanError, RunError
+from tests.distributed.module.test_hooks import PINS, batch, close, mesh, net, shard, step
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def pair() -> tuple[Any, Any]:
+    return shard(net()), net()
+
+
+def same(model: Any, reference: Any) -> None:
+    have, want = model.state_dict(), reference.state_dict()
+    assert list(have) == list(want)
+    close([*have.values()], [*want.values()])
+
+
+def copies() -> None:
+    """A copy trains apart, with the programs of the module that it was made of; it can be a part of another module."""
+    model, reference = pair()
+    other, expected = copy.deepcopy(model), copy.deepcopy(reference)
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.1) for m in (model, reference)]
+    for _ in range(2):
+        close(step(model), step(reference))
+        for optimizer in optimizers:
+            optimizer.step()
+    same(model, reference)
+    same(other, expected)
+    close(step(other), step(expected))
+    other.load_state_dict(reference.state_dict())
+    same(other, reference)
+    whole = copy.deepcopy(nn.Sequential(model, nn.Tanh()))
+    assert whole[0].forward.programs == other.forward.programs == model.forward.programs
+    close(whole(batch()), reference(batch()).tanh())
+    with fxshard.no_sync(other):
+        other(batch()).sum().backward()
+    with pytest.raises(RunError, match=r"cannot be copied by itself"):
+        copy.deepcopy(model.forward)
+    for write in (pickle.dumps, lambda m: torch.save(m, io.BytesIO())):
+        with pytest.raises(RunError, match=r"a parallelized module cannot be pickled(.|\n)*state_dict"):
+            write(model)
+
+
+def averages() -> None:
+    """AveragedModel by mean and by EMA, an EMA by hand, SWALR, update_bn."""
+    model, reference = pair()
+    models = (model, reference)
+    mean, ema = [AveragedModel(m) for m in models], [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in models]
+    own, optimizers = [copy.deepcopy(m) for m in models], [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    schedules = [SWALR(o, swa_lr=0.05, anneal_epochs=2) for o in optimizers]
+    schedules += [torch.optim.lr_scheduler.CosineAnnealingLR(o, 3) for o in optimizers]
+    for _ in range(3):
+        close(step(model), step(reference))
+        for k, m in enumerate(models):
+            optimizers[k].step()
+            for schedule in schedules[k::2]:
+                schedule.step()
+            mean[k].update_parameters(m)
+            ema[k].update_parameters(m)
+            with torch.no_grad():
+                for p, q in zip(own[k].parameters(), m.parameters(), strict=True):
+                    p.lerp_(q, 0.1)
+    assert mean[0].module.forward.programs == model.forward.programs
+    for have, want in (mean, ema, own):
+        same(have, want)
+        close(have(batch()), want(batch()))
+    normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    found = [AveragedModel(shard(copy.deepcopy(normed))), AveragedModel(normed)]
+    for one in found:
+        update_bn([batch(), batch() * 2], one)
+    same(*found)
+
+
+def gradients_in_buckets() -> None:
+    """Whose gradients are slices of what was reduced together can be copied in the middle of training."""
+    tokens = torch.randint(0, 256, (4, 16), generator=torch.Generator().manual_seed(0))
+    model: Any = fxshard.parallelize(Llama.small(), (tokens, tokens), mesh(), compiler="eager", input_layouts="S(0)", cache=False)
+    model(tokens, tokens).backward()
+    assert any(p.grad.to_local().storage_offset() for p in model.parameters())
+    other, average = copy.deepcopy(model), AveragedModel(model)
+    for parameter, copied, averaged in zip(model.parameters(), other.parameters(), average.parameters(), strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), copied.grad.full_tensor())
+        assert torch.equal(parameter.full_tensor(), averaged.full_tensor())
+        assert copied.grad.to_local().untyped_storage().data_ptr() != parameter.grad.to_local().untyped_storage().data_ptr()
+
+
+def loading() -> None:
+    """Whole values and DTensors, ``strict``, ``assign``; hooks of state_dicts; what is wrong is named."""
+    (model, reference), other = pair(), net()
+    nn.init.normal_(other[0].weight)
+    model.load_state_dict(other.state_dict())
+    close(step(model), step(other))
+    found = model.load_state_dict({"0.weight": reference[0].weight, "extra": 1}, strict=False)
+    assert found.missing_keys == ["0.bias", "2.weight", "2.bias"] and found.unexpected_keys == ["extra"]
+    same(model, reference)
+    for wrong, said in (({"0.weight": torch.ones(2, 2)}, "size mismatch for 0.weight"), ({"x": 1}, "Unexpected key")):
+        with pytest.raises(RuntimeError, match=said):
+            model.load_state_dict(wrong)
+    model.load_state_dict(other.state_dict(), assign=True)
+    assert model[0].weight.placements == (Shard(0),)
+    close(step(model), step(other))
+    whole = {k: distribute_tensor(v, mesh(), [Replicate()]) for k, v in reference.state_dict().items()}
+    model.load_state_dict(whole)
+    close(step(model), step(reference))
+    with pytest.raises(PlanError, match=r"has a value in R for parameter 0.weight, which is in S\(0\)(.|\n)*assign=False"):
+        model.load_state_dict(whole, assign=True)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    close(step(model), step(reference))
+    with pytest.raises(RunError, match=r"differ in the weights of 0.weight"):
+        model.load_state_dict({"0.weight": torch.full((5, 4), float(dist.get_rank()))}, strict=False)
+    model.register_state_dict_post_hook(lambda m, state, prefix, _: state.update({f"{prefix}mine": 1}))
+    model.register_load_state_dict_pre_hook(lambda m, state, prefix, *_: state.update({"0.bias": state.pop("mine")}))
+    assert model.state_dict()["mine"] == 1
+    model.load_state_dict({"mine": torch.full((5,), 2.0), "0.weight": other[0].weight}, strict=False)
+    close([*model[0].parameters()], [other[0].weight, torch.full((5,), 2.0)])
+
+
+def saved() -> None:
+    """``torch.save`` of a state_dict, and back, with and without pickle's classes."""
+    model, reference = pair()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    for safe in (True, False):
+        file.seek(0)
+        state = torch.load(file, weights_only=safe)
+        assert all(isinstance(value, DTensor) for value in state.values())
+        other = shard(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
+        other.load_state_dict(state, assign=safe)
+        close(step(other), step(reference))
+
+
+def given_parameters() -> None:
+    """``functional_call`` with DTensors, which gradients reach; whole tensors and transforms are refused."""
+    model, reference = pair()
+    for m in (model, reference):
+        own = {name: p * 2 for name, p in m.named_parameters()}
+        torch.func.functional_call(m, own, (batch(),)).square().sum().backward()
+    close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+    assert len(model.forward.programs) == 2
+    with pytest.raises(RunError, match=r"0.weight is a plain tensor, put there after parallelize \(or by functional_call\)"):
+        torch.func.functional_call(model, reference.state_dict(), (batch(),))
+    for transformed in (torch.vmap(model), torch.func.grad(lambda x: model(x).sum()), lambda x: torch.func.jvp(model, (x,), (x,))):
+        with pytest.raises(RunError, match=r"within a transform of torch.func(.|\n)*inside of the forward"):
+            transformed(batch())
+    close(step(model), step(reference))
+
+
+def dtypes_and_modes() -> None:
+    """A program for each dtype and mode, found again; ``apply``, ``zero_grad``, ``requires_grad_``."""
+    model, reference = pair()
+    for m in (model, reference):
+        m.float()
+    close(model(batch().float()), reference(batch().float()), 1e-5)
+    for m in (model, reference):
+        m.double()
+        m.apply(lambda part: isinstance(part, nn.Linear) and nn.init.constant_(part.weight, 0.3))
+        m[0].requires_grad_(False)
+    close(step(model)[:2], step(reference)[:2])
+    for m in (model, reference):
+        m.zero_grad(set_to_none=False)
+        m.requires_grad_(True).train(False)
+        close(m[2].weight.grad, torch.zeros(3, 5))
+    assert model[0].weight.grad is None
+    close(model(batch()), reference(batch()))
+    assert len(model.forward.programs) == 4
+    tokens, table = torch.tensor([1, 2, 5]), nn.Embedding(6, 4)
+    fxshard.parallelize(table, (tokens,), mesh(), compiler="eager", pins={"weight": "S(1)"})
+    assert table(tokens).dtype == torch.float64 and table.bfloat16()(tokens).dtype == torch.bfloat16
+
+
+def anomalies() -> None:
+    """Anomaly mode looks into DTensors; all ranks raise where one has found something."""
+    model, reference = pair()
+    with torch.autograd.detect_anomaly():
+        close(step(model), step(reference))
+        if dist.get_rank() == 0:
+            model[2].weight.to_local().detach()[:, 0] = float("nan")
+        with pytest.raises(RuntimeError, match=r"_StepBackward.* returned nan values"):
+            model(batch()).sum().backward()
+
+
+class Sin(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+def parametrized() -> None:
+    """Before and after; taken away again; what lies in a pending sum afterwards is refused."""
+    for before in (True, False):
+        model, reference = net(), net()
+        if not before:
+            shard(model)
+        for m in (model, reference):
+            parametrize.register_parametrization(m[2], "weight", Sin())
+            parametrizations.weight_norm(m[0])
+        if before:
+            fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler="eager", pins={"2.*.original": "S(0)"})
+        close(step(model), step(reference))
+        same(model, reference)
+        if not before:
+            for m in (model, reference):
+                parametrize.remove_parametrizations(m[2], "weight")
+            close(step(model), step(reference))
+    parametrizations.weight_norm(model[2])
+    with pytest.raises(RunError, match=r"2.parametrizations.weight.original0, put there after parallelize, lies in .*pending"):
+        model(batch())
+
+
+def parametrizations_removed() -> None:
+    """Those that were there before ``parallelize``, which leave a parameter in the place of theirs; however these lie."""
+    taken: Any = parametrize.remove_parametrizations
+    for put, take, pin in (
+        (lambda m: parametrize.register_parametrization(m[2], "weight", Sin()), lambda m: taken(m[2], "weight"), "2.*.original"),
+        (lambda m: parametrizations.weight_norm(m[0]), lambda m: taken(m[0], "weight"), "0.*.original1"),
+        (lambda m: nn.utils.weight_norm(m[0], dim=1), lambda m: nn.utils.remove_weight_norm(m[0]), "0.weight_v"),
+    ):
+        for layout in ("S(0)", "S(1)", None):
+            model, reference = net(), net()
+            for m in (model, reference):
+                put(m)
+            pins = None if layout is None else {pin: layout}
+            fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler="eager", pins=pins)
+            close(step(model), step(reference))
+            for m in (model, reference):
+                take(m)
+            close(step(model), step(reference))
+            same(model, reference)
+
+
+def other_parts() -> None:
+    """What is put into the module later takes part if it is a DTensor, and is an error that names it otherwise."""
+    model, reference = pair()
+    for m in (model, reference):
+        torch.manual_seed(3)
+        m[2] = nn.Linear(5, 3)
+    with pytest.raises(FxshardError, match=r"parameter 2.weight is a plain tensor, put there after parallelize(.|\n)*distribute_tensor"):
+        model(batch())
+    for name, p in list(model[2].named_parameters()):
+        setattr(model[2], name, nn.Parameter(distribute_tensor(p.detach(), mesh(), [Shard(0)])))
+    close(step(model), step(reference))
+    for m in (model, reference):
+        m.insert(2, nn.Tanh())
+    close(step(model), step(reference))
+    for m in (model, reference):
+        del m[2]
+    model[0].weight = nn.Parameter(model[0].weight.detach().redistribute(placements=[Shard(1)]))
+    close(step(model), step(reference))
+    assert PINS["0.weight"] == "S(0)" and model[0].weight.grad.placements == (Shard(1),)
+
+
+found, test_two_ranks = two_ranks(
+    copies,
+    averages,
+    gradients_in_buckets,
+    loading,
+    saved,
+    given_parameters,
+    dtypes_and_modes,
+    anomalies,
+    parametrized,
+    parametrizations_removed,
+    other_parts,
+)

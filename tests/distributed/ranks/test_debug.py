@@ -1,0 +1,120 @@
+"""Debug mode on two ranks: a rank whose program was tampered with is named, with the collective, before anything is issued.
+
+And a block that is watched keeps its own errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+
+import fxshard
+from fxshard.errors import RunError
+from fxshard.program.sharded_program import KINDS
+from fxshard.runtime.compile import compile as compiling
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks.debug import Checks
+from fxshard.runtime.ranks.watchdog import watching
+from tests.distributed.faults import Net
+from tests.distributed.ranks.test_agreement import mesh
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+X = torch.ones(64, 8, dtype=torch.float64)
+
+
+@contextmanager
+def tampered(change: Callable[[fx.Graph, list[fx.Node]], None]) -> Iterator[None]:
+    """Rank 1 changes its forward behind everyone's back, after the programs were compared."""
+    before = compiling._boxed
+
+    def boxed(module: fx.GraphModule) -> fx.GraphModule:
+        collectives = [n for n in module.graph.nodes if n.target in KINDS]
+        if dist.get_rank() == 1 and len(collectives) > 1:
+            change(module.graph, collectives)
+        return before(module)
+
+    compiling._boxed = boxed
+    compiling._ARTEFACTS.clear()
+    try:
+        yield
+    finally:
+        compiling._boxed = before
+        compiling._ARTEFACTS.clear()
+
+
+def sharded(**options: Any) -> Any:
+    """The forward gathers a weight and what is multiplied by it."""
+    pins = {"a.weight": "S(0)", "b.weight": "S(1)", "a": "S(1)", "einsum_2": "R"}
+    plan = fxshard.plan(Net(), (X,), fxshard.Mesh({"tp": 2}), input_layouts="R", output_layouts="R", pins=pins, cache=False)
+    return parallelize(Net(), (X,), mesh(), plan, timeout=20.0, **{"compiler": "eager", "without": ["bucket"], **options})
+
+
+def _flat(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    """The second collective takes as many numbers, in another shape."""
+    node = collectives[1]
+    with graph.inserting_before(node):
+        node.args = (graph.call_function(torch.ops.aten.view.default, (node.args[0], [-1])), *node.args[1:])
+
+
+def another_shape() -> None:
+    here, there = (rf"rank {i}: all_gather of \({shape}\) float64, 2, over tp" for i, shape in enumerate((r"\d+, \d+", r"\d+,")))
+    place = r"where: all_gather of '\w+' over tp \(collective 2 of \d of the forward of program"
+    with tampered(_flat):
+        model = sharded(debug=True)
+        with pytest.raises(RunError, match=rf"different collectives: {here}; {there}(.|\n)*{place}"):
+            model(X)
+
+
+def _skipped(graph: fx.Graph, collectives: list[fx.Node]) -> None:
+    """The last collective is left out: what it was given twice is what it gives."""
+    node = collectives[-1]
+    (wait,) = node.users
+    with graph.inserting_before(node):
+        wait.replace_all_uses_with(graph.call_function(torch.ops.aten.cat.default, ([node.args[0]] * 2,)))
+    graph.erase_node(wait)
+    graph.erase_node(node)
+
+
+def one_left_out() -> None:
+    with tampered(_skipped):
+        model = sharded(debug=True)
+        with pytest.raises(RunError, match=r"different collectives: rank 0: all_gather of .*; rank 1: no further collective"):
+            model(X)
+
+
+def the_same_numbers() -> None:
+    """With nothing wrong it changes nothing, by Inductor too, forward and backward; the environment turns it on."""
+    reference = Net()
+    reference(X).sum().backward()
+    for compiler in ("eager", "inductor"):
+        checked: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FXSHARD_DEBUG", "1")
+            model, check = sharded(compiler=compiler), Checks._check
+            patch.setattr(Checks, "_check", lambda self, said, check=check, checked=checked: checked.append(said) or check(self, said))
+            model(X).sum().backward()
+        for name, parameter in model.named_parameters():
+            whole: Tensor = parameter.grad.full_tensor()
+            torch.testing.assert_close(whole, reference.get_parameter(name).grad, rtol=1e-9, atol=1e-12)
+        (program,) = model.forward.programs
+        assert (len(checked), checked.count("no further collective")) == (len(program.collectives) + 2, 2), checked
+
+
+def own_errors_stay() -> None:
+    """What a watched block itself raises is not changed, and afterwards the group waits as long as it did before."""
+    with pytest.raises(KeyError, match="mine"), watching("look something up", timeout=1.0):
+        raise KeyError("mine")
+    if dist.get_rank() == 1:
+        time.sleep(2.0)
+    dist.all_reduce(torch.ones(1))
+
+
+found, test_two_ranks = two_ranks(another_shape, one_left_out, the_same_numbers, own_errors_stay)

@@ -1,0 +1,110 @@
+"""An odd size that comes second, on two ranks: a program for even sizes is planned, to learn what is cut, and compiled once one comes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import fxshard.runtime.compile.compile as compiling
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.calls.any_size import shapes_of
+from tests.distributed.backend import test_backend_sizes as by_backend
+from tests.distributed.logged import logged
+from tests.distributed.scenarios import two_ranks
+from tests.distributed.sizes.test_any_size import Perceptron, made, mesh, pair, rows, same
+
+pytestmark = pytest.mark.distributed
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[list[ShardedProgram]]:
+    """The programs that are compiled meanwhile."""
+    found: list[ShardedProgram] = []
+    real = compiling._made
+
+    def noted(building: compiling.Building, *how: object) -> object:
+        found.append(building.program)
+        return real(building, *how)
+
+    with mock.patch.object(compiling, "_made", noted):
+        yield found
+
+
+def of_a_module() -> None:
+    """Two programs compiled for a first and an odd second size; the third where an even one comes; no more for any other."""
+    with compiled() as programs, logged(logging.INFO) as lines:
+        sharded, single = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
+        for count, want in ((4, 1), (7, 2), (5, 2), (6, 3), (11, 3), (8, 3), (4, 3)):
+            same(sharded, single, rows(count))
+            assert len(programs) == want, (count, len(programs))
+    assert made(sharded) == 3
+    assert [[one.unit for one in program.sizes] for program in programs] == [[], [1], [2]], "the even one last"
+    if mesh().get_rank() == 0:
+        reason = "args_0_0 is 7, shards are even at multiples of 2 only"
+        assert [line for line in lines if line.endswith(reason)] == [
+            f"that program is kept for other calls, and compiled when the first of them comes: {reason}"
+        ]
+        what = "args[0] (7, 8), and any other sizes of dim 0 of args[0]"
+        again = [line for line in lines if line.startswith("planning")]
+        assert again == [f"planning again for training: {what}", f"planning once more for training: {what}, odd ones too"]
+
+
+def it_is_said_aloud_once() -> None:
+    sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
+    with logged(logging.WARNING) as lines:
+        for count in (4, 7, 5):
+            sharded(rows(count)[0])
+    again = [line for line in lines if "planning" in line]
+    assert len(again) == (0 if mesh().get_rank() else 1) and all("(7, 8)" in line for line in again), lines
+
+
+def of_the_backend() -> None:
+    model = Perceptron().double()
+    single, sharded = copy.deepcopy(model), by_backend.compiled(model, **by_backend.by_rows())
+    with compiled() as programs, logged(logging.INFO) as lines:
+        for count, want in ((4, 1), (7, 2), (5, 2), (6, 3), (11, 3), (8, 3)):
+            by_backend.same(sharded, single, (rows(count)[0],), (model, single))
+            assert len(programs) == want, (count, len(programs))
+    assert mesh().get_rank() or any(line.startswith("that program is kept for other calls, and compiled when") for line in lines), lines
+    assert not any("planning again" in line for line in lines), "of a graph that Dynamo has just captured"
+
+
+def it_is_no_warning() -> None:
+    """A program that only its compiler refuses is; that costs what it took to compile."""
+    from fxshard.runtime.calls.any_size import why_kept
+
+    sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
+    sharded(*rows(7))
+    (first, *_) = next(iter(sharded.forward.alike.values()))
+    assert first.shapes == shapes_of(rows(4)) and first.runner.compiled.is_compiled
+    assert why_kept(first, "")[0] == logging.WARNING
+    later = copy.copy(first.runner.compiled)
+    del vars(later)["artefact"]
+    with mock.patch.object(first.runner, "compiled", later):
+        assert why_kept(first, "")[0] == logging.INFO
+
+
+def folders_of_stages_are_apart() -> None:
+    """One for each program that is made, so that none overwrites another's, the one that is compiled later among them."""
+    with TemporaryDirectory() as folder:
+        model = nn.Sequential(nn.Linear(8, 10), nn.Tanh()).double()  # of no other test here: what is compiled already has no stages
+        sharded, _ = pair(model, rows(4), input_layouts="S(0)", dump=folder)
+        for count in (7, 6):
+            sharded(*rows(count))
+        if mesh().get_rank() == 0:
+            found = sorted(path.name for path in Path(folder).iterdir())
+            assert found == ["00_train", "01_train", "02_train"], found
+            assert all(list(Path(folder, name).glob("*_compile.txt")) for name in found)
+    torch.distributed.barrier()
+
+
+found, test_two_ranks = two_ranks(of_a_module, it_is_said_aloud_once, of_the_backend, it_is_no_warning, folders_of_stages_are_apart)

@@ -1,0 +1,83 @@
+"""Odd sizes on meshes of many ranks: one graph for all of them, whose size does not grow with the mesh, beside one device in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from passes.any_size import traced
+from passes.lowering.test_empty_shards_any_size import Frozen
+from passes.lowering.test_lower_any_size import equal_there
+from torch import nn
+
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.program.verify_program import verify_program
+from fxshard.shapes import dynamic_dims
+from fxshard.testing.random_plan import random_graph_plan
+
+SIZES = ((1, 1), (5, 3), (17, 19), (37, 36), (36, 1))
+"""One row, fewer than an axis has ranks, one less and one more than a multiple, and a multiple."""
+
+
+@cache
+def lowered(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> tuple[nn.Module, ShardedProgram]:
+    model, graph = traced(name, 40, 38, uneven=True)
+    return model, lower_plan(graph, random_graph_plan(annotate(graph, Mesh(dict(mesh))), seed))
+
+
+SLOW = pytest.mark.slow
+LINE, PLANE = (("a", 18),), (("a", 4), ("b", 5))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("perceptron", LINE), ("flattened", LINE), ("flattened", PLANE), pytest.param("perceptron", PLANE, marks=SLOW)],
+    ids=str,
+)
+def test_equal_to_one_device(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> None:
+    model, program = lowered(name, mesh, seed)
+    assert program.ranks
+    verify_program(program)
+    for sizes in SIZES:
+        assert equal_there(program, name, model, *sizes)
+
+
+@pytest.mark.slow
+def test_64_ranks() -> None:
+    model, program = lowered("perceptron", (("a", 64),), 0)
+    for batch in (1, 63, 65, 130):
+        assert equal_there(program, "perceptron", model, batch, 1)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "flattened"])
+def test_graphs_do_not_grow_with_the_mesh(name: str) -> None:
+    """Of plans by the same draws: as many calls for 96 ranks as for 24, a few more or less where other specs are legal."""
+    _, graph = traced(name, 40, 38, uneven=True)
+    counts = []
+    for ranks in (24, 96):
+        program = lower(graph, random_graph_plan(annotate(graph, Mesh({"a": ranks})), 0))
+        counts.append(max(len(module.graph.nodes) for module in program.modules.values()))
+        assert len(program.modules) <= 4  # size classes of what is cut into numbers
+    assert counts[1] < 1.2 * counts[0], counts
+
+
+def test_a_guard_of_256_ranks_is_one() -> None:
+    """It is asked of each rank when a size is seen: held to the ranks' own lengths."""
+    args = (torch.randn(300, 3).double(),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(Frozen(), args, {}, ({0: "n"},)))
+    graph, mesh = trace(Frozen(), args, dynamic=dims), Mesh({"a": 16, "b": 16})
+    programs = (lower_plan(graph, random_graph_plan(annotate(graph, mesh), seed)) for seed in range(8))
+    program = next(one for one in programs if any(len(guard.ranks) == 2 for guard in one.guards))
+    assert len(program.guards) == 1
+    layout = Layout.parse("S(0)S(0)")
+    shards = {n: [local_shape((n,), layout, mesh.shape, c) for c in mesh.coordinates()] for n in (15, 255, 256, 257, 496, 511, 512)}
+    assert [n for n in shards if program.refuses({"n": n}) is None] == [n for n, each in shards.items() if (0,) not in each] != []

@@ -1,0 +1,332 @@
+# ruff: noqa: E501  (golden text)
+"""The plan's JSON: what is written comes back equal, what was not written by it is refused with the place and the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expecttest import assert_expected_inline
+from hypothesis import HealthCheck, given, settings
+
+from fxshard.errors import FileError, PlanError
+from fxshard.layout.redistribution import steps
+from fxshard.plans.plan_data import Certificate, Redistribution
+from fxshard.plans.plan_json import dumps, save
+from fxshard.plans.sharding_plan import ShardingPlan
+from tests.plans.small_plans import L, plans, small_plan
+
+SMALL = json.loads(dumps(small_plan()))
+
+
+def test_golden_text() -> None:
+    assert_expected_inline(
+        dumps(small_plan()),
+        """\
+{
+"format": "fxshard-plan",
+"version": 4,
+"partial": false,
+"mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
+"train": false,
+"graph_hash": "abababababababababababababababababababababababababababababababab",
+"certificate": {"unit": "microseconds", "objective": 10.75, "lower_bound": 10.75, "cut": false},
+"memory": {"gradient": 0, "parameter": 64},
+"memory_limit": 1073741824,
+"inputs": [
+ {"kind": "parameter", "name": "lin.weight", "node": "w"},
+ {"kind": "input", "name": "args[0]", "node": "x"}
+],
+"outputs": [
+ {"kind": "output", "name": "outputs[0]", "node": "mm"}
+],
+"nodes": [
+ {"name": "w", "op": "placeholder", "inputs": [], "outputs": ["RS(0)"], "shapes": [[8, 4]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "x", "op": "placeholder", "inputs": [], "outputs": ["S(0)S(1)"], "shapes": [[6, 8]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "mm", "op": "aten.mm.default", "inputs": ["S(0)S(1)", "RS(0)"], "outputs": ["S(0)P"], "shapes": [[6, 4]], "dtypes": ["float32"], "compute": 3.25},
+ {"name": "output", "op": "output", "inputs": ["S(0)R"], "outputs": [], "shapes": [], "dtypes": [], "compute": 0.0}
+],
+"redistributions": [
+ {"value": "mm", "shape": [6, 4], "itemsize": 4, "source": "S(0)P", "target": "S(0)R", "steps": [{"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}], "readers": [["output", 0]], "cost": 7.5}
+],
+"fallbacks": [
+ {"node": "mm", "reason": "no rule for it"}
+],
+"picked": [],
+"lines": [
+ {"line": "model.py:7: return self.lin(x)", "nodes": ["mm", "w"]}
+]
+}
+""",
+    )
+
+
+VERSION_1 = """\
+{
+"format": "fxshard-plan",
+"version": 1,
+"partial": false,
+"mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
+"train": false,
+"graph_hash": "abababababababababababababababababababababababababababababababab",
+"certificate": {"unit": "microseconds", "objective": 10.75, "lower_bound": 10.75, "cut": false},
+"memory": {"gradients": 0, "parameters": 64},
+"memory_limit": 1073741824,
+"inputs": [
+ {"kind": "parameter", "name": "lin.weight", "node": "w"},
+ {"kind": "input", "name": "args[0]", "node": "x"}
+],
+"outputs": [
+ {"kind": "output", "name": "outputs[0]", "node": "mm"}
+],
+"nodes": [
+ {"name": "w", "op": "placeholder", "inputs": [], "outputs": ["RS(0)"], "shapes": [[8, 4]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "x", "op": "placeholder", "inputs": [], "outputs": ["S(0)S(1)"], "shapes": [[6, 8]], "dtypes": ["float32"], "compute": 0.0},
+ {"name": "mm", "op": "aten.mm.default", "inputs": ["S(0)S(1)", "RS(0)"], "outputs": ["S(0)P"], "shapes": [[6, 4]], "dtypes": ["float32"], "compute": 3.25},
+ {"name": "output", "op": "output", "inputs": ["S(0)R"], "outputs": [], "shapes": [], "dtypes": [], "compute": 0.0}
+],
+"redistributions": [
+ {"value": "mm", "shape": [6, 4], "itemsize": 4, "source": "S(0)P", "target": "S(0)R", "steps": [{"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}], "readers": [["output", 0]], "cost": 7.5}
+],
+"fallbacks": [
+ {"node": "mm", "reason": "no rule for it"}
+]
+}
+"""
+
+
+def test_version_1_is_read() -> None:
+    """It says nothing of source lines, which are no part of the decision."""
+    old = ShardingPlan.from_json(VERSION_1)
+    assert old == small_plan() and old.hash == small_plan().hash
+    assert not old.lines and not old.picked
+
+
+def test_version_2_is_read() -> None:
+    """Kinds of memory had other names."""
+    kinds = {"parameters": 1, "buffers": 2, "inputs": 3, "gradients": 4, "outputs": 5, "activations": 6, "redistributed": 7, "optimizer": 8}
+    new = ("parameter", "buffer", "input", "gradient", "output", "activation", "gathered", "optimizer")
+    old = ShardingPlan.from_json(json.dumps(SMALL | {"version": 2, "memory": kinds}))
+    assert old.memory == dict(zip(new, range(1, 9), strict=True))
+
+
+def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
+    """Also one that leaves a plan which might have been written so."""
+    path = tmp_path / "plan.json"
+    save(small_plan(), path, sealed=True)
+    assert ShardingPlan.load(path) == ShardingPlan.load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
+    path.write_text(path.read_text().replace('"memory_limit": 1073741824', '"memory_limit": 1073741825'))
+    with pytest.raises(FileError, match="its digest is another") as caught:
+        ShardingPlan.load(path)
+    assert "take the field 'digest' out" in str(caught.value.remedy)
+    small_plan().save(path)
+    with pytest.raises(FileError, match="has no digest"):
+        ShardingPlan.load(path, sealed=True)
+
+
+def test_source_lines_are_kept_and_do_not_count() -> None:
+    plan = small_plan()
+    moved = dataclasses.replace(plan, lines={"mm": "elsewhere/model.py:9: return self.lin(x)"})
+    assert moved == plan and moved.hash == plan.hash and dumps(moved) != dumps(plan)
+    assert ShardingPlan.from_json(dumps(moved)).lines == moved.lines
+
+
+def test_steps_through_folded_layouts_are_written() -> None:
+    plan, ends, shape = small_plan(), (L("S(0)S(0)"), L("S(1)S(1)")), (8, 4)
+    move = Redistribution("w", shape, 4, *ends, steps(*ends, shape, 4, plan.mesh), (), 0.0)
+    plan = dataclasses.replace(plan, redistributions=(*plan.redistributions, move))
+    text = dumps(plan)
+    assert '"from": "S(0)", "to": "S(1 in 0,1)"' in text or '"from": "S(0 in 0,1)", "to": "S(1)"' in text
+    assert ShardingPlan.from_json(text) == plan and [c.kind for c in plan.collectives][1:] == ["all_to_all", "all_to_all"]
+
+
+@given(plans())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_roundtrip(plan: ShardingPlan) -> None:
+    text = dumps(plan)
+    again = ShardingPlan.from_json(text)
+    assert again == plan
+    assert dumps(again) == text
+    assert again.hash == plan.hash
+
+
+def test_equal_plans_give_equal_text_whatever_order_they_were_made_in() -> None:
+    plan = small_plan()
+    turned = ShardingPlan(**{**vars(plan), "memory": dict(reversed(plan.memory.items()))})
+    assert turned == plan and dumps(turned) == dumps(plan)
+
+
+def test_a_number_that_is_not_finite_is_not_written() -> None:
+    plan = ShardingPlan(**{**vars(small_plan()), "certificate": Certificate("microseconds", float("inf"), 0.0)})
+    with pytest.raises(PlanError, match="not finite"):
+        dumps(plan)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("an older file")
+    small_plan().save(path)
+    assert ShardingPlan.load(path) == small_plan()
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "a temporary file was left behind"
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("an older file")
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(FileError, match="No space left"):
+        small_plan().save(path)
+    assert path.read_bytes() == b"an older file"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file"):
+        small_plan().save(tmp_path / "nowhere" / "plan.json")
+    with pytest.raises(FileError, match="No such file"):
+        ShardingPlan.load(tmp_path / "plan.json")
+
+
+def test_hand_written_pins() -> None:
+    text = '{"format": "fxshard-plan", "version": 1, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
+    plan = ShardingPlan.from_json(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
+    assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
+    for other, missing in (
+        (text.replace("true", "false") + '"nodes": []}', "train"),
+        (text[: text.index('"mesh"')] + '"nodes": []}', "mesh"),
+        (text + '"nodes": [{"outputs": ["RR"]}]}', "name"),
+        ("{}", "not a fxshard plan"),
+    ):
+        with pytest.raises(FileError, match=missing) as error:
+            ShardingPlan.from_json(other)
+        remedy = str(error.value.remedy)
+        assert all(f'"{field}"' in remedy for field in ("format", "version", "partial", "mesh", "nodes", "name", "outputs"))
+
+
+def test_a_partial_plan_needs_no_figures_and_a_bound_may_differ_by_rounding() -> None:
+    assert ShardingPlan.from_json(json.dumps(SMALL | {"partial": True, "nodes": SMALL["nodes"][:1]})).objective == 10.75
+    assert ShardingPlan.from_json(json.dumps(_with("certificate.lower_bound", 10.75 * (1 + 1e-12)))).gap < 1e-9
+
+
+def _without(name: str) -> dict[str, Any]:
+    return {k: v for k, v in SMALL.items() if k != name}
+
+
+def _with(path: str, value: Any) -> dict[str, Any]:
+    """SMALL with one field changed; ``path`` like ``nodes.2.outputs``."""
+    data = json.loads(json.dumps(SMALL))
+    place: Any = data
+    *way, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+    for part in way:
+        place = place[part]
+    place[last] = value
+    return data
+
+
+HARDWARE = {"name": "own", "flops": {}, "memory_bandwidth": 1, "launch": 0, "node_size": 1}
+HARDWARE |= {"inside": {"bandwidth": 1, "latency": 0}, "between": {"bandwidth": 1, "latency": 0}}
+STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
+FOLDED = {"kind": "reduce_scatter", "to": "S(0 in 0,1)"}
+BAD: list[tuple[Any, str, str]] = [
+    ([], "not a fxshard plan", "plan.json"),
+    ({"format": "other"}, "not a fxshard plan", "plan.json"),
+    (_with("version", 5), "format version 5, which is unknown: a newer fxshard wrote it", "plan.json"),
+    (_with("version", 0), "format version 0, which is unknown", "plan.json"),
+    (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
+    (_with("digest", "ab"), "not as it was written: its digest is another", "plan.json"),
+    (_without("train"), "the field 'train' is missing", "plan.json"),
+    (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
+    (_with("extra", 1), "unknown field 'extra'", "plan.json"),
+    (_with("nodes.0.ouputs", []), "unknown field 'ouputs'; did you mean 'outputs'", "nodes[0]"),
+    (_with("nodes.0.outputs.0", "RX"), "cannot read layout 'RX'", "nodes[0].outputs[0]"),
+    (_with("nodes.0.outputs.0", "R"), "1 placements, the mesh has 2 axes", "nodes[0].outputs[0]"),
+    (_with("nodes.0.outputs.0", "RS(2)"), "dim 2 in S(2) is out of range", "nodes[0].outputs[0]"),
+    (_with("nodes.2.inputs.0", "RS(-1)"), "counts dims from the end", "nodes[2].inputs[0]"),
+    (_with("nodes.0.dtypes", []), "do not go together", "nodes[0]"),
+    (_with("nodes.1.name", "w"), "the node 'w' stands twice", "nodes[1]"),
+    (_with("mesh.axes.1.0", "dp"), "two mesh axes have the same name", "mesh"),
+    (_with("mesh.axes.1.1", 0), "at least 1", "mesh.axes[1][1]"),
+    (_with("mesh.hardware", "h10"), "unknown hardware 'h10'", "mesh.hardware"),
+    (_with("certificate.unit", "s"), "unknown unit 's'", "certificate"),
+    (_with("certificate.objective", 10**400), "not finite", "certificate.objective"),
+    (_with("certificate.objective", -10.75), "at least 0, found -10.75", "certificate.objective"),
+    (_with("certificate.lower_bound", 1e9), "the lower bound 1000000000.0 is above the objective 10.75", "certificate"),
+    (_with("nodes.2.compute", -3.25), "at least 0, found -3.25", "nodes[2].compute"),
+    (_with("nodes.2.compute", 3.5), "the objective is 10.75, but nodes and redistributions cost 11.0 together", "certificate"),
+    (_with("redistributions.0.cost", 0), "the objective is 10.75, but nodes and redistributions cost 3.25 together", "certificate"),
+    (_with("certificate.unit", "bytes"), "the cost is 7.5, but the steps send 48 bytes", "redistributions[0]"),
+    (_with("mesh.hardware", HARDWARE | {"launch": -1}), "at least 0, found -1", "mesh.hardware.launch"),
+    (_with("mesh.hardware", HARDWARE | {"memory_bandwidth": 0}), "at a rate of 0 nothing ends", "mesh.hardware.memory_bandwidth"),
+    (_with("redistributions.0.shape", [2**40, 2**40]), "no tensor has so many elements", "redistributions[0].shape"),
+    (_with("redistributions.0.itemsize", 3), "no element has a size of 3 bytes", "redistributions[0].itemsize"),
+    (_with("mesh.axes.0.1", 10**40), "no mesh has so many ranks", "mesh"),
+    (_with("redistributions.0.readers.0.0", "y"), "reader 'y' is not a node", "redistributions[0]"),
+    (_with("redistributions.0.readers.0.1", 1), "'output' has no operand 1", "redistributions[0]"),
+    (_with("redistributions.0.steps", []), "lead from S(0)P to S(0)P, not to the target S(0)R", "redistributions[0].steps"),
+    (_with("redistributions.0.steps.0", STEP | {"axis": "pp"}), "no axis 'pp'", "redistributions[0].steps[0]"),
+    (_with("redistributions.0.steps.0", STEP | {"kind": "slice"}), "is all_reduce, not 'slice'", "redistributions[0].steps[0]"),
+    (_with("redistributions.0.steps.0", STEP | {"axis": "dp"}), "the value has S(0) on axis dp", "redistributions[0].steps[0]"),
+    (
+        _with("redistributions.0.steps.0", STEP | FOLDED),
+        "is no step from S(0)P: other axes cut the same dim",
+        "redistributions[0].steps[0]",
+    ),
+    (_with("redistributions.0.steps.0", STEP | FOLDED | {"to": "S(4 in 0,1)"}), "more than 2 dims", "redistributions[0].steps[0].to"),
+    (_with("redistributions.0.steps.0", STEP | FOLDED | {"to": "S(0 in )"}), "cannot read layout", "redistributions[0].steps[0].to"),
+    (_with("inputs.0.node", "v"), "input node 'v' is not a node", "inputs[0]"),
+    (_with("inputs.0.node", "output"), "input node 'output' has no layout", "inputs[0]"),
+]
+
+
+@pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[b[1] for b in BAD])
+def test_refused(data: Any, what: str, where: str) -> None:
+    with pytest.raises(FileError) as caught:
+        ShardingPlan.from_json(json.dumps(data), "plan.json")
+    assert what in caught.value.what
+    assert caught.value.where is not None and where in caught.value.where
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"", "cut short"),
+        (dumps(small_plan())[:-40], "cut short"),
+        ("plan", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        ('{"format": "fxshard-plan", "format": 1}', "stands twice"),
+        ("[" * 100_000, "nests too deeply"),
+        ('{"format": NaN}', "NaN is not a number"),
+        ("9" * 5000, "not readable JSON"),
+    ],
+)
+def test_not_json(text: str | bytes, what: str) -> None:
+    with pytest.raises(FileError, match=what):
+        ShardingPlan.from_json(text)
+
+
+def test_damaged_files_load_or_are_refused() -> None:
+    """Bytes changed, cut out and doubled at random, fields replaced by others: a plan, or a FileError, never anything else."""
+    draw = random.Random(0)
+    text = dumps(small_plan()).encode()
+    tokens = [b"null", b"-1", b"1e999", b'"S(9)"', b"[]", b"{}", b"true", b"0.5", b'"RS(0)"', b'"\\ud800"', b"99999999999999999999"]
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(text)
+        for _ in range(draw.randint(1, 3)):
+            start = draw.randrange(len(damaged))
+            stop = start + draw.choice((0, 1, 1, 5, 40))
+            damaged[start:stop] = draw.choice((bytes([draw.randrange(256)]), b"", draw.choice(tokens), damaged[start:stop] * 2))
+        try:
+            ShardingPlan.from_json(bytes(damaged))
+        except FileError:
+            refused += 1
+    assert refused > 1000

@@ -1,0 +1,89 @@
+"""A plan as it is printed: golden texts, and within the width of a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from expecttest import assert_expected_inline
+
+from fxshard.layout.layouts import Layout
+from fxshard.layout.redistribution import single_step
+from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
+from fxshard.plans.plan_text import counted, numbered, time_text
+from fxshard.plans.sharding_plan import ShardingPlan
+from tests.plans.small_plans import small_plan
+
+L = Layout.parse
+
+
+def test_a_small_plan() -> None:
+    plan = dataclasses.replace(small_plan(), memory={"parameter": 2**29, "optimizer": 2**30}, memory_limit=2 * 10**9)
+    assert_expected_inline(
+        str(plan),
+        """\
+plan for dp=2,tp=2 (h100), forward, 4 nodes
+objective  10.75 us, proven optimal (gap 0), of all plans within the limit
+memory     1.61 GB of 2.00 GB a device at its peak: optimizer 1.07 GB, parameter 537 MB
+
+node        operator         reads            gives
+----------  ---------------  ---------------  --------
+lin.weight  parameter                         RS(0)
+args[0]     input                             S(0)S(1)
+mm          aten.mm.default  S(0)S(1), RS(0)  S(0)P
+output      output           S(0)R
+
+no.    collective    axis       bytes  layouts         of    for
+-----  ------------  ------  --------  --------------  ----  ----------
+0      all_reduce    tp      48 bytes  S(0)P -> S(0)R  mm    outputs[0]
+
+replicated for want of a rule    reason
+-------------------------------  --------------
+mm                               no rule for it""",
+    )
+
+
+def limited() -> ShardingPlan:
+    """A plan cut short that gathers two weights twice and computes two blocks again, with names and specs that are long."""
+    gather = single_step(0, L("S(0)")[0], L("R")[0])
+    assert gather is not None
+    weights = [f"layers.{k}.attention.projection_of_the_queries.weight" for k in (0, 1)]
+    nodes = [PlannedNode(w.replace(".", "_"), "placeholder", OpSpec((), (L("S(0)R"),)), ((8, 8),), ("float32",)) for w in weights]
+    many = OpSpec((L("RR"),) * 30, (L("RR"),))
+    nodes.append(PlannedNode("mm", "a_library_of_mine.an_operator_with_a_name.default", many, ((8, 8),), ("float32",), 1e4))
+    moves = [
+        Redistribution(n.name, (8, 8), 4, L("S(0)R"), L("RR"), (gather,), (("mm", k),), 1.5e3, 500.0) for n in nodes[:2] for k in range(2)
+    ]
+    return dataclasses.replace(
+        small_plan(),
+        nodes=tuple(nodes),
+        redistributions=tuple(moves),
+        inputs=tuple(PlanEnd("parameter", w, n.name) for w, n in zip(weights, nodes, strict=False)),
+        certificate=Certificate("microseconds", 1.6e4, 1.5e4, cut=True),
+        recomputed={"layers.0": ("mm",), "layers.1": ("mm",)},
+        fallbacks=(),
+    )
+
+
+def test_what_is_done_twice() -> None:
+    text = str(limited())
+    assert max(map(len, text.splitlines())) <= 110
+    assert_expected_inline(
+        "\n".join(text.splitlines()[:6]),
+        """\
+plan for dp=2,tp=2 (h100), forward, 3 nodes
+objective       16 ms, lower bound 15 ms, gap 6.250%, cut short by its time or work limit
+memory          64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
+beside compute  assumes 2 ms of gathers hidden behind compute
+gathered twice  layers.0-1.attention.projection_of_the_queries.weight, again in the backward
+computed again  2 blocks: layers.0-1""",
+    )
+    assert "30 x RR" in text and "layers.0.attention.pr...ries.weight" not in text
+
+
+def test_names_and_times() -> None:
+    names = ["layers.0.w", "layers.1.w", "layers.3.w", "norm", "0", "1", "a.0.b.1", "a.0.b.2"]
+    assert numbered(names) == ["layers.0-1,3.w", "norm", "0-1", "a.0.b.1", "a.0.b.2"]
+    assert counted(names[:4]) == [("layers.0-1,3.w", 3), ("norm", 1)]
+    assert [time_text(t) for t in (0.0, 1e-13, 10.75, 999.94, 999.96, 43065.5, -1.5e6)] == [
+        *("0 us", "0 us", "10.75 us", "999.9 us", "1 ms", "43.07 ms", "-1.5 s")
+    ]
