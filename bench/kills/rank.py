@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -71,13 +72,16 @@ def model(small: bool) -> nn.Module:
     return made
 
 
-def main(settings: Settings, folder: Path, rank: int, port: int) -> None:
-    """Steps from the last checkpoint in ``folder``, if there is one, to the last; its log has a line for each."""
+def main(settings: Settings, folder: Path, rank: int, port: int, hold: bool = False) -> None:
+    """Steps from the last checkpoint in ``folder``, if there is one, to the last; its log has a line for each.
+
+    ``hold``: a kill is still to come, for which it waits after the last step, before that is saved.
+    """
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.ranks, timeout=timedelta(seconds=60))
     with open(log_of(folder, rank), "w", buffering=1) as log:
-        train(settings, folder / "checkpoint", log)
+        train(settings, folder / "checkpoint", log, hold)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -86,7 +90,7 @@ def log_of(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
 
-def train(settings: Settings, path: Path, log: TextIO) -> None:
+def train(settings: Settings, path: Path, log: TextIO, hold: bool) -> None:
     mesh = init_device_mesh("cpu", (settings.ranks,), mesh_dim_names=("tp",))
     data, done = Data(demo.corpus(200_000)), 0
     example = next(Data(data.text))
@@ -104,5 +108,7 @@ def train(settings: Settings, path: Path, log: TextIO) -> None:
         loss.backward()
         optimizer.step()
         log.write(f"step {step} loss {loss.item():.6f}\n")
+        while hold and step == settings.steps:
+            signal.pause()
         if step % settings.every == 0 or step == settings.steps:
             fxshard.save_checkpoint(path, sharded, optimizer, extra={"step": step, "data": data.state_dict()})

@@ -39,6 +39,7 @@ def run(settings: Settings, folder: Path, kills: int, seed: int) -> Run:
 
     Kills come evenly over the steps on average: each at a random step that nobody has reached yet, after a random part of
     a second, so that they meet forward, backward, the optimiser and saving alike; every fourth one while the ranks start.
+    All of them come, however fast the steps are: ranks wait for one that is due before they save the last step.
     """
     draw, said, start = random.Random(seed), Run(), time.monotonic()
     steps = sorted(draw.sample(range(1, settings.steps), kills))
@@ -64,7 +65,8 @@ def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, vi
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     log, due = log_of(folder, 0), math.inf
     log.unlink(missing_ok=True)
-    ranks = [_CONTEXT.Process(target=main, args=(settings, folder, r, store.port), daemon=True) for r in range(settings.ranks)]
+    given = [(settings, folder, r, store.port, kill is not None) for r in range(settings.ranks)]
+    ranks = [_CONTEXT.Process(target=main, args=args, daemon=True) for args in given]
     for rank in ranks:
         rank.start()
     try:

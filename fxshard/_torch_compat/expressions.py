@@ -38,3 +38,11 @@ SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
     **{f"math.{name}": getattr(math, name) for name in ("floor", "ceil")},
 }
 """What a stored graph may call to compute sizes, by the name under which ``torch.export`` writes it."""
+
+
+def divided(above: Any, below: Any) -> Any:
+    """``above / below``; of floats as C++ divides them: infinite, or nan, by zero, where Python raises."""
+    numbers = isinstance(above, (int, float)) and isinstance(below, (int, float))
+    if numbers and below == 0 and float in (type(above), type(below)):
+        return above * math.copysign(math.inf, below) if above else math.nan
+    return above / below

@@ -27,8 +27,12 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.traceback import get_current_meta
 from torch.utils import _stats
+from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
+from fxshard._torch_compat.inductor.spelling import spelled
 
 if TYPE_CHECKING:
     from torch import fx
@@ -204,7 +208,7 @@ def oblivious() -> Iterator[None]:
         before = SymNode.has_hint
         SymNode.has_hint = _has_hint_for_python
         try:
-            with _config.patch(backed_size_oblivious=True), convolutions_of_any_size():
+            with _config.patch(backed_size_oblivious=True), convolutions_of_any_size(), extremes_reduced():
                 yield
         finally:
             SymNode.has_hint = before
@@ -293,8 +297,20 @@ def hint_of(value: Any) -> Any:
 
 
 def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """The number that an expression is where its symbols have these values; an expression where those are expressions."""
-    found = expr.xreplace(values) if values else expr
+    """The number that an expression is where its symbols have these values; an expression where those are expressions.
+
+    Floats are divided by zero as a device divides them (a deviation's gradient of one row); whole numbers raise ZeroDivisionError.
+    Whole numbers are of any length, where torch's powers end at 63 bits.
+    """
+    settled = expr.free_symbols <= values.keys() and all(value.is_number for value in values.values())
+    try:
+        found = expr.xreplace(values) if values else expr
+    except ZeroDivisionError:
+        if not settled or expr.has(IntTrueDiv):
+            raise
+        found = None
+    if found is None or (settled and found.has(int_oo)):
+        return spelled(expr, {symbol: int(value) for symbol, value in values.items()})
     if found.free_symbols:
         return found
     if found in (sympy.true, sympy.false) or isinstance(found, (sympy.logic.boolalg.Boolean, sympy.Rel)):
@@ -304,7 +320,12 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
 
 def surely(condition: Any) -> bool:
     """Whether a condition holds whatever the sizes; where that is not known, False, and nothing is noted."""
-    return bool(condition) if isinstance(condition, bool) else statically_known_true(condition)
+    if isinstance(condition, bool) or statically_known_true(condition):
+        return bool(condition)
+    if not isinstance(condition, torch.SymBool) or not condition.node.expr.has(*EXTREMES):
+        return False
+    env = condition.node.shape_env
+    return env._maybe_evaluate_static(without_extremes(condition.node.expr, env)) == sympy.true
 
 
 def marked_dims(value: torch.Tensor) -> frozenset[int]:

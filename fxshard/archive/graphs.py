@@ -27,13 +27,14 @@ from fxshard._torch_compat import OpOverload, lazy_graph_module, pytree, schema_
 from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
 from fxshard._torch_compat.expressions import SIZE_CALLS
 from fxshard._torch_compat.questions import without_needless_guards
-from fxshard._torch_compat.symbols import SYMBOLIC, expression, oblivious, ranges_of, surely, symbolic_kernels
+from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
 from fxshard.layout.layouts import REDUCE_OPS
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.program.size_inputs import add_size_inputs
+from fxshard.shapes.expressions import written
 
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
@@ -81,6 +82,8 @@ def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None
         if node.op == "placeholder":
             top.prepend(node)
         if "val" in node.meta:
+            if is_symbolic(node.meta["val"]):
+                written(expression(node.meta["val"]))
             continue
         if _name(node.target) not in SIZE_CALLS:
             raise FileError(f"a size is computed by {_name(node.target)}, which cannot be stored", remedy="export with static sizes")

@@ -36,9 +36,13 @@ _TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w{0,60})|(-?\d{1,20})(?![\w.])|'([\w.+-]{
 
 def written(expression: sympy.Basic) -> str:
     """The text of an expression; raises FileError for one that ``parsed`` would not read as it is."""
-    text = sympy.srepr(expression)
-    if parsed(text, {str(s): s for s in expression.free_symbols}) != expression:
-        raise FileError(f"the size {str(expression)[:80]} cannot be stored", remedy="export with this dim static")
+    text, reason = sympy.srepr(expression), ""
+    try:
+        found = parsed(text, {str(s): s for s in expression.free_symbols})
+    except FileError as error:
+        found, reason = None, f": {error.what}"
+    if found != expression:
+        raise FileError(f"the size {str(expression)[:80]} cannot be stored{reason}", remedy="export with this dim static")
     return text
 
 
@@ -175,7 +179,7 @@ def _called(name: str, parts: list[_Part]) -> _Part:
         for part in parts:
             terms *= part.terms
     elif name in ("Pow", "PowByNatural", "FloatPow"):
-        degree, terms = _of_power(parts)
+        degree, terms = _of_power(name, parts)
     if len(parts) > MAX_ARGUMENTS or degree > MAX_DEGREE or terms > MAX_TERMS:
         raise _refused("an expression could grow out of bounds: too many arguments, or products and powers of too high a degree")
     for place, part in enumerate(parts):
@@ -192,8 +196,12 @@ def _called(name: str, parts: list[_Part]) -> _Part:
     return _Part(value, max(degree, 1), terms)
 
 
-def _of_power(parts: list[_Part]) -> tuple[int, int]:
-    if len(parts) != 2 or not isinstance(parts[1].value, sympy.Integer) or not 0 <= int(parts[1].value) <= MAX_DEGREE:
-        raise _refused(f"a power in an expression is not of a whole number from 0 to {MAX_DEGREE}")
-    exponent = int(parts[1].value)
-    return parts[0].degree * exponent, parts[0].terms ** exponent
+def _of_power(name: str, parts: list[_Part]) -> tuple[int, int]:
+    """(degree, terms); a power of floats is never multiplied out."""
+    exponent = parts[1].value if len(parts) == 2 else None
+    if name == "FloatPow" and isinstance(exponent, sympy.Number):
+        return parts[0].degree, 1
+    least = -MAX_DEGREE if name == "Pow" else 0
+    if not isinstance(exponent, sympy.Integer) or not least <= int(exponent) <= MAX_DEGREE:
+        raise _refused(f"a power in an expression is not of a whole number from {least} to {MAX_DEGREE}")
+    return parts[0].degree * abs(int(exponent)), parts[0].terms ** abs(int(exponent))

@@ -26,15 +26,18 @@ class Guard:
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether it is true of these sizes, on every rank; not where it divides by zero there, or takes the root of what is negative."""
         values = {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}
-        symbols = [symbol for _, symbol, _ in self.ranks]
         try:
             here = evaluated(self.expression, values)
-            if isinstance(here, bool):
-                return here
-            every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, _, count in self.ranks))
-            return all(evaluated(here, dict(zip(symbols, numbers, strict=True))) for numbers in every)
+            return here if isinstance(here, bool) else all(map(self._holds_on_every_rank, sympy.And.make_args(here)))
         except (ArithmeticError, ValueError):
             return False
+
+    def _holds_on_every_rank(self, part: sympy.Basic) -> bool:
+        """Of the numbers on the axes that a part of the condition names: a condition on each axis is asked as often as they have ranks
+        together, not once for each rank of the mesh."""
+        named = [(symbol, count) for _, symbol, count in self.ranks if symbol in part.free_symbols]
+        every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, count in named))
+        return all(evaluated(part, dict(zip((symbol for symbol, _ in named), numbers, strict=True))) for numbers in every)
 
     @property
     def condition(self) -> str:

@@ -84,11 +84,12 @@ def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str,
 
 
 def test_a_size_that_is_refused_leaves_the_others(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One at which the plan does not run, and one that no batch can have."""
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch"]
-    assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=7"]) == cli.USER_ERROR
+    assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=0", "--at", "batch=7"]) == cli.USER_ERROR
     said, refused = capsys.readouterr()
     assert [line.split(":")[0] for line in said.splitlines() if line.startswith("at ")] == ["at batch=8", "at batch=7"]
-    assert "does not serve batch=2000: the model takes for granted that batch < 1000" in refused
+    assert "does not serve batch=2000: the model takes for granted that batch < 1000" in refused and "batch cannot be 0" in refused
     assert cli.main([*command, "--at", "batch=8"]) == 0
 
 

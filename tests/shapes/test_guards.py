@@ -7,7 +7,7 @@ import sympy
 
 from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.shapes import Guard, settled_by
+from fxshard.shapes import Guard, guards, settled_by
 
 KEYS, MASK, OTHER = sympy.symbols("s0 s1 s2", integer=True, positive=True)
 SYMBOLS = {"keys": KEYS, "mask": MASK, "other": OTHER}
@@ -58,3 +58,18 @@ def test_a_guard_of_every_rank() -> None:
     assert found == [n for n, each in shards.items() if (0,) not in each]
     assert 12 in found and 13 not in found
     assert "for on_a from 1 to 4, on_b from 1 to 3 (line)" in str(guard) and "r0" not in str(guard)
+
+
+def test_conditions_on_single_axes_are_not_asked_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 and 64 numbers, not 2,048; one that names both axes is asked of all."""
+    a, b = sympy.symbols("r0 r1", integer=True, positive=True)
+    asked: list[sympy.Basic] = []
+    real = guards.evaluated
+    monkeypatch.setattr(guards, "evaluated", lambda expr, values: (asked.append(expr), real(expr, values))[1])
+    for condition, most, fails_at in (((a * KEYS < 100) & (b + KEYS < 70), 97, 4), (a * b * KEYS < 2**13, 2049, 4)):
+        guard = Guard(condition, (("keys", KEYS, 1),), "line", (("on_a", a, 32), ("on_b", b, 64)))
+        asked.clear()
+        assert guard.holds({"keys": fails_at - 1}) == all(
+            condition.xreplace({a: i, b: j, KEYS: fails_at - 1}) for i in range(1, 33) for j in range(1, 65)
+        )
+        assert len(asked) <= most and guard.holds({"keys": fails_at - 1}) and not guard.holds({"keys": fails_at})

@@ -12,6 +12,8 @@ from torch import fx
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from fxshard._torch_compat.expressions import divided
+
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
     """A call of ``function``, which knows nothing of proxies, in the graph of the proxy among ``args``."""
@@ -25,6 +27,10 @@ class _Spelling(PythonReferenceAnalysis):
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
         return a / b
+
+    @staticmethod
+    def truediv(a: Any, b: Any) -> Any:
+        return _call(divided, a, b)
 
     @staticmethod
     def trunc_to_int(a: Any, dtype: Any) -> Any:
@@ -51,6 +57,6 @@ class _Spelling(PythonReferenceAnalysis):
         return (base // divisor) % modulus
 
 
-def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, fx.Proxy]) -> Any:
-    """The expression as calls in the graph of ``values``."""
+def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
+    """The expression as calls in the graph of ``values``, which are proxies; a number where they are numbers."""
     return sympy_interp(_Spelling, dict(values), expr)

@@ -14,6 +14,7 @@ from fxshard._torch_compat import FakeTensor, pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, evaluated, expression
 from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import SizesError
+from fxshard.graph.planning_graph import source_line
 from fxshard.passes.lowering.local_graph import FAKES
 from fxshard.program.sharded_program import ShardedProgram, SizeClass, is_collective
 from fxshard.shapes import evaluate_all, instantiated, sizes_named
@@ -27,11 +28,7 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
     if reason is not None:
         raise SizesError(reason, remedy="lower, or export, the model for these sizes by themselves")
     values = program.values(sizes)
-    try:
-        modules, classes = _at_values(program, values)
-    except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
-        what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
-        raise SizesError(what, remedy="lower the graph for these sizes by themselves") from error
+    modules, classes = _at_values(program, values, sizes)
     first = modules[classes[program.origin]].graph
     collectives = []
     for one, node in zip(program.collectives, filter(is_collective, first.nodes), strict=True):
@@ -51,7 +48,7 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
 
 
 def _at_values(
-    program: ShardedProgram, values: Mapping[sympy.Symbol, sympy.Integer]
+    program: ShardedProgram, values: Mapping[sympy.Symbol, sympy.Integer], sizes: Mapping[str, int]
 ) -> tuple[dict[SizeClass, fx.GraphModule], dict[tuple[int, ...], SizeClass]]:
     """(local graphs, class of each rank) where symbols have these values: ranks of a class whose sizes are the same there share one."""
     spelled = {key: _expressions(module) for key, module in program.modules.items()}
@@ -64,13 +61,32 @@ def _at_values(
         for expr in spelled[key]:
             place = (expr, *(own[s] for s in sorted(expr.free_symbols & own.keys(), key=str)))
             if place not in known:
-                known[place] = evaluated(expr, {**values, **own})
+                try:
+                    known[place] = _fitting(evaluated(expr, {**values, **own}))
+                except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
+                    what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
+                    where = _line_that_reads(program.modules[key], expr)
+                    raise SizesError(what, where=where, remedy="lower the graph for these sizes by themselves") from error
             numbers[expr] = known[place]
         there = (*key, tuple(numbers[expr] for expr in spelled[key] if expr.free_symbols & own.keys())) if own else key
         classes[coordinate] = there
         if there not in modules:
             modules[there] = _with_numbers(program.modules[key], numbers)
     return modules, classes
+
+
+def _fitting(number: Any) -> Any:
+    if isinstance(number, int) and not -(2**63) <= number < 2**64:
+        raise OverflowError("it does not fit 64 bits, and no operator takes that")
+    return number
+
+
+def _line_that_reads(module: fx.GraphModule, expr: sympy.Basic) -> str | None:
+    """The user's line behind the first node that has a number of this expression."""
+    for node in module.graph.nodes:
+        if any(isinstance(part, SYMBOLIC) and expression(part) == expr for part in pytree.tree_leaves((node.args, node.kwargs))):
+            return source_line(node) or f"node {node.name}"
+    return None
 
 
 def first_where_memory_counts(program: ShardedProgram) -> fx.GraphModule:

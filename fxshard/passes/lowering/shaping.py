@@ -39,8 +39,8 @@ def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 
 
 def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    """A slice; where it is not certain for all sizes that it lies within the dim elements by their index: of a slice torch would ask."""
-    if surely(start >= 0) and surely(start + length <= local.shape(x)[dim]):
+    """A slice; where it is not certain for all sizes that both ends lie within the dim, elements by their index: of a slice torch asks."""
+    if surely(start >= 0) and surely(start + length >= 0) and surely(start + length <= local.shape(x)[dim]):
         return local.emit(aten.slice.Tensor, x, dim, start, start + length)
     places = local.emit(aten.arange.default, length, dtype=torch.int64)
     if not surely(start == 0):

@@ -105,10 +105,16 @@ def check_sizes(sizes: Mapping[str, int], dims: Sequence[DynamicDim]) -> None:
 def check_asked(
     sizes: Sequence[Mapping[str, int]], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> None:
-    """Raises OptionError, before anything is planned, for ``sizes`` at which no plan of this call could be asked what it costs."""
+    """Raises OptionError, before anything is planned, where a plan of this call could be asked at none of ``sizes`` what it costs."""
     dims = dynamic_dims(model, args, kwargs, dynamic_shapes) if sizes else ()
+    refused = []
     for one in sizes:
-        check_sizes(one, dims)
+        try:
+            check_sizes(one, dims)
+        except OptionError as error:
+            refused.append(error)
+    if refused and len(refused) == len(sizes):
+        raise refused[0]
 
 
 MOST = 2**31

@@ -119,6 +119,14 @@ def why_kept(found: Found, reason: str) -> tuple[int, str, str]:
     return logging.INFO, NOT_THIS, reason
 
 
+def replanned(once_more: bool, silent: bool = False) -> tuple[int, str]:
+    """How to log (level, text) that a call is planned for, which is said aloud once a call: not of a program that is made ``once_more``
+    for it, nor of one that costs no other its use (``silent``)."""
+    if once_more:
+        return logging.INFO, "planning once more for %s: %s"
+    return logging.INFO if silent else logging.WARNING, "planning again for %s: %s"
+
+
 def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:
     """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}

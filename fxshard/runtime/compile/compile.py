@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from fxshard._torch_compat.expressions import divided
 from fxshard._torch_compat.inductor.inductor import inductor_compile, inductor_mode, inductor_output_strides, without_frames
 from fxshard._torch_compat.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
@@ -278,6 +279,8 @@ def _boxed(module: fx.GraphModule) -> Run:
         values[node] = graph.call_function(operator.getitem, (inputs, i))
     graph.call_method("clear", (inputs,))
     graph.output(graph.graph_copy(module.graph, values))
+    for node in graph.find_nodes(op="call_function", target=operator.truediv):
+        node.target = divided
     run: Run = fx.GraphModule(module, graph).forward  # not the module itself: hooks of all modules are not called for it
     return run
 

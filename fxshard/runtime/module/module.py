@@ -42,6 +42,7 @@ from fxshard.runtime.calls.any_size import (
     less_even,
     refusal,
     refusal_of_ranks,
+    replanned,
     shapes_of,
     traced_where_it_can_be,
     why_kept,
@@ -241,10 +242,12 @@ class ShardedForward:
         train: bool,
         plan: ShardingPlan | None = None,
         dims: tuple[DynamicDim, ...] | None = None,
+        once_more: bool = False,
     ) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks.
 
-        ``dims``: those that are dynamic, by default as settings and programs so far tell.
+        ``dims``: those that are dynamic, by default as settings and programs so far tell. ``once_more``: a program for this call was
+        planned just now, which does not serve it.
         """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -289,7 +292,7 @@ class ShardedForward:
             changed = {a for made in last for a in made.differing(attributes) - made.unread if a[1] != "training"}
             values = attributes_text(self.model, changed, attributes)
             text = shapes_text(dict(zip(names, leaves, strict=True))) + values + others_text(dims, named)
-            announce(self.device_mesh, logging.WARNING, "planning again for %s: %s", _KIND[train], text)
+            announce(self.device_mesh, *replanned(once_more), _KIND[train], text)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
@@ -302,7 +305,7 @@ class ShardedForward:
                 if any(dim.asked for dim in dims):
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self.prepare(args, kwargs, train, None, less_even(dims))
+                return self.prepare(args, kwargs, train, None, less_even(dims), once_more=True)
             cut = self.requests.cut(graph, bool(self.runners))
             check_whole(program, named, cut=cut)
             if first:
@@ -320,7 +323,7 @@ class ShardedForward:
         reason = self._refusal(made, leaves)
         if reason is not None:  # it serves others, not the call that it was made for
             announce(self.device_mesh, *why_kept(made, reason))
-            return self.prepare(args, kwargs, train)
+            return self.prepare(args, kwargs, train, once_more=True)
         self.runners.setdefault(key, []).append(made)
         return made
 

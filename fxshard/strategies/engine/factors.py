@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fxshard._torch_compat.symbols import surely
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.layouts import REDUCE_OPS
@@ -213,6 +214,4 @@ def same(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal, without adding a guard on symbolic ones."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(a == b)
+    return surely(a == b)

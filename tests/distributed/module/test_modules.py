@@ -225,6 +225,27 @@ def parametrized() -> None:
         model(batch())
 
 
+def parametrizations_removed() -> None:
+    """Those that were there before ``parallelize``, which leave a parameter in the place of theirs; however these lie."""
+    taken: Any = parametrize.remove_parametrizations
+    for put, take, pin in (
+        (lambda m: parametrize.register_parametrization(m[2], "weight", Sin()), lambda m: taken(m[2], "weight"), "2.*.original"),
+        (lambda m: parametrizations.weight_norm(m[0]), lambda m: taken(m[0], "weight"), "0.*.original1"),
+        (lambda m: nn.utils.weight_norm(m[0], dim=1), lambda m: nn.utils.remove_weight_norm(m[0]), "0.weight_v"),
+    ):
+        for layout in ("S(0)", "S(1)", None):
+            model, reference = net(), net()
+            for m in (model, reference):
+                put(m)
+            pins = None if layout is None else {pin: layout}
+            fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler="eager", pins=pins)
+            close(step(model), step(reference))
+            for m in (model, reference):
+                take(m)
+            close(step(model), step(reference))
+            same(model, reference)
+
+
 def other_parts() -> None:
     """What is put into the module later takes part if it is a DTensor, and is an error that names it otherwise."""
     model, reference = pair()
@@ -247,5 +268,15 @@ def other_parts() -> None:
 
 
 found, test_two_ranks = two_ranks(
-    copies, averages, gradients_in_buckets, loading, saved, given_parameters, dtypes_and_modes, anomalies, parametrized, other_parts
+    copies,
+    averages,
+    gradients_in_buckets,
+    loading,
+    saved,
+    given_parameters,
+    dtypes_and_modes,
+    anomalies,
+    parametrized,
+    parametrizations_removed,
+    other_parts,
 )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from examples.llama import Llama
 from tests.distributed.scenarios import run_scenarios, two_ranks
-from tests.distributed.sizes.test_any_size import made, pair, rows, same
+from tests.distributed.sizes.test_any_size import made, pair, rows, same, step
 
 pytestmark = pytest.mark.distributed
 
@@ -49,6 +49,16 @@ def roots() -> None:
 
 def variances() -> None:
     at_most_three(lambda y: y.var(0, correction=0))
+
+
+def deviations_of_one_row() -> None:
+    """nan, as on one device; the gradient divides by zero."""
+    sharded, single = pair(Then(lambda y: y.std(0)).double(), rows(8), input_layouts="S(0)")
+    for size in (4, 7, 1):
+        (loss, grads), (want, wanted) = step(sharded, rows(size)), step(single, rows(size))
+        assert loss.isnan() == (size == 1)
+        torch.testing.assert_close([loss, *grads], [want, *wanted], rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert made(sharded) <= 3
 
 
 def rounded() -> None:
@@ -99,7 +109,7 @@ def llama_at_one() -> None:
     assert made(sharded) == 2 and compiled <= 2, (made(sharded), compiled)
 
 
-found, test_two_ranks = two_ranks(divided, roots, variances, rounded, tables, lengths_through_inductor)
+found, test_two_ranks = two_ranks(divided, roots, variances, deviations_of_one_row, rounded, tables, lengths_through_inductor)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.divisions import divisions_by_zero
 from fxshard._torch_compat.symbols import (
     SymbolEnv,
     captured_sizes,
@@ -58,6 +59,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if self.dims:
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
+            self._stack.enter_context(divisions_by_zero())
             self._stack.enter_context(noting_lines(of_user, users_place))
 
     def __exit__(self, *error: Any) -> None:

@@ -1,0 +1,69 @@
+"""Private names of torch (2.13): the least and the greatest of sizes, where what is known of their symbols tells which one it is.
+
+A slice up to ``n // 2 + 1`` of a dim of n is as long as the least of both. torch compares them by the range of each alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import FloorDiv, Max, Min
+
+EXTREMES = (Min, Max)
+
+
+@contextlib.contextmanager
+def extremes_reduced() -> Iterator[None]:
+    """While it lasts, the least and the greatest of sizes are reduced as they are made: what is computed of them does not grow with each
+    slice, so that ``cat([x[n // 2:], x[:n // 2]])`` is as long as x."""
+    before = SymNode._sym_min, SymNode._sym_max
+
+    def reducing(make: Callable[[SymNode, Any], SymNode]) -> Callable[[SymNode, Any], SymNode]:
+        def made(self: SymNode, other: Any) -> SymNode:
+            found = make(self, other)
+            if isinstance(found, SymNode) and found.shape_env is not None:
+                found._expr = without_extremes(found.expr, found.shape_env)
+            return found
+
+        return made
+
+    SymNode._sym_min, SymNode._sym_max = map(reducing, before)
+    try:
+        yield
+    finally:
+        SymNode._sym_min, SymNode._sym_max = before
+
+
+def without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:
+    """``expr`` with each ``Min`` and ``Max`` in it reduced to what may be least, or greatest, for the ranges of the symbols of ``env``."""
+    if not expr.has(*EXTREMES):
+        return expr
+    parts = [without_extremes(part, env) for part in expr.args]
+    if not isinstance(expr, EXTREMES):
+        return expr.func(*parts)
+    sign = 1 if isinstance(expr, Min) else -1
+    kept: list[sympy.Basic] = []
+    for part in parts:
+        if any(_least(sign * (part - other), env) >= 0 for other in kept):
+            continue
+        kept = [other for other in kept if not _least(sign * (other - part), env) >= 0] + [part]
+    return kept[0] if len(kept) == 1 else expr.func(*kept)
+
+
+def _least(expr: sympy.Expr, env: ShapeEnv) -> Any:
+    """A number that ``expr``, a whole one, is never below: a quotient rounded down is at most the quotient, and less than 1 below."""
+    expr = sympy.expand(expr)
+    for whole in sorted(expr.atoms(FloorDiv), key=str):
+        above, below = whole.args
+        factor = expr.coeff(whole)
+        if not (below.is_Integer and below > 0 and factor.is_number) or (expr - factor * whole).has(whole):
+            continue
+        expr = sympy.expand(expr.xreplace({whole: above / below if factor < 0 else (above - below + 1) / below}))
+    scale = sympy.ilcm(1, *[term.as_coeff_Mul()[0].q for term in sympy.Add.make_args(expr) if term.as_coeff_Mul()[0].is_Rational])
+    least = env.bound_sympy(sympy.expand(scale * expr)).lower
+    return sympy.ceiling(least / scale) if least.is_Integer else least

@@ -1,0 +1,63 @@
+"""Powers of sizes that a model computes with: as on one device, of any length until an operator takes them, and read from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fxshard
+from fxshard.errors import FileError, SizesError
+from tests.passes.trace.test_divisions_by_zero import MESH, Then, rows
+
+POWERS: dict[str, Callable[[int], float]] = {
+    "5": lambda n: n**5,
+    "a product": lambda n: 3 * n**7 - n,
+    "by itself": lambda n: n**n,
+    "below one": lambda n: n**-2,
+    "of a float": lambda n: float(n) ** -3.5,
+}
+
+
+@pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
+def test_they_are_those_of_one_device(power: Callable[[int], float]) -> None:
+    model = Then(lambda y: y * power(y.shape[0]))
+    plan = fxshard.plan(model, (rows(8),), MESH, dynamic_shapes=({0: "n"},))
+    for count in (8, 1, 5, 12):
+        torch.testing.assert_close(fxshard.simulate(model, (rows(count),), plan).outputs, model(rows(count)), rtol=1e-9, atol=0)
+        assert plan.at(n=count).objective > 0
+
+
+def test_one_that_no_operator_takes_is_refused_with_its_line() -> None:
+    """7132 ** 5 is the first fifth power beyond 64 bits, for which one device raises OverflowError."""
+    model = Then(lambda y: y * y.shape[0] ** 5)
+    plan = fxshard.plan(model, (rows(4096),), MESH, dynamic_shapes=({0: "n"},))
+    assert fxshard.simulate(model, (rows(7130),), plan).outputs.shape == (7130, 4)
+    with pytest.raises(OverflowError):
+        model(rows(7132))
+    with pytest.raises(SizesError, match=r"n=7132: it does not fit 64 bits[\s\S]*powers_of_sizes\.py"):
+        fxshard.simulate(model, (rows(7132),), plan)
+    assert plan.at(n=7132).objective > 0
+
+
+def stored(function: Callable[[Tensor], Tensor], path: Path) -> fxshard.ExportedProgram:
+    fxshard.export(Then(function), (rows(8),), MESH, dynamic_shapes=({0: "n"},)).save(path / "m.pt2")
+    return fxshard.load(path / "m.pt2")
+
+
+@pytest.mark.parametrize("name", ["5", "below one", "of a float"])
+def test_in_files(name: str, tmp_path: Path) -> None:
+    power = POWERS[name]
+    program = stored(lambda y: y * power(y.shape[0]), tmp_path)
+    for count in (3, 8):
+        want = Then(lambda y: y * power(y.shape[0]))(rows(count))
+        torch.testing.assert_close(fxshard.simulate(program, (rows(count),)).outputs, want, rtol=1e-9, atol=0)
+
+
+def test_those_that_a_file_would_not_be_read_with_are_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"\*\*9 cannot be stored: a power"):
+        stored(lambda y: y * y.shape[0] ** 9, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,101 @@
+"""Slices whose ends are computed of a dynamic size, under random plans: the numbers of one device in float64 at other sizes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+from torch import Tensor
+from torch.utils._sympy.functions import FloorDiv, Max, Min
+
+import fxshard
+from fxshard._torch_compat.extremes import without_extremes
+from fxshard._torch_compat.symbols import SymbolEnv, evaluated, plain, symbol_of
+from fxshard.errors import SizesError
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.at_sizes import program_at
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values, sizes_of_call
+from fxshard.shapes import dynamic_dims
+from fxshard.testing.compare import assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
+from tests.passes.trace.test_divisions_by_zero import Then, rows
+
+SLICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "spectrum": lambda y: y[: y.shape[0] // 2 + 1],
+    "third": lambda y: y[1 : y.shape[0] // 3 + 2],
+    "middle": lambda y: y[y.shape[0] // 4 : 3 * y.shape[0] // 4 + 1],
+    "few": lambda y: y[: min(y.shape[0], 5)] * 2,
+    "halves": lambda y: torch.cat([-y[y.shape[0] // 2 :], y[: y.shape[0] // 2]]),
+}
+
+
+LINE, THREE, PLANE = {"a": 2}, {"a": 3}, {"a": 2, "b": 2}
+CASES = [
+    *((mesh, name, False) for mesh in (LINE, THREE, PLANE) for name in SLICES),
+    *((LINE, name, True) for name in SLICES),
+    *(pytest.param(mesh, name, True, marks=pytest.mark.slow) for mesh in (THREE, PLANE) for name in SLICES),
+]
+
+
+@pytest.mark.parametrize(("mesh", "name", "uneven"), CASES, ids=str)
+def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> None:
+    """A plan that cuts what is never of a length that the mesh divides is refused by name."""
+    model, example, done = Then(SLICES[name]), rows(24), 0
+    dims = tuple(replace(dim, uneven=uneven) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
+    annotated = annotate(trace(model, (example,), dynamic=dims), fxshard.Mesh(mesh))
+    for seed in range(4):
+        plan = random_graph_plan(annotated, seed)
+        try:
+            program = lower(annotated.graph, plan)
+        except SizesError as error:
+            assert not uneven and "uneven whatever the sizes" in str(error)
+            continue
+        for count in (1, 5, 12) if uneven else (12, 36):
+            args = (rows(count),)
+            at = program_at(program, sizes_of_call(program, args, {}))
+            assert_equal_to_one_device(simulate_program(at, program_values(at, model, args)), one_device(copy.deepcopy(model), args))
+            done += 1
+    assert done or not uneven
+
+
+def test_sizes_do_not_grow_from_layer_to_layer() -> None:
+    """Halves that change places are as long as both were; four times before, an expression of 3,000 characters."""
+    model, example = Then(lambda y: functools.reduce(lambda x, _: SLICES["halves"](x).tanh(), range(4), y)), rows(24)
+    family = trace(model, (example,), dynamic=dynamic_dims(model, (example,), {}, {"x": {0: "n"}})).family
+    assert family is not None
+    shapes = {node.name: node.meta["val"].shape for node in family.module.graph.nodes if isinstance(node.meta.get("val"), Tensor)}
+    n = family.symbols["n"]
+    assert {plain(shapes[name][0]) for name in shapes if name.startswith("cat")} == {n}
+    assert {plain(shape[0]) for name, shape in shapes.items() if name.startswith("slice_") and "back" not in name} == {
+        FloorDiv(n, 2),
+        n - FloorDiv(n, 2),
+    }
+
+
+def test_extremes_that_ranges_settle() -> None:
+    """What is left is the same number at every size; what may go either way stays."""
+    env = SymbolEnv()
+    n = symbol_of(env.symbol("n", 4, 1, 40))
+    half = FloorDiv(n, 2) + 1
+    settled = {
+        Min(2 * n, n + 1): n + 1,
+        Max(0, n - 1): n - 1,
+        Min(n, half): half,
+        Max(n, Min(half, 3 * n)): n,
+        Min(4 * n, 7 + Min(n, 50)): None,
+    }
+    for expr, want in settled.items():
+        found = without_extremes(expr, env.shape_env)
+        assert found == want or (want is None and found.has(Min))
+        for size in range(1, 41):
+            assert evaluated(found, {n: sympy.Integer(size)}) == evaluated(expr, {n: sympy.Integer(size)})
+    for expr in (Min(n, 5), Max(n, half + 3)):
+        assert without_extremes(expr, env.shape_env) == expr

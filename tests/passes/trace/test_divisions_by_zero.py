@@ -1,0 +1,63 @@
+"""Deviations of one row are nan, as one device computes them; a division by zero that the model writes is refused with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxshard
+from fxshard.errors import SizesError
+
+MESH = fxshard.Mesh({"dp": 2})
+
+
+class Then(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.function = nn.Linear(3, 4).double(), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x))
+
+
+def rows(count: int) -> Tensor:
+    return torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("example", [4, 1])
+@pytest.mark.parametrize("function", [lambda y: y.std(0), lambda y: y.var(0)], ids=["std", "var"])
+def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: int) -> None:
+    model = Then(function)
+    plan = fxshard.plan(model, (rows(example),), MESH, dynamic_shapes=({0: "n"},))
+    for count in (1, 2, 5):
+        found = fxshard.simulate(model, (rows(count),), plan)
+        model.zero_grad()
+        want = model(rows(count))
+        want.sum().backward()
+        torch.testing.assert_close(found.outputs, want, rtol=1e-9, atol=1e-9, equal_nan=True)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found.grads[name], parameter.grad, rtol=1e-9, atol=1e-9, equal_nan=True)
+        assert found.outputs.isnan().all() == (count == 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda y: y * (1 / (y.shape[0] - 1)), r"has no value at n=1: .*[\s\S]*zero\.py"),
+        (lambda y: y * (2.0 / (y.shape[0] - 1)), r"Ne\(n - 1, 0\) .*zero\.py"),
+    ],
+    ids=["whole numbers", "floats"],
+)
+def test_one_that_the_model_writes(function: Callable[[Tensor], Tensor], said: str) -> None:
+    model = Then(function)
+    plan = fxshard.plan(model, (rows(4),), MESH, dynamic_shapes=({0: "n"},))
+    torch.testing.assert_close(fxshard.simulate(model, (rows(3),), plan).outputs, model(rows(3)))
+    with pytest.raises(ZeroDivisionError):
+        model(rows(1))
+    with pytest.raises(SizesError, match=said):
+        fxshard.simulate(model, (rows(1),), plan)
