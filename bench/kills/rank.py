@@ -75,7 +75,7 @@ def model(small: bool) -> nn.Module:
 def main(settings: Settings, folder: Path, rank: int, port: int, hold: bool = False) -> None:
     """Steps from the last checkpoint in ``folder``, if there is one, to the last; its log has a line for each.
 
-    ``hold``: a kill is still to come, for which it waits after the last step, before that is saved.
+    ``hold``: wait for a pending kill after the last step, before saving it.
     """
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))

@@ -39,7 +39,7 @@ def run(settings: Settings, folder: Path, kills: int, seed: int) -> Run:
 
     Kills come evenly over the steps on average: each at a random step that nobody has reached yet, after a random part of
     a second, so that they meet forward, backward, the optimiser and saving alike; every fourth one while the ranks start.
-    All of them come, however fast the steps are: ranks wait for one that is due before they save the last step.
+    However fast the steps are, every kill happens: ranks wait for a pending one before they save the last step.
     """
     draw, said, start = random.Random(seed), Run(), time.monotonic()
     steps = sorted(draw.sample(range(1, settings.steps), kills))

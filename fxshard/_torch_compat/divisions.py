@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): divisions of symbolic floats by zero, which raise in Python and give inf or nan in C++."""
+"""Private names of torch (2.13): division of symbolic floats by zero, which raises in Python and gives inf or nan in C++."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.fx.experimental.sym_node import SymNode
 from fxshard._torch_compat.expressions import divided
 
 _OF_CPP = (sym_node.__file__, proxy_tensor.__file__, *(os.path.dirname(room.__file__) for room in (torch._decomp, torch._refs)))
-"""Files and folders whose divisions are those of C++: what passes them on, and decompositions, which stand for kernels."""
+"""Files and folders whose divisions follow C++: torch's forwarding code, and decompositions, which stand for kernels."""
 
 
 @contextlib.contextmanager
 def divisions_by_zero() -> Iterator[None]:
-    """While it lasts, Python notes that what it divides a float by is not zero, and raises where that is zero in the example; C++ divides
-    by zero, as the gradient of a deviation does of one row."""
+    """Within it, a float division in Python code adds a guard that the divisor is not zero, and raises ZeroDivisionError if the example's
+    is. A division from C++ gives inf or nan instead: the gradient of ``std`` of one row divides by zero."""
     patched: list[tuple[Any, str, Any]] = [
         (torch.SymInt, "__truediv__", _of_python(torch.SymInt.__truediv__, reflected=False)),
         (torch.SymInt, "__rtruediv__", _of_python(torch.SymInt.__rtruediv__, reflected=True)),

@@ -41,7 +41,7 @@ SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
 
 
 def divided(above: Any, below: Any) -> Any:
-    """``above / below``; of floats as C++ divides them: infinite, or nan, by zero, where Python raises."""
+    """``above / below``. Floats divided by zero give inf or nan, as in C++; two integers raise ZeroDivisionError."""
     numbers = isinstance(above, (int, float)) and isinstance(below, (int, float))
     if numbers and below == 0 and float in (type(above), type(below)):
         return above * math.copysign(math.inf, below) if above else math.nan

@@ -1,6 +1,6 @@
-"""Private names of torch (2.13): the least and the greatest of sizes, where what is known of their symbols tells which one it is.
+"""Private names of torch (2.13): simplify ``Min`` and ``Max`` of sizes where the ranges of their symbols decide which argument wins.
 
-A slice up to ``n // 2 + 1`` of a dim of n is as long as the least of both. torch compares them by the range of each alone.
+The slice ``x[: n // 2 + 1]`` of a dim of size n has length ``Min(n, n // 2 + 1)``. torch compares the two by their separate ranges only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXTREMES = (Min, Max)
 
 @contextlib.contextmanager
 def extremes_reduced() -> Iterator[None]:
-    """While it lasts, the least and the greatest of sizes are reduced as they are made: what is computed of them does not grow with each
-    slice, so that ``cat([x[n // 2:], x[:n // 2]])`` is as long as x."""
+    """Within it, ``Min`` and ``Max`` of sizes are simplified when they are created. Otherwise expressions grow with each slice; with it,
+    ``cat([x[n // 2:], x[:n // 2]])`` has the size of ``x``."""
     before = SymNode._sym_min, SymNode._sym_max
 
     def reducing(make: Callable[[SymNode, Any], SymNode]) -> Callable[[SymNode, Any], SymNode]:
@@ -40,7 +40,7 @@ def extremes_reduced() -> Iterator[None]:
 
 
 def without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:
-    """``expr`` with each ``Min`` and ``Max`` in it reduced to what may be least, or greatest, for the ranges of the symbols of ``env``."""
+    """``expr`` with each ``Min`` and ``Max`` reduced to the arguments that can win, given the symbols' ranges in ``env``."""
     if not expr.has(*EXTREMES):
         return expr
     parts = [without_extremes(part, env) for part in expr.args]
@@ -56,7 +56,7 @@ def without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:
 
 
 def _least(expr: sympy.Expr, env: ShapeEnv) -> Any:
-    """A number that ``expr``, a whole one, is never below: a quotient rounded down is at most the quotient, and less than 1 below."""
+    """A lower bound of the integer ``expr``, from a / b - (b - 1) / b <= a // b <= a / b."""
     expr = sympy.expand(expr)
     for whole in sorted(expr.atoms(FloorDiv), key=str):
         above, below = whole.args

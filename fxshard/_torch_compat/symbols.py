@@ -299,8 +299,8 @@ def hint_of(value: Any) -> Any:
 def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     """The number that an expression is where its symbols have these values; an expression where those are expressions.
 
-    Floats are divided by zero as a device divides them (a deviation's gradient of one row); whole numbers raise ZeroDivisionError.
-    Whole numbers are of any length, where torch's powers end at 63 bits.
+    Floats divided by zero give inf or nan, as on a device (the gradient of ``std`` of one row); integers raise ZeroDivisionError.
+    Integers may have any length, whereas torch's powers end at 63 bits.
     """
     settled = expr.free_symbols <= values.keys() and all(value.is_number for value in values.values())
     try:

@@ -83,7 +83,7 @@ def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None
             top.prepend(node)
         if "val" in node.meta:
             if is_symbolic(node.meta["val"]):
-                written(expression(node.meta["val"]))
+                written(expression(node.meta["val"]))  # raises for one that the reader would refuse
             continue
         if _name(node.target) not in SIZE_CALLS:
             raise FileError(f"a size is computed by {_name(node.target)}, which cannot be stored", remedy="export with static sizes")

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fxshard.ops import attention, contraction, cross_entropy, normalization, random, row_norm, softmax
+from fxshard.ops import attention, contraction, random
+from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
 
 Kernel = Callable[..., Any]
 

@@ -33,8 +33,8 @@ class Guard:
             return False
 
     def _holds_on_every_rank(self, part: sympy.Basic) -> bool:
-        """Of the numbers on the axes that a part of the condition names: a condition on each axis is asked as often as they have ranks
-        together, not once for each rank of the mesh."""
+        """Whether a part of the condition holds for all coordinates on the axes that it names. One part per axis takes the sum of the axes'
+        sizes in evaluations, not their product."""
         named = [(symbol, count) for _, symbol, count in self.ranks if symbol in part.free_symbols]
         every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, count in named))
         return all(evaluated(part, dict(zip((symbol for symbol, _ in named), numbers, strict=True))) for numbers in every)

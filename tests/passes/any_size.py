@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,22 @@ class Perceptron(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(x))).softmax(-1).square()
+
+
+class LinearThen(nn.Module):
+    """A linear layer [3 -> 4] in float64, then ``function``."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.function = nn.Linear(3, 4).double(), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.first(x))
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
 
 
 class Flattened(nn.Module):

@@ -58,5 +58,5 @@ class _Spelling(PythonReferenceAnalysis):
 
 
 def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """The expression as calls in the graph of ``values``, which are proxies; a number where they are numbers."""
+    """The expression as calls in the graph of the proxies in ``values``; a number if they are numbers."""
     return sympy_interp(_Spelling, dict(values), expr)

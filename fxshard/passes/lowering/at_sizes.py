@@ -62,7 +62,7 @@ def _at_values(
             place = (expr, *(own[s] for s in sorted(expr.free_symbols & own.keys(), key=str)))
             if place not in known:
                 try:
-                    known[place] = _fitting(evaluated(expr, {**values, **own}))
+                    known[place] = _checked_64_bits(evaluated(expr, {**values, **own}))
                 except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
                     what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
                     where = _line_that_reads(program.modules[key], expr)
@@ -75,14 +75,14 @@ def _at_values(
     return modules, classes
 
 
-def _fitting(number: Any) -> Any:
+def _checked_64_bits(number: Any) -> Any:
     if isinstance(number, int) and not -(2**63) <= number < 2**64:
         raise OverflowError("it does not fit 64 bits, and no operator takes that")
     return number
 
 
 def _line_that_reads(module: fx.GraphModule, expr: sympy.Basic) -> str | None:
-    """The user's line behind the first node that has a number of this expression."""
+    """The user's source line of the first node with this expression among its arguments, or the node's name."""
     for node in module.graph.nodes:
         if any(isinstance(part, SYMBOLIC) and expression(part) == expr for part in pytree.tree_leaves((node.args, node.kwargs))):
             return source_line(node) or f"node {node.name}"

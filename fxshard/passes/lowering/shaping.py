@@ -39,7 +39,7 @@ def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 
 
 def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    """A slice; where it is not certain for all sizes that both ends lie within the dim, elements by their index: of a slice torch asks."""
+    """A slice; if its ends are not known to lie within the dim at all sizes, an index_select: for a slice, torch would add guards."""
     if surely(start >= 0) and surely(start + length >= 0) and surely(start + length <= local.shape(x)[dim]):
         return local.emit(aten.slice.Tensor, x, dim, start, start + length)
     places = local.emit(aten.arange.default, length, dtype=torch.int64)

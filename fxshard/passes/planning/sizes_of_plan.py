@@ -105,7 +105,7 @@ def check_sizes(sizes: Mapping[str, int], dims: Sequence[DynamicDim]) -> None:
 def check_asked(
     sizes: Sequence[Mapping[str, int]], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> None:
-    """Raises OptionError, before anything is planned, where a plan of this call could be asked at none of ``sizes`` what it costs."""
+    """Raises OptionError, before planning, if ``plan.at`` would refuse every one of ``sizes``."""
     dims = dynamic_dims(model, args, kwargs, dynamic_shapes) if sizes else ()
     refused = []
     for one in sizes:

@@ -199,8 +199,8 @@ class GraphPrograms:
 
     def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, once_more: bool = False) -> GraphRunner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
-        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell. ``once_more``: a program for
-        this call was planned just now, which does not serve it."""
+        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell. ``once_more``: the program
+        just planned for this call does not serve it."""
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
             ask_compiler(self.options.cache)

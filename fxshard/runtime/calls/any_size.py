@@ -120,8 +120,10 @@ def why_kept(found: Found, reason: str) -> tuple[int, str, str]:
 
 
 def replanned(once_more: bool, silent: bool = False) -> tuple[int, str]:
-    """How to log (level, text) that a call is planned for, which is said aloud once a call: not of a program that is made ``once_more``
-    for it, nor of one that costs no other its use (``silent``)."""
+    """(log level, message) for planning another program: a WARNING once per call.
+
+    INFO for a further program of the same call (``once_more``), and if the caller asks for it (``silent``).
+    """
     if once_more:
         return logging.INFO, "planning once more for %s: %s"
     return logging.INFO if silent else logging.WARNING, "planning again for %s: %s"

@@ -279,7 +279,7 @@ def _boxed(module: fx.GraphModule) -> Run:
         values[node] = graph.call_function(operator.getitem, (inputs, i))
     graph.call_method("clear", (inputs,))
     graph.output(graph.graph_copy(module.graph, values))
-    for node in graph.find_nodes(op="call_function", target=operator.truediv):
+    for node in graph.find_nodes(op="call_function", target=operator.truediv):  # sizes at which Python would raise and C++ gives nan
         node.target = divided
     run: Run = fx.GraphModule(module, graph).forward  # not the module itself: hooks of all modules are not called for it
     return run

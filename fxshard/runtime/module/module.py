@@ -246,8 +246,8 @@ class ShardedForward:
     ) -> Made:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks.
 
-        ``dims``: those that are dynamic, by default as settings and programs so far tell. ``once_more``: a program for this call was
-        planned just now, which does not serve it.
+        ``dims``: those that are dynamic, by default as settings and programs so far tell. ``once_more``: the program just
+        planned for this call does not serve it.
         """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}

@@ -1,6 +1,6 @@
 """Losses: sums over the batch leave a pending sum; a mean is a sum, divided by the global count.
 
-Cross-entropy is traced in pieces (``ops.cross_entropy``), in which batch and classes are free. In torch's own
+Cross-entropy is traced in pieces (``ops.norms.cross_entropy``), in which batch and classes are free. In torch's own
 loss = -sum_n weight[t_n] x[n, t_n] the classes are whole.
 """
 

@@ -1,4 +1,4 @@
-"""Layer and group norm in parts (``ops.row_norm``): every dim is free, a cut one that is normalised leaves sums pending."""
+"""Layer and group norm in parts (``ops.norms.row_norm``): every dim is free, a cut one that is normalised leaves sums pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax and gated linear units along one dim, which stays whole; in softmax's pieces (``ops.softmax``) it is a factor too.
+"""Softmax and gated linear units along one dim, which stays whole; in softmax's pieces (``ops.norms.softmax``) it is a factor too.
 
 Gradients are linear in the gradient that comes in.
 """

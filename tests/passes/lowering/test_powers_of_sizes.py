@@ -11,8 +11,9 @@ from torch import Tensor
 
 import fxshard
 from fxshard.errors import FileError, SizesError
-from tests.passes.trace.test_divisions_by_zero import MESH, Then, rows
+from tests.passes.any_size import LinearThen, rows
 
+MESH = fxshard.Mesh({"dp": 2})
 POWERS: dict[str, Callable[[int], float]] = {
     "5": lambda n: n**5,
     "a product": lambda n: 3 * n**7 - n,
@@ -24,7 +25,7 @@ POWERS: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
 def test_they_are_those_of_one_device(power: Callable[[int], float]) -> None:
-    model = Then(lambda y: y * power(y.shape[0]))
+    model = LinearThen(lambda y: y * power(y.shape[0]))
     plan = fxshard.plan(model, (rows(8),), MESH, dynamic_shapes=({0: "n"},))
     for count in (8, 1, 5, 12):
         torch.testing.assert_close(fxshard.simulate(model, (rows(count),), plan).outputs, model(rows(count)), rtol=1e-9, atol=0)
@@ -33,7 +34,7 @@ def test_they_are_those_of_one_device(power: Callable[[int], float]) -> None:
 
 def test_one_that_no_operator_takes_is_refused_with_its_line() -> None:
     """7132 ** 5 is the first fifth power beyond 64 bits, for which one device raises OverflowError."""
-    model = Then(lambda y: y * y.shape[0] ** 5)
+    model = LinearThen(lambda y: y * y.shape[0] ** 5)
     plan = fxshard.plan(model, (rows(4096),), MESH, dynamic_shapes=({0: "n"},))
     assert fxshard.simulate(model, (rows(7130),), plan).outputs.shape == (7130, 4)
     with pytest.raises(OverflowError):
@@ -44,7 +45,7 @@ def test_one_that_no_operator_takes_is_refused_with_its_line() -> None:
 
 
 def stored(function: Callable[[Tensor], Tensor], path: Path) -> fxshard.ExportedProgram:
-    fxshard.export(Then(function), (rows(8),), MESH, dynamic_shapes=({0: "n"},)).save(path / "m.pt2")
+    fxshard.export(LinearThen(function), (rows(8),), MESH, dynamic_shapes=({0: "n"},)).save(path / "m.pt2")
     return fxshard.load(path / "m.pt2")
 
 
@@ -53,7 +54,7 @@ def test_in_files(name: str, tmp_path: Path) -> None:
     power = POWERS[name]
     program = stored(lambda y: y * power(y.shape[0]), tmp_path)
     for count in (3, 8):
-        want = Then(lambda y: y * power(y.shape[0]))(rows(count))
+        want = LinearThen(lambda y: y * power(y.shape[0]))(rows(count))
         torch.testing.assert_close(fxshard.simulate(program, (rows(count),)).outputs, want, rtol=1e-9, atol=0)
 
 

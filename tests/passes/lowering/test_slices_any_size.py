@@ -26,7 +26,7 @@ from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
-from tests.passes.trace.test_divisions_by_zero import Then, rows
+from tests.passes.any_size import LinearThen, rows
 
 SLICES: dict[str, Callable[[Tensor], Tensor]] = {
     "spectrum": lambda y: y[: y.shape[0] // 2 + 1],
@@ -48,7 +48,7 @@ CASES = [
 @pytest.mark.parametrize(("mesh", "name", "uneven"), CASES, ids=str)
 def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> None:
     """A plan that cuts what is never of a length that the mesh divides is refused by name."""
-    model, example, done = Then(SLICES[name]), rows(24), 0
+    model, example, done = LinearThen(SLICES[name]), rows(24), 0
     dims = tuple(replace(dim, uneven=uneven) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
     annotated = annotate(trace(model, (example,), dynamic=dims), fxshard.Mesh(mesh))
     for seed in range(4):
@@ -68,7 +68,7 @@ def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> N
 
 def test_sizes_do_not_grow_from_layer_to_layer() -> None:
     """Halves that change places are as long as both were; four times before, an expression of 3,000 characters."""
-    model, example = Then(lambda y: functools.reduce(lambda x, _: SLICES["halves"](x).tanh(), range(4), y)), rows(24)
+    model, example = LinearThen(lambda y: functools.reduce(lambda x, _: SLICES["halves"](x).tanh(), range(4), y)), rows(24)
     family = trace(model, (example,), dynamic=dynamic_dims(model, (example,), {}, {"x": {0: "n"}})).family
     assert family is not None
     shapes = {node.name: node.meta["val"].shape for node in family.module.graph.nodes if isinstance(node.meta.get("val"), Tensor)}

@@ -6,33 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fxshard
 from fxshard.errors import SizesError
+from tests.passes.any_size import LinearThen, rows
 
 MESH = fxshard.Mesh({"dp": 2})
-
-
-class Then(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.function = nn.Linear(3, 4).double(), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
-
-
-def rows(count: int) -> Tensor:
-    return torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("example", [4, 1])
 @pytest.mark.parametrize("function", [lambda y: y.std(0), lambda y: y.var(0)], ids=["std", "var"])
 def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: int) -> None:
-    model = Then(function)
+    model = LinearThen(function)
     plan = fxshard.plan(model, (rows(example),), MESH, dynamic_shapes=({0: "n"},))
     for count in (1, 2, 5):
         found = fxshard.simulate(model, (rows(count),), plan)
@@ -54,7 +41,7 @@ def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: i
     ids=["whole numbers", "floats"],
 )
 def test_one_that_the_model_writes(function: Callable[[Tensor], Tensor], said: str) -> None:
-    model = Then(function)
+    model = LinearThen(function)
     plan = fxshard.plan(model, (rows(4),), MESH, dynamic_shapes=({0: "n"},))
     torch.testing.assert_close(fxshard.simulate(model, (rows(3),), plan).outputs, model(rows(3)))
     with pytest.raises(ZeroDivisionError):

@@ -14,7 +14,7 @@ import torch
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import sharding_functions
 from fxshard._torch_compat.inductor.decompositions import core_decompositions
-from fxshard.ops.softmax import precise
+from fxshard.ops.norms.softmax import precise
 from fxshard.passes.trace.functions.norms import NORMS
 from fxshard.strategies import has_rule
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxshard.ops.softmax import precise
+from fxshard.ops.norms.softmax import precise
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

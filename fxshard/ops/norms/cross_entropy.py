@@ -1,7 +1,7 @@
 """Cross-entropy of class indices in pieces, each right for a part of the classes: what a target scores, the loss, the gradient.
 
 With m = max x, s = sum exp(x - m), t = x[target] - m and u = sum_c w_c (x_c - m) over the classes c (``sum_exp`` is in
-``ops.softmax``), and k = 1 - smoothing, e = smoothing / classes, W = sum_c w_c:
+``softmax.py``), and k = 1 - smoothing, e = smoothing / classes, W = sum_c w_c:
 
     loss = k w[target] (log s - t) + e (W log s - u), 0 where the target is ignored
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fxshard.ops.softmax import precise, shifted
+from fxshard.ops.norms.softmax import precise, shifted
 
 
 def scores(

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fxshard.ops.normalization import wide
-from fxshard.ops.softmax import precise
+from fxshard.ops.norms.normalization import wide
+from fxshard.ops.norms.softmax import precise
 
 Vector: TypeAlias = torch.Tensor | None
 
