@@ -30,7 +30,7 @@ FLOORS = (
     "ops.norms",
     "plans ops",
     "strategies.engine",
-    "strategies.tensors",
+    "strategies.tensors disk_cache",
     "strategies.linear strategies.norms strategies.space",
     "strategies",
     "program",

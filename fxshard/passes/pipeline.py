@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fxshard import disk_cache
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.graph.side_effects import Attribute
@@ -94,7 +95,7 @@ class Compilation:
 def _trace(c: Compilation) -> tuple[Compilation, str]:
     r = c.request
     assert r.model is not None
-    seen: dict[str, Any] = {"observe": r.observe, "written": r.written}
+    seen: dict[str, Any] = {"observe": r.observe, "written": r.written, "cache": r.cache}
     graph = trace.trace(r.model, r.args, r.kwargs, train=r.train, mixed_precision=r.mixed_precision, dynamic=r.dynamic, **seen)
     verify.verify_graph(graph)
     return replace(c, graph=graph), f"graph of {len(list(graph.nodes))} nodes, hash {graph.hash[:12]}"
@@ -294,7 +295,7 @@ def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
 def _cache_file(state: Compilation) -> Path | None:
     assert state.graph is not None
     asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in DECIDED}
-    return plan_cache.file_for(graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
+    return disk_cache.file_for(plan_cache.KIND, graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
 
 
 def _recall(state: Compilation, path: Path) -> Compilation | None:

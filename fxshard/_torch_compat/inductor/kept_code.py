@@ -52,7 +52,7 @@ def settings_of_inductor() -> Any:
         (matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction),
         torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
     )
-    return [text, repr(state), sys.version, torch.__version__, list(_sources())]
+    return [text, repr(state), sys.version, torch.__version__, list(torch_sources())]
 
 
 def _has_others_code() -> bool:
@@ -68,7 +68,7 @@ def _module(function: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _sources() -> tuple[str, ...]:
+def torch_sources() -> tuple[str, ...]:
     """Size and time of each file of torch that takes part in compiling."""
     root = os.path.dirname(torch.__file__)
     return tuple(f"{path[len(root) :]} {size} {time}" for path, size, time in _files(root))

@@ -39,6 +39,7 @@ from fxshard.errors import OptionError, RunError, TraceError, a_kind
 from fxshard.graph.objects import After, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
+from fxshard.passes.trace import joint_cache
 from fxshard.passes.trace.captured.constants import spell_attributes, spell_constants
 from fxshard.passes.trace.captured.effects import drop_tokens
 from fxshard.passes.trace.captured.kernels_of_users import carry_kernels
@@ -85,20 +86,22 @@ def trace(
     dynamic: Sequence[DynamicDim] = (),
     observe: bool = False,
     written: Collection[Attribute] = (),
+    cache: bool = False,
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
     ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
     are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
     submodules the graph returns what some are called with, of a model whose forward sets attributes it has what that leaves there: see
-    ``fxshard.passes.trace.python_state``. ``written``: attributes that other calls set. Raises TraceError with the user's line when the
-    model is not one graph, OptionError for what is no model or no tuple of arguments.
+    ``fxshard.passes.trace.python_state``. ``written``: attributes that other calls set. ``cache``: whether the joint
+    graph may come from a file, and is kept in one: see ``fxshard.passes.trace.joint_cache``.
+    Raises TraceError with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
     """
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
-    call = Call(model, arguments, train, mixed_precision, tuple(dynamic))
+    call = Call(model, arguments, train, mixed_precision, tuple(dynamic), cache)
     effects = TracedSideEffects(call, observe, written)
 
     def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
@@ -196,7 +199,7 @@ def _capture(
         spell_casts(captured, masters, flat, given, precision)
         flat = given
     layers.label(captured)
-    joint = joint_graph(captured, flat, train, spelled)
+    joint = joint_graph(captured, flat, train, spelled, call.cache)
     fold_sizes(joint)
     layers.unroll(joint)
     return joint, names, out_spec
@@ -217,13 +220,19 @@ def check_call(model: Any, args: Any) -> None:
             raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
 
 
-def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
+def joint_graph(
+    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None, cache: bool = False
+) -> fx.GraphModule:
     """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
     in ``meta["desc"]``."""
-    flat_args = _used(module, flat_args)
-    with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
-        exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
-    return exported.graph_module
+    flat_args, decompositions = _used(module, flat_args), planning_decompositions()
+
+    def make() -> fx.GraphModule:
+        with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
+            exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=decompositions)
+        return exported.graph_module
+
+    return joint_cache.cached(make, module, flat_args, (train, bool(spelled)), decompositions) if cache else make()
 
 
 def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:

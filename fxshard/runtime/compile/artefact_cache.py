@@ -20,6 +20,7 @@ import sympy
 import torch
 from torch import fx
 
+from fxshard import disk_cache
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.expressions import SIZE_CALLS
 from fxshard._torch_compat.inductor.inductor import Compiled, without_frames
@@ -29,13 +30,13 @@ from fxshard.archive.sizes import read_guard, write_guards
 from fxshard.errors import FileError, FxshardError
 from fxshard.files import Field, atomic_file, make_folder, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import is_getitem
-from fxshard.passes.planning import plan_cache
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.shapes import Guard
 
 log = logging.getLogger("fxshard")
 VERSION = 3
+KIND = f"artefact-v{VERSION}"
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
 """Whose operators and functions are code of torch and fxshard; what others do may change without a change of the graph."""
@@ -71,8 +72,8 @@ def file_for(bound: BoundProgram) -> Path | None:
     place = (bound.size_class, bound.groups, bound.backends, bound.axes, str(bound.device))
     sizes = repr([(one.name, one.unit, one.example, one.least, one.most, one.uneven) for one in program.sizes])
     guards = [guard.condition for guard in program.guards]
-    found = plan_cache.file_for(program=program.hash, values=values, place=repr(place), settings=settings, sizes=sizes, guards=guards)
-    return None if found is None else found.with_name(f"artefact-v{VERSION}-{found.stem.rpartition('-')[2]}.json")
+    asked = {"program": program.hash, "values": values, "place": repr(place), "settings": settings, "sizes": sizes, "guards": guards}
+    return disk_cache.file_for(KIND, **asked)
 
 
 def _values(module: fx.GraphModule) -> list[str] | None:
@@ -127,7 +128,7 @@ def write(path: Path, kept: Kept) -> None:
     except FxshardError as error:
         log.warning("where the compiled code is cannot be kept for the next start: %s (%s)", error.what, path)
         return
-    plan_cache.forget(path.parent, "artefact-v*.json")
+    disk_cache.forget(path.parent, "artefact-v*.json")
 
 
 def kept_of(
@@ -159,7 +160,7 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[Kept, Compiled,
         return None
     if forward is None or (kept.backward and backward is None):
         return None  # Inductor's cache was emptied
-    plan_cache.touch(path)
+    disk_cache.touch(path)
     return kept, without_frames(forward), None if backward is None else without_frames(backward)
 
 

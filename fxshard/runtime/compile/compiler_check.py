@@ -15,10 +15,10 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from fxshard import disk_cache
 from fxshard._torch_compat.inductor import cpp
 from fxshard.errors import FxshardError
 from fxshard.files import atomic_file, make_folder
-from fxshard.passes.planning import plan_cache
 
 log = logging.getLogger("fxshard")
 ALL_WORK = "all sets of vector instructions work\n"
@@ -50,7 +50,7 @@ def wait_for_compiler() -> None:
 
 
 def _file() -> Path | None:
-    asked, folder = cpp.question(), plan_cache.folder()
+    asked, folder = cpp.question(), disk_cache.folder()
     if not asked or folder is None:
         return None
     return folder / f"compiler-v2-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"

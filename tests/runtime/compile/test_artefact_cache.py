@@ -20,11 +20,11 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxshard import disk_cache
 from fxshard._torch_compat.inductor import kept_code
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.planning import plan_cache
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.passes.trace.trace import trace
 from fxshard.runtime.compile import artefact_cache, compile
@@ -105,12 +105,12 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder:
     names = {same, *(artefact_cache.file_for(bound_program(mesh, **other)) for other in others)}
     assert len(names) == 1 + len(others)
     for owner, name, value in (
-        (plan_cache, "code_digest", lambda: "other sources of fxshard"),
-        (plan_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
-        (kept_code, "_sources", lambda: ("other sources of torch",)),
+        (disk_cache, "code_digest", lambda: "other sources of fxshard"),
+        (disk_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (kept_code, "torch_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
         (torch, "get_num_threads", lambda: 77),
-        (artefact_cache, "VERSION", 99),
+        (artefact_cache, "KIND", "artefact-v99"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)

@@ -42,6 +42,7 @@ class Call:
     train: bool
     precision: MixedPrecision | None
     dims: Sequence[DynamicDim]
+    cache: bool = False
 
     def twin(self) -> Twin:
         symbols = Symbols(self.dims)

@@ -1,0 +1,70 @@
+"""Private names of torch (2.13): what besides its nodes decides what AOTAutograd makes of a graph, and its names for a graph's ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch
+from torch._functorch._aot_autograd import descriptors
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fxshard._torch_compat.inductor.kept_code import torch_sources
+
+OVERRIDDEN = frozenset(("aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"))
+"""Kernels, beside those for the meta device, that torch itself gives its operators from Python."""
+SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+DEVICES = ("cpu", "cuda")
+
+
+def tracing_state() -> list[Any] | None:
+    """Settings, sources and states of torch that AOTAutograd and the operators that it calls ask, as plain values.
+
+    None where something is active that has no text: a mode, hooks on saved tensors, kernels that a library gave to torch's operators.
+    """
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    if modes or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or _overridden():
+        return None
+    settings = repr(sorted(functorch.save_config_portable(ignore_private_configs=False, readonly_values=True).items()))
+    if " at 0x" in settings:
+        return None
+    backends = torch.backends
+    state = (
+        [(torch.is_autocast_enabled(one), str(torch.get_autocast_dtype(one))) for one in DEVICES],
+        (torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        (str(torch.get_default_dtype()), str(torch.get_default_device()), torch.are_deterministic_algorithms_enabled()),
+        [getattr(backends.cuda, one)() for one in SDP],
+        (backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled),
+    )
+    return [settings, repr(state), *torch_sources()]
+
+
+def _overridden() -> bool:
+    """Whether somebody gave kernels of his own to torch's operators."""
+    return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in OVERRIDDEN for one in torch.library._impls)
+
+
+@lru_cache(maxsize=1)
+def _end_types() -> dict[str, type]:
+    found = {name: one for name, one in vars(descriptors).items() if isinstance(one, type) and dataclasses.is_dataclass(one)}
+    return {name: one for name, one in found.items() if issubclass(one, (descriptors.AOTInput, descriptors.AOTOutput))}
+
+
+def end_as_data(end: Any) -> dict[str, Any] | None:
+    """AOTAutograd's description of an input or output as plain data; None for what is none."""
+    if not dataclasses.is_dataclass(end) or _end_types().get(type(end).__name__) is not type(end):
+        return None
+    return {"end": type(end).__name__, **{one.name: _part(getattr(end, one.name)) for one in dataclasses.fields(end)}}
+
+
+def _part(value: Any) -> Any:
+    return value if isinstance(value, (str, int)) else end_as_data(value)
+
+
+def end_of_data(data: dict[str, Any]) -> Any:
+    """What ``end_as_data`` described; raises KeyError or TypeError for anything else."""
+    fields = {name: end_of_data(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
+    return _end_types()[data["end"]](**fields)
