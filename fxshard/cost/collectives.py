@@ -151,7 +151,7 @@ def full_bucket(kind: str, axis: int, mesh: Mesh) -> int:
 
 
 @lru_cache(maxsize=64)
-def joining_price(mesh: Mesh) -> Price:
+def bucketing_saving(mesh: Mesh) -> Price:
     """What a collective on ``mesh`` costs less in a bucket: what it takes beyond its share of a full one and its packing, if anything."""
     full = {(kind, axis): full_bucket(kind, axis, mesh) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 

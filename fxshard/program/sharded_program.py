@@ -16,7 +16,7 @@ from torch import fx
 from fxshard._torch_compat import FakeTensorMode, pytree
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
-from fxshard.layout.layouts import Layout, indexes
+from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import Guard, broken, guards_of, guards_on, instantiated
@@ -173,7 +173,7 @@ class ShardedProgram:
 
     def indexes(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
         """``coordinate`` as local graphs have it: it stands for all ranks of its class where there are symbols for them."""
-        return indexes(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
+        return symbolic_coordinate(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``: that of its class with its own place in it."""

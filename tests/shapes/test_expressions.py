@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, symbol_of
 from fxshard.errors import FileError
-from fxshard.layout.layouts import extent
+from fxshard.layout.layouts import nested_chunk
 from fxshard.shapes.expressions import MAX_ARGUMENTS, MAX_TEXT, parsed, written
 
 ENV = SymbolEnv()
@@ -77,11 +77,11 @@ def test_conditions(left: Any, right: Any, name: str) -> None:
 @pytest.mark.parametrize("parts", [(2,), (3, 2), (2, 2, 2)])
 def test_lengths_of_pieces_of_pieces(parts: tuple[int, ...]) -> None:
     """The largest expressions that lowering makes."""
-    length = extent(A, parts, tuple(n - 1 for n in parts))[1]
+    length = nested_chunk(A, parts, tuple(n - 1 for n in parts))[1]
     again = parsed(written(expression(length)), SYMBOLS)
     assert again == expression(length)
     for size in (1, 5, 12, 29):
-        assert evaluated(again, {symbol_of(A): sympy.Integer(size)}) == extent(size, parts, tuple(n - 1 for n in parts))[1]
+        assert evaluated(again, {symbol_of(A): sympy.Integer(size)}) == nested_chunk(size, parts, tuple(n - 1 for n in parts))[1]
 
 
 HOSTILE = [

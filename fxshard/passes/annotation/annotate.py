@@ -16,7 +16,7 @@ from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_e
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
-from fxshard.layout.layouts import Layout, all_layouts, extent
+from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.memoised import Alike
@@ -217,7 +217,7 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
     if not dim.uneven:
         return [size for size in range(count, most + 1, count) if size >= dim.least and size != dim.example]
     last = tuple(n - 1 for n in mesh.shape)
-    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
+    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and nested_chunk(s, mesh.shape, last)[1]]
     odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
     if len(odd) >= LEAST:
         return odd

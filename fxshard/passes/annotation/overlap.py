@@ -34,7 +34,7 @@ from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import table
+from fxshard.layout.redistribution import path_table
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.memoised import Alike
@@ -208,7 +208,7 @@ class Windows:
 @lru_cache(maxsize=4096)
 def _full(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
     """Microseconds of gathering a tensor that is cut on every axis; where it is made, of reducing one to that that is pending on each."""
-    paths = table(shape, itemsize, mesh, ("sum",), time_price(mesh))
+    paths = path_table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]
     other = paths.index[Layout((Partial("sum") if made else Replicate(),) * mesh.ndim)]
     return min((float(paths.communication[(other, k) if made else (k, other)]) for k in cut), default=0.0)

@@ -17,7 +17,7 @@ from torch import fx
 from fxshard.cost import compute_time
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
-from fxshard.layout.redistribution import Extent, Shapes
+from fxshard.layout.redistribution import AnyShape, WeightedShapes
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.overlap import BesideEach, Hiding, Place, Windows
 from fxshard.plans.plan_data import OpSpec
@@ -55,7 +55,7 @@ class Prices:
                 found += weight * np.array(_compute_times(call, specs, annotated.mesh))
         return found
 
-    def extent(self, value: fx.Node, output: int | None = None) -> tuple[Extent, int]:
+    def extent(self, value: fx.Node, output: int | None = None) -> tuple[AnyShape, int]:
         """(sizes, UNKNOWN where only running tells, bytes of an element) of a value, or of one of the outputs of a node."""
         shapes, itemsize = [], 0
         for _, annotated in self.samples:
@@ -64,7 +64,7 @@ class Prices:
             assert tensor is not None
             shapes.append(plain_shape(tensor.shape))
             itemsize = tensor.dtype.itemsize
-        return shapes[0] if len(shapes) == 1 else Shapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
+        return shapes[0] if len(shapes) == 1 else WeightedShapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
 
     def beside(self, value: str, readers: Iterable[Place]) -> Hiding | None:
         """What hides when a value is brought to these readers, as ``Windows.of``."""

@@ -37,7 +37,7 @@ from fxshard.graph.planning_graph import (
     source_line,
     users_place,
 )
-from fxshard.layout.layouts import Layout, indexes, is_emptied
+from fxshard.layout.layouts import Layout, is_emptied, symbolic_coordinate
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand
@@ -139,7 +139,7 @@ def _lowered(
     for coordinate, size_class in classes.items():
         if size_class in modules:
             continue
-        place = indexes(coordinate, [one.value for one in ranks]) if ranks else coordinate
+        place = symbolic_coordinate(coordinate, [one.value for one in ranks]) if ranks else coordinate
         lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, place, known))
         with noting_lines(of_user, lowering.users_place) if known is not NUMBERS else contextlib.nullcontext():
             modules[size_class] = lowering.run()

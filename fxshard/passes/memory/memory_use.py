@@ -18,7 +18,7 @@ from torch import fx
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import UNKNOWN, outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, steps, table_of
+from fxshard.layout.redistribution import Price, path_table_for, steps
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.groups import Group, handed_over
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
@@ -192,7 +192,7 @@ class Usage:
 
         def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-            paths = table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price)
+            paths = path_table_for([at for at in layouts if at is not None], *priced, self.mesh, self.price)
             meanwhile, behind = workspace.of_moves(tensor, paths, layouts)
             sizes = self.bytes_of(value, ends)
             there = np.tile(sizes, (len(sizes), 1)) + behind

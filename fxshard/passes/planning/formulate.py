@@ -2,7 +2,7 @@
 
 Variables: one per node (which OpSpec) and one per returned output (which layout).
 - node cost: compute time of the spec (``cost.compute_time``)
-- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
+- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), once
   for each layout that they read, less what compute hides of it (``overlap``). Both are means where several sizes are priced (``prices``).
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
@@ -22,11 +22,11 @@ from functools import partial
 import numpy as np
 from torch import fx
 
-from fxshard.cost import joining_price, time_price
+from fxshard.cost import bucketing_saving, time_price
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, Table, bytes_price, path_price, table_of
+from fxshard.layout.redistribution import PathTable, Price, bytes_price, path_price, path_table_for
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import Annotated, input_layouts
 from fxshard.passes.annotation.groups import Group, groups, handed_over, joint_specs
@@ -411,7 +411,7 @@ class _Builder:
         paths = self._table(node, there)
         prices = np.zeros((len(layouts), len(layouts)))
         joins = beside is not None and beside.joins
-        prices[some] = _between(paths, paths.joined(joining_price(self.mesh)) if joins else paths.prices, there)
+        prices[some] = _between(paths, paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
             prices[some] -= _between(paths, beside.hidden(paths.communication), there)
         if self._unreduced(node):
@@ -421,8 +421,8 @@ class _Builder:
     def _unreduced(self, node: fx.Node) -> bool:
         return node.name in self.graph.unreduced
 
-    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
-        return table_of(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
+    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> PathTable:
+        return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -479,7 +479,7 @@ def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
     return [(r.node, r.operand) for r in readers]
 
 
-def _between(paths: Table, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
+def _between(paths: PathTable, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
     """(len(layouts), len(layouts)) figures of the cheapest paths between some layouts."""
     numbers = [paths.index[layout] for layout in layouts]
     return figures[np.ix_(numbers, numbers)]

@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import fx
 
-from fxshard.cost import joining_price
+from fxshard.cost import bucketing_saving
 from fxshard.graph.planning_graph import producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, joined_path, path_communication, path_price, steps
+from fxshard.layout.redistribution import Price, bucketed_path, path_communication, path_price, steps
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Hiding
@@ -88,7 +88,7 @@ def _entry(
     moved = source, target, *annotated.prices.extent(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
     joins = beside is not None and beside.joins
-    path, cost = joined_path(*moved, joining_price(mesh)) if joins else (steps(*moved), path_price(*moved))
+    path, cost = bucketed_path(*moved, bucketing_saving(mesh)) if joins else (steps(*moved), path_price(*moved))
     hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
     return Redistribution(
         value.node.name,

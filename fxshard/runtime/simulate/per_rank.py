@@ -11,7 +11,7 @@ import torch
 
 from fxshard._torch_compat import changes_of, pytree
 from fxshard.errors import LayoutError, OptionError, RunError, a_kind
-from fxshard.layout.layouts import Layout, check, local_shape
+from fxshard.layout.layouts import Layout, check_layout, local_shape
 from fxshard.mesh.mesh import Mesh
 from fxshard.runtime.simulate.shards import gather, scatter
 
@@ -134,7 +134,7 @@ def _layout(layout: Layout | str, ndim: int, mesh: Mesh) -> Layout:
         layout = Layout.parse(layout)
     if not isinstance(layout, tuple):
         raise LayoutError(f"the layout is {a_kind(layout)}", remedy="write it like 'S(0)R', one placement an axis")
-    return check(Layout(layout), ndim, mesh.ndim, "the value")
+    return check_layout(Layout(layout), ndim, mesh.ndim, "the value")
 
 
 def _shards(values: RankValues, layout: Layout, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

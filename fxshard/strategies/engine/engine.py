@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.layout.layouts import REDUCE_OPS, Layout, extent
+from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NO_RULE, OpSpec
 from fxshard.strategies.engine.conversion import has_reduction, is_real, keeps
@@ -361,10 +361,10 @@ def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
 @lru_cache(maxsize=65536)
 def _aligned(size: int, inner: int, parts: tuple[int, ...]) -> bool:
     for indexes in itertools.product(*map(range, parts)):
-        offset, length = extent(size, parts, indexes)
-        if length and extent(size * inner, parts, indexes) != (offset * inner, length * inner):
+        offset, length = nested_chunk(size, parts, indexes)
+        if length and nested_chunk(size * inner, parts, indexes) != (offset * inner, length * inner):
             return False
-        if not length and extent(size * inner, parts, indexes)[1]:
+        if not length and nested_chunk(size * inner, parts, indexes)[1]:
             return False
     return True
 
@@ -372,4 +372,4 @@ def _aligned(size: int, inner: int, parts: tuple[int, ...]) -> bool:
 def _no_empty(size: Any, parts: tuple[int, ...]) -> bool:
     if not isinstance(size, int):
         return same(size % math.prod(parts), 0)
-    return all(extent(size, parts, i)[1] for i in itertools.product(*map(range, parts)))
+    return all(nested_chunk(size, parts, i)[1] for i in itertools.product(*map(range, parts)))

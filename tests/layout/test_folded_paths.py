@@ -12,10 +12,10 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.cost import time_price
-from fxshard.layout.detours import detours
+from fxshard.layout.folded_paths import folded_paths
 from fxshard.layout.layouts import Folded, Layout, all_layouts
-from fxshard.layout.redistribution import Price, Step, bytes_price, is_legal, single_step, step_price, steps, table_of, walk
-from fxshard.layout.steps import in_any_order
+from fxshard.layout.redistribution import Price, Step, bytes_price, is_legal, path_table_for, single_step, step_price, steps, walk
+from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from tests.moved import Steps, run
 
@@ -36,7 +36,7 @@ L = Layout.parse
 )
 def test_each_way_is_right(axes: str, shape: tuple[int, ...], most: int, ops: tuple[str, ...]) -> None:
     mesh = parse_mesh(axes)
-    every = list(detours(list(filter(in_any_order, all_layouts(len(shape), mesh.ndim, ops))), len(shape)))
+    every = list(folded_paths(list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops))), len(shape)))
     found: dict[Layout, list[Steps]] = {}
     for way in random.Random(0).sample(every, min(most, len(every))):
         assert all(at.is_folded for _, _, at in way[:-1]) and not way[-1][2].is_folded
@@ -61,7 +61,7 @@ def test_known_paths(source: str, target: str, kinds: list[str], share: float) -
     mesh, shape = Mesh({"a": 2, "b": 2}), (32, 16)
     found = steps(L(source), L(target), shape, 4, mesh)
     assert [step.kind for step in found] == kinds
-    assert table_of([L(source), L(target)], shape, 4, mesh, bytes_price).sent(0).max() > 0
+    assert path_table_for([L(source), L(target)], shape, 4, mesh, bytes_price).sent(0).max() > 0
     sent = sum(step_price(step, at, shape, 4, mesh, bytes_price) for at, step, _ in walk(L(source), found))
     assert sent == share * 32 * 16 * 4
 
@@ -117,7 +117,7 @@ def test_no_path_of_legal_steps_is_cheaper(axes: str, shape: tuple[int, ...], so
     mesh = parse_mesh(axes, "h100")
     price = bytes_price if kind == "bytes" else time_price(mesh)
     every = all_layouts(len(shape), mesh.ndim)
-    paths = table_of(every, shape, 4, mesh, price)
+    paths = path_table_for(every, shape, 4, mesh, price)
     for source in random.Random(3).sample(every, min(sources, len(every))):
         best = cheapest(source, shape, mesh, price)
         for target in every:

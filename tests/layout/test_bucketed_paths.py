@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, joined_path, steps, table
+from fxshard.layout.redistribution import Price, bucketed_path, path_table, steps
 from fxshard.layout.steps import Step
 from fxshard.mesh.mesh import Mesh
 
@@ -23,7 +23,7 @@ def saving(kinds: dict[str, float]) -> Price:
 
 
 def kinds(source: str, target: str, mesh: Mesh, saved: dict[str, float]) -> tuple[list[str], float]:
-    path, cost = joined_path(Layout.parse(source), Layout.parse(target), SHAPE, ITEM, mesh, price, saving(saved))
+    path, cost = bucketed_path(Layout.parse(source), Layout.parse(target), SHAPE, ITEM, mesh, price, saving(saved))
     return [step.kind for step in path], cost
 
 
@@ -48,14 +48,14 @@ def test_two_axes_pay_all() -> None:
 
 def test_a_table_says_the_same() -> None:
     mesh, saved = Mesh({"a": 2, "b": 2}), saving({"all_reduce": 8.0, "all_gather": 3.0})
-    paths = table(SHAPE, ITEM, mesh, ("sum",), price)
-    found = paths.joined(saved)
+    paths = path_table(SHAPE, ITEM, mesh, ("sum",), price)
+    found = paths.bucketed(saved)
     cheaper = 0
     for i, source in enumerate(paths.layouts):
         for j, target in enumerate(paths.layouts):
             if i == j or not np.isfinite(paths.prices[i, j]):
                 continue
-            path, cost = joined_path(source, target, SHAPE, ITEM, mesh, price, saved)
+            path, cost = bucketed_path(source, target, SHAPE, ITEM, mesh, price, saved)
             assert found[i, j] == pytest.approx(cost)
             assert cost <= paths.prices[i, j] + 1e-6
             cheaper += path != steps(source, target, SHAPE, ITEM, mesh, price)
