@@ -1,4 +1,4 @@
-"""What things cost: collectives by alpha-beta, compute by roofline, both in microseconds."""
+"""The cost model: collectives by alpha-beta and compute by roofline, both in microseconds; memory in bytes."""
 
 from fxshard.cost.collectives import bucketing_saving, collective_time, time_price
 from fxshard.cost.compute import compute_time

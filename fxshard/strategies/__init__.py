@@ -1,4 +1,4 @@
-"""What each operator allows: rules in factor notation, the engine that makes strategies of them, and local forms.
+"""Sharding rules: a rule per operator in factor notation, the engine that expands rules to strategies, and local forms.
 
 >>> from fxshard.strategies import register, rule
 >>> register("mylib.matmul.default", rule("b m k, b k n -> b m n"))

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree, schema_of
-from fxshard.cost.workspace import most_at_once
+from fxshard.cost.workspace import peak_bytes
 from fxshard.graph.call import Call, call_of
 from fxshard.graph.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operands, outputs_of, plain_shape
 from fxshard.graph.targets import name_of
@@ -282,7 +282,7 @@ def _most(graph: fx.Graph, dies: Sequence[bool], results: Iterable[fx.Node]) -> 
                     env[node] = KERNELS.get(node.target, node.target)(*args, **kwargs)
             return [env[n] for n in results]
 
-        return most_at_once(run, [*((env[n], d) for n, d in zip(ends, dies, strict=True))])
+        return peak_bytes(run, [*((env[n], d) for n, d in zip(ends, dies, strict=True))])
 
 
 def _bytes(value: torch.Tensor) -> int:

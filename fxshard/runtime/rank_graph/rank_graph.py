@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
-from fxshard.cost.lives import End
+from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout.layouts import local_shape
@@ -98,32 +98,32 @@ def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None
     return profile_stages(stages, static, program.counted)
 
 
-def _inputs(bound: BoundProgram) -> list[End]:
+def _inputs(bound: BoundProgram) -> list[BoundaryValue]:
     program, kinds = bound.program, {"tangent": "input", "seed": "input"}
     pairs = zip(program.inputs, program.input_layouts, strict=True)
-    found = [End(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
-    found += [End("input", f"axis index {axis}") for axis in bound.axes]
+    found = [BoundaryValue(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
+    found += [BoundaryValue("input", f"axis index {axis}") for axis in bound.axes]
     sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # none where it is not bound to run
-    return found + [End("input", name) for name in sizes]
+    return found + [BoundaryValue("input", name) for name in sizes]
 
 
-def _results(program: ShardedProgram) -> list[End]:
-    return [End(e.kind, e.name, str(layout)) for e, layout in zip(program.outputs, program.output_layouts, strict=True)]
+def _results(program: ShardedProgram) -> list[BoundaryValue]:
+    return [BoundaryValue(e.kind, e.name, str(layout)) for e, layout in zip(program.outputs, program.output_layouts, strict=True)]
 
 
-def _stage(graph: fx.Graph, given: list[End], returned: list[End]) -> Stage:
+def _stage(graph: fx.Graph, given: list[BoundaryValue], returned: list[BoundaryValue]) -> Stage:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     return Stage(graph, dict(zip(placeholders, given, strict=True)), _returned(graph, returned))
 
 
-def _late(graph: fx.Graph, tangents: list[End], returned: list[End]) -> Stage:
+def _late(graph: fx.Graph, tangents: list[BoundaryValue], returned: list[BoundaryValue]) -> Stage:
     """The backward: what is kept is known from the forward, the tangents stand last."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     return Stage(graph, dict(zip(placeholders[len(placeholders) - len(tangents) :], tangents, strict=True)), _returned(graph, returned))
 
 
-def _returned(graph: fx.Graph, ends: list[End]) -> dict[fx.Node, End]:
-    found: dict[fx.Node, End] = {}
+def _returned(graph: fx.Graph, ends: list[BoundaryValue]) -> dict[fx.Node, BoundaryValue]:
+    found: dict[fx.Node, BoundaryValue] = {}
     for value, end in zip(graph.output_node().args[0], ends, strict=False):
         if isinstance(value, fx.Node):
             found.setdefault(value, end)

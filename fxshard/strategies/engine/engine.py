@@ -1,7 +1,7 @@
 """From rules to strategies: the options of one axis, and their legal combinations on a mesh.
 
-A combination is legal when all dims that share a factor are cut at the same places on every rank: a dim merged from
-(a b) must have extents b times those of a. Uneven and empty shards are legal otherwise.
+A combination is legal if all dims that share a factor are cut at the same places on every rank: each shard of a dim (a b) must be
+b times as long as that of a. Otherwise uneven and empty shards are legal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fxshard.strategies.engine.torch_functions import offered, sharding_function
 
 @dataclass(frozen=True)
 class AxisOption:
-    """One way to run an operator on one axis; ``factor`` is what is sharded, None for whole or pending."""
+    """One way to run an operator on one axis. ``factor``: the sharded factor; None if all tensors are replicated or partial."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
@@ -39,7 +39,7 @@ class AxisOption:
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """All legal ways to run one call on a mesh; ``fallback``: it has no rule, so it is only replicated, for ``reason``."""
+    """All legal ways to run one call on a mesh; ``fallback``: it has no rule and is replicated, for ``reason``."""
 
     specs: tuple[OpSpec, ...]
     fallback: bool = False
@@ -48,7 +48,8 @@ class OpStrategy:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What sharding a factor needs: sizes of the factors inside the merged dims, no empty shards, or equal ones only."""
+    """What sharding a factor of ``size`` requires: aligned cuts of merged dims (``inner``: the product of their other factors' sizes), no
+    empty shards (``full``), equal shards (``even``)."""
 
     size: Any
     inner: tuple[Any, ...]
@@ -58,7 +59,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Options:
-    """``rivals``: pairs of factors that cut one dim of a tensor in two ways, so may not be cut both."""
+    """``rivals``: pairs of factors that shard the same dim of a tensor differently, and so exclude each other."""
 
     options: tuple[AxisOption, ...]
     cuts: dict[str, _Cut]
@@ -68,14 +69,14 @@ class _Options:
 
 
 def axis_options(call: Call) -> tuple[AxisOption, ...]:
-    """All options of one axis, replicated first; whether a factor can be cut evenly enough depends on the mesh."""
+    """All options of one axis, replicated first, before the conditions that depend on the size of the mesh."""
     return _options(call).options
 
 
 def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
     """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
 
-    ``reductions``: pending reductions to pass through operators; a graph in which only sums occur needs only those.
+    ``reductions``: the pending reductions that may pass through the operator; a graph in which only sums occur needs only those.
     """
     wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
     if not call.is_hashable:
@@ -84,13 +85,13 @@ def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) 
 
 
 def created_reductions(call: Call) -> frozenset[str]:
-    """Pending reductions that some sharding of ``call`` leaves in an output."""
+    """Reductions that some sharding of ``call`` leaves pending in an output."""
     sharded = (option for option in _options(call).options if option.factor is not None)
     return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
 
 
 def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
-    """(pending in an operand, pending in an output): the reductions that ``call`` lets through."""
+    """Pairs (reduction pending in an operand, reduction then pending in an output) that ``call`` passes through."""
     whole = (option for option in _options(call).options if option.factor is None)
     ends = ([{p.reduce_op for p in side if isinstance(p, Partial)} for side in (o.inputs, o.outputs)] for o in whole)
     return frozenset(pair for before, after in ends for pair in itertools.product(before, after))
@@ -98,7 +99,7 @@ def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=2048)
 def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
-    """``function``: what torch's ``register_sharding`` has, which tells nobody when it changes."""
+    """``function``: the one given to torch's ``register_sharding``; part of the key, because torch reports no changes."""
     return _strategy(call, shape, reductions)
 
 
@@ -108,7 +109,7 @@ def cache_info() -> Any:
 
 
 def cache_clear() -> None:
-    """Forgets all strategies; registering a rule does so by itself."""
+    """Empties the cache of strategies; registering a rule does so too."""
     _cached.cache_clear()
 
 
@@ -118,11 +119,11 @@ on_change(cache_clear)
 _WHOLE = {
     "fxshard_users.triton_kernel.default": "a call of a Triton kernel holds the sizes of whole tensors; in an operator it can have a rule"
 }
-"""Operators that no rule could cut, and why."""
+"""Operators that no rule could shard, and why."""
 
 
 def _lacking(call: Call) -> str:
-    """Why a call without a rule is replicated; torch wraps an operator that changes its arguments in one of its own."""
+    """Why a call without a rule is replicated. An operator among the arguments is a mutating one that torch wrapped."""
     inner = call.args[0] if call.args else None
     if isinstance(inner, OpOverload):
         return f"{inner} changes its arguments, so it can have no rule; an operator that returns new tensors can"
@@ -149,7 +150,7 @@ def _options(call: Call) -> _Options:
 
 
 def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
-    """Options that are given as placements; the sharded dims of one option are cut together, as if they had a factor of their own."""
+    """Options from a list of placements; the sharded dims of one option act as one factor of their own."""
     whole = _whole(call)
     found = {(whole.inputs, whole.outputs): whole}
     cuts: dict[str, _Cut] = {}
@@ -164,7 +165,7 @@ def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Place
 
 
 def _rivals(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
-    """In a rule a dim has one factor; options that are listed may share it, each with other dims beside it."""
+    """Pairs of listed options that shard a common dim; unlike factors of a rule, such options may combine it with different dims."""
     dims = {o.factor: {(k, p.dim) for k, p in enumerate((*o.inputs, *o.outputs)) if isinstance(p, Shard)} for o in options if o.factor}
     return frozenset(frozenset(pair) for pair in itertools.combinations(dims, 2) if dims[pair[0]] & dims[pair[1]])
 
@@ -174,14 +175,14 @@ def _sharded_sizes(placements: Iterable[Placement], metas: Iterable[TensorMeta |
 
 
 def _common_cut(sizes: list[Any], option: AxisOption) -> _Cut:
-    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic ones only where equal."""
+    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic sizes must be equal."""
     unit = sizes[0] if all(same(size, sizes[0]) for size in sizes) else math.gcd(*sizes)
     inner = tuple(dict.fromkeys(size // unit for size in sizes if not same(size, unit)))
     return _Cut(unit, inner, any(isinstance(p, Replicate) for p in option.outputs), _averages(option))
 
 
 def _averages(option: AxisOption) -> bool:
-    """Whether sharding leaves an average over ranks: right only where all have equally much."""
+    """Whether sharding leaves an average over ranks, which is right only for equal shards."""
     return any(isinstance(p, Partial) and p.reduce_op == "avg" for p in option.outputs)
 
 
@@ -190,14 +191,14 @@ def _whole(call: Call) -> AxisOption:
 
 
 def _shardable(rule: Factors, sizes: dict[str, Any]) -> list[str]:
-    """Factors in order of first occurrence, those that are whole or trivial left out."""
+    """Factors in order of first occurrence, without replicated ones and those of size below 2."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     order = dict.fromkeys(f for dims in tensors for dim in dims for f in dim)
     return [f for f in order if f not in rule.replicated and not (isinstance(sizes[f], int) and sizes[f] < 2)]
 
 
 def _sharded(rule: Factors, factor: str) -> AxisOption | None:
-    """Each tensor sharded on the dim that has ``factor``; None where that cannot be."""
+    """Each tensor sharded on the dim that has ``factor``; None if that is impossible."""
     inputs = [_dim_of(dims, factor) for dims in rule.operands]
     outputs = [None if dims is None else _dim_of(dims, factor) for dims in rule.outputs]
     reduce = rule.reduce.get(factor, "sum")
@@ -211,7 +212,7 @@ def _sharded(rule: Factors, factor: str) -> AxisOption | None:
 
 
 def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
-    """The dim whose outermost factor is ``factor``, None if no dim has it, -1 if it cannot be sharded."""
+    """The dim whose outermost factor is ``factor``; None if no dim has it, -1 if it is not outermost or occurs twice."""
     places = [(d, dim.index(factor)) for d, dim in enumerate(dims) if factor in dim]
     if not places:
         return None
@@ -219,7 +220,7 @@ def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
 
 
 def _is_owed(rule: Factors, output: int, inputs: list[int | None]) -> bool:
-    """Whether an output is computed from an operand that has the factor."""
+    """Whether an output depends on an operand that has the factor; without the factor itself it is then partial."""
     if rule.outputs[output] is None:
         return False
     sources = range(len(inputs)) if rule.depends is None else rule.depends[output]
@@ -227,7 +228,7 @@ def _is_owed(rule: Factors, output: int, inputs: list[int | None]) -> bool:
 
 
 def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _Cut:
-    """Where an output stays whole, or an operand is added to a pending one, a rank with an empty shard still has work."""
+    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: the rank still has work then."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
@@ -237,7 +238,7 @@ def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) 
 
 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
-    """Options that pass a pending reduction through: one group, or two that share neither operands nor outputs."""
+    """Options that pass a pending reduction through: by one linear group, or by two without common operands or outputs."""
     groups = [group for group in rule.linear if group.operands]
     found = [(g, op, _outputs_of(rule, g)) for g in groups for op in g.ops if _exact(call, rule, g, op)]
     for passed in (*((f,) for f in found), *itertools.combinations(found, 2)):
@@ -248,7 +249,7 @@ def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
 
 
 def _outputs_of(rule: Factors, group: Linear) -> tuple[int, ...]:
-    """The outputs that are computed from the values of a group's operands."""
+    """The outputs that depend on the values of a group's operands."""
     if group.unread:
         return ()
     tensors = [o for o, dims in enumerate(rule.outputs) if dims is not None]
@@ -264,7 +265,7 @@ def _placements(pending: dict[int, str], count: int) -> tuple[Placement, ...]:
 
 
 def _exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
-    """Whether the dtypes of operands and outputs have the reduction, and it is kept on the way from one to the other."""
+    """Whether the reduction exists for all dtypes of the group, and commutes with the conversions from operands to outputs."""
     ins = [call.operands[i].dtype for i in group.operands]
     outs = [o.dtype for o in (call.outputs[i] for i in _outputs_of(rule, group)) if o is not None]
     if group.real and not all(map(is_real, ins)):
@@ -274,7 +275,7 @@ def _exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
 
 
 def _reducible(call: Call, option: AxisOption) -> bool:
-    """Whether each reduction that a sharded factor leaves is one that its dtype has, and is kept on the way to an output."""
+    """Whether each reduction of the option exists for its dtype, and commutes with the conversions from operands to outputs."""
     ins, outs = _pending_dtypes(option.inputs, call.operands), _pending_dtypes(option.outputs, call.outputs)
     possible = all(has_reduction(op, dtype) for op, dtype in (*ins, *outs))
     return possible and all(keeps(op, source, target) for op, source in ins for _, target in outs)
@@ -302,7 +303,7 @@ def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -
 
 
 def _wanted(option: AxisOption, reductions: tuple[str, ...]) -> bool:
-    """Whether an option passes only ``reductions`` through; what it creates itself is always offered."""
+    """Whether an option passes only ``reductions`` through; reductions that a sharded factor creates are always offered."""
     passed = (p.reduce_op for p in option.inputs if isinstance(p, Partial))
     return option.factor is not None or all(op in reductions for op in passed)
 
@@ -316,7 +317,7 @@ def _columns(chosen: list[tuple[AxisOption, ...]], count: int, outputs: bool = F
 
 
 def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:
-    """One Layout object per distinct layout: there are few, in many specs."""
+    """The placements as layouts; equal ones share one object, since many specs repeat few layouts."""
     known: dict[tuple[Placement, ...], Layout] = {}
     return [known.get(p) or known.setdefault(p, Layout(p)) for p in placements]
 

@@ -1,7 +1,7 @@
-"""The text form of rules, after einops: ``rule("b m k, b k n -> b m n")`` is all there is to matmul.
+"""The text form of rules, after einops: ``rule("b m k, b k n -> b m n")`` is the whole rule of matmul.
 
-A tensor is its dims, separated by spaces; tensors are separated by commas. ``h!`` must stay whole, ``_`` is a dim of its
-own that must stay whole, ``1`` a dim without a factor, ``(a b)`` a dim merged from two, ``...`` any dims, aligned to the right.
+Dims are separated by spaces, tensors by commas. ``h!`` is a factor that must stay whole, ``_`` an unnamed one that must stay
+whole, ``1`` a dim without a factor, ``(a b)`` a dim merged from two factors, ``...`` any number of dims, aligned to the right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tensor = tuple[Name, ...]
 
 @dataclass(frozen=True)
 class TextRule:
-    """A rule in text, read once; called with a ``Call`` it gives its ``Factors``."""
+    """A parsed rule in text form; called with a ``Call`` it returns ``Factors``."""
 
     pattern: str
     operands: tuple[Tensor, ...]
@@ -41,7 +41,7 @@ class TextRule:
         return factors(ins, outs, linear=linear_groups(call, self.linear, self.ops), **self.properties)
 
     def _present(self, call: Call) -> list[tuple[int, int]]:
-        """(entry of the pattern, operand): entries whose optional argument is None are left out."""
+        """Pairs (entry of the pattern, operand), without entries whose optional argument is None."""
         if self.at is None:
             if len(self.operands) != len(call.operands):
                 raise self._misfit(call, f"it has {len(self.operands)} operands")
@@ -64,7 +64,7 @@ def rule(
     at: Sequence[int] | None = None,
     **properties: Any,
 ) -> TextRule:
-    """A rule from its text.
+    """A rule from its text form; raises RuleError if the text cannot be parsed.
 
     Args:
         pattern: operands -> outputs.
@@ -83,9 +83,9 @@ def rule(
 
 
 def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] | None = None, **properties: Any) -> TextRule:
-    """A rule of an operator that is linear in each operand alone.
+    """The rule of an operator that is linear in each operand, unless ``linear`` is False.
 
-    ``enforce``: operand -> output written in its place; they share one layout.
+    ``enforce``: operand -> the output that shares its memory, and so its layout.
     """
     count = len(pattern.partition("->")[0].split(","))
     groups = [(i,) for i in range(count)] if linear else []
@@ -105,11 +105,11 @@ def pointwise_rule(
     """out[i] = f(a[i], b[i], ...) with operands broadcast from the right.
 
     Args:
-        groups: argument positions in which f is linear at once; ``ops`` pass through.
-        rising, falling: positions in each of which alone f keeps or turns the order, so that extremes pass through.
-        products: positions in which f is multiplicative at once: f(a a', b b') = f(a, b) f(a', b').
-        compares: the result is a verdict, not a number of the operands' kind.
-        real: order and products are kept by real numbers only: whole ones wrap around.
+        groups: argument positions in which f is jointly linear; ``ops`` pass through.
+        rising, falling: positions in each of which f is increasing or decreasing, so that maxima and minima pass through.
+        products: positions in which f is jointly multiplicative: f(a a', b b') = f(a, b) f(a', b').
+        compares: the result is that of a comparison, not a converted number.
+        real: ``rising``, ``falling`` and ``products`` hold for real numbers only, because integers wrap around.
     """
 
     def pointwise(call: Call) -> Factors:
@@ -129,7 +129,7 @@ def pointwise_rule(
 
 
 def letters(equation: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Names of an einsum equation's operands and result."""
+    """Names of the dims of an einsum equation's operands and of its result."""
     left, _, right = equation.replace(" ", "").partition("->")
     return [list(tensor) for tensor in left.split(",")], [list(right)]
 
@@ -175,7 +175,7 @@ def _unreadable(pattern: str, what: str) -> RuleError:
 
 
 def _spread(tensor: Tensor, ndim: int, prefix: str) -> list[Name]:
-    """The tensor's names with ``...`` spread over the dims that are left, and ``_`` made unique."""
+    """The tensor's names, with ``...`` expanded to the remaining dims and each ``_`` made unique."""
     named = len(tensor) - ("..." in tensor)
     rest = [f"~{i}" for i in reversed(range(max(ndim - named, 0)))]
     names: list[Name] = []

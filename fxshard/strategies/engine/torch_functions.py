@@ -1,8 +1,8 @@
-"""Sharding functions that users gave to DTensor, by ``torch.distributed.tensor.experimental.register_sharding``, are honoured here too.
+"""Uses the sharding functions that users registered with ``torch.distributed.tensor.experimental.register_sharding``.
 
-Such a function lists what one mesh axis may do, as (placements of the outputs, placements of the arguments). It says nothing
-on sizes that do not divide: shards are cut as ``torch.chunk`` cuts them, each rank runs the operator on its own, and an empty
-shard gives the neutral element, wherever all sharded dims can be cut at the same places.
+Such a function lists the options of one mesh axis, as (placements of the outputs, placements of the arguments). It does not cover
+sizes that do not divide: then shards are cut as by ``torch.chunk``, each rank runs the operator on its shards, and an empty
+shard gives the identity element; this needs all sharded dims to be cut at the same places.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Option = tuple[tuple[Placement, ...], tuple[Placement, ...]]
 
 
 def offered(call: Call, function: Any) -> list[Option]:
-    """What ``function`` offers for ``call``; raises RuleError for what is no placement of its tensors."""
+    """The options that ``function`` lists for ``call``; raises RuleError for placements that do not fit its tensors."""
     specs = [dtensor_spec(meta.shape, meta.dtype) for meta in call.operands]
     args, kwargs = pytree.tree_map(lambda a: specs[a.index] if isinstance(a, Operand) else a, (call.args, dict(call.kwargs)))
     try:
@@ -40,7 +40,7 @@ def sharding_function(op: str) -> Any:
 
 
 def _inputs(call: Call, placements: Sequence[Placement | None]) -> tuple[Placement, ...]:
-    """Those of tensors: an argument that is none has None."""
+    """The placements of tensor arguments; other arguments have None."""
     kept = tuple(p for p in placements if p is not None)
     if len(kept) != len(call.operands):
         raise _fault(call, f"places {len(kept)} arguments where {len(call.operands)} are tensors")
@@ -58,8 +58,8 @@ def _checked(call: Call, placements: tuple[Placement, ...], metas: Iterable[Tens
 
 
 def _known(call: Call, placement: Placement, ndim: int) -> Placement:
-    """One of the placements that we have, of a tensor of ``ndim`` dims; those counted from the last are counted from the first."""
-    kind = type(placement)  # torch has subclasses that lie otherwise: strided shards, masked sums
+    """``placement`` of a tensor of ``ndim`` dims with a non-negative dim; raises RuleError for unsupported ones."""
+    kind = type(placement)  # not isinstance: torch's subclasses (strided shards, masked sums) mean other layouts
     if kind is Shard and -ndim <= placement.dim < ndim:
         return Shard(placement.dim % ndim)
     if kind is Shard:

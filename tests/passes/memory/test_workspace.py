@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.cost.workspace import most_at_once
+from fxshard.cost.workspace import peak_bytes
 from fxshard.layout.folded_paths import folded_paths
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
 from fxshard.layout.redistribution import bytes_price, path_table_for, walk
@@ -50,7 +50,7 @@ def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
                 env[node] = node.target(*args, **made)
         return [env[x]]
 
-    return most_at_once(run, [(given, False)]), env[x].untyped_storage().nbytes()
+    return peak_bytes(run, [(given, False)]), env[x].untyped_storage().nbytes()
 
 
 def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:

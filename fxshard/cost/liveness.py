@@ -1,6 +1,6 @@
-"""Lives: notes which step makes and which steps read each piece of memory, and tells what that is over time.
+"""Liveness of buffers: records which step makes and which steps read each buffer, and derives memory over time.
 
-A piece lives from the step that makes it to the last one that reads it; what comes in or is returned stays to the end.
+A buffer lives from the step that makes it to the last step that reads it; inputs and results live to the end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 
 
 @dataclass(frozen=True)
-class End:
-    """What comes in or is returned: ``kind`` as in ``memory_profile.KINDS``, the user's name, its layout."""
+class BoundaryValue:
+    """An input or result: its ``kind`` as in ``memory_profile.KINDS``, the user's name, its layout."""
 
     kind: str
     name: str
@@ -22,19 +22,19 @@ class End:
 
 
 @dataclass
-class _Life:
+class _Lifetime:
     held: HeldTensor
     stage: int
     last_stage: int
     fixed: bool
 
 
-class Lives:
-    """Filled step by step, stage by stage; pieces are known by any keys, several for one piece if need be."""
+class Liveness:
+    """Records buffers step by step, stage by stage. Any hashable key names a buffer; several keys may name the same one."""
 
     def __init__(self) -> None:
-        self._all: list[_Life] = []
-        self._known: dict[Hashable, _Life] = {}
+        self._all: list[_Lifetime] = []
+        self._known: dict[Hashable, _Lifetime] = {}
         self._steps: list[StepRun] = []
         self._stage = -1
 
@@ -42,7 +42,7 @@ class Lives:
         return key in self._known
 
     def begin_stage(self, handed: Collection[Hashable] | None = None) -> None:
-        """Another stage, which knows of what there is only what it is ``handed`` (None: all): the rest it would have to make anew."""
+        """Starts a stage, which sees only the buffers that it is ``handed`` (None: all); another one with a known key counts as new."""
         self._stage += 1
         if handed is not None:
             self._known = {key: life for key, life in self._known.items() if key in handed}
@@ -54,32 +54,32 @@ class Lives:
     def _now(self) -> int:
         return max(len(self._steps) - 1, 0)
 
-    def give(self, key: Hashable, held: HeldTensor) -> None:
-        """A piece that comes in before the next step and stays."""
+    def add_input(self, key: Hashable, held: HeldTensor) -> None:
+        """Adds an input, alive from the next step to the end."""
         if key not in self._known:
             self._add(key, replace(held, birth=len(self._steps)), fixed=True)
 
     def make(self, key: Hashable, held: HeldTensor) -> None:
-        """A piece that the present step makes."""
+        """Adds a buffer that the current step makes."""
         self._add(key, replace(held, birth=self._now), fixed=False)
 
     def _add(self, key: Hashable, held: HeldTensor, fixed: bool) -> None:
-        self._known[key] = _Life(replace(held, death=held.birth), self._stage, self._stage, fixed)
+        self._known[key] = _Lifetime(replace(held, death=held.birth), self._stage, self._stage, fixed)
         self._all.append(self._known[key])
 
     def read(self, key: Hashable) -> None:
-        """The present step needs the piece; one that is not known here is not counted."""
+        """The current step reads the buffer; unknown keys are ignored."""
         life = self._known.get(key)
         if life is not None:
             life.held, life.last_stage = replace(life.held, death=self._now), self._stage
 
-    def share(self, key: Hashable, base: Hashable) -> None:
-        """``key`` is another view of the piece ``base``."""
+    def alias(self, key: Hashable, base: Hashable) -> None:
+        """Makes ``key`` another name of the buffer ``base``."""
         if base in self._known:
             self._known[key] = self._known[base]
 
-    def keep(self, key: Hashable, end: End) -> None:
-        """The piece is returned."""
+    def mark_result(self, key: Hashable, end: BoundaryValue) -> None:
+        """Marks the buffer as a result, which lives to the end; inputs stay as they are."""
         life = self._known[key]
         if not life.fixed:
             life.fixed = True
@@ -91,7 +91,7 @@ class Lives:
         return MemoryProfile(tuple(known), steps, dict(static), tuple(x.held.name for x in self._all if x.held.bytes == UNKNOWN))
 
 
-def _final(life: _Life, last: int) -> HeldTensor:
+def _final(life: _Lifetime, last: int) -> HeldTensor:
     if life.fixed:
         return replace(life.held, birth=min(life.held.birth, last), death=last)
     return replace(life.held, kind="activation") if life.last_stage > life.stage else life.held
