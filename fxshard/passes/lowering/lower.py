@@ -51,7 +51,7 @@ from fxshard.program.sharded_program import ProgramCollective, ProgramSize, Shar
 from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
 from fxshard.strategies import local_form
 from fxshard.strategies.engine.conversion import identity
-from fxshard.strategies.engine.factors import same
+from fxshard.strategies.engine.factors import known_equal
 
 aten = torch.ops.aten
 
@@ -407,7 +407,7 @@ class _Lowering:
         want, have = self.local.local_shape(shape, layout), self.local.shape(x)
         if are_numbers(want) and want == have:
             return
-        if not all(same(a, b) for a, b in zip(have, want, strict=True)):
+        if not all(known_equal(a, b) for a, b in zip(have, want, strict=True)):
             raise PlanError(
                 f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {have}",
                 where=source_line(node),

@@ -29,7 +29,7 @@ from fxshard.layout.layouts import Layout, placement_str
 from fxshard.plans.plan_data import FORMAT_VERSION
 from fxshard.plans.plan_json import save
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.strategies.engine.user_rules import given_rules
+from fxshard.strategies.engine.user_rules import all_user_rules
 
 log = logging.getLogger("fxshard")
 
@@ -66,7 +66,7 @@ def file_for(**asked: Any) -> Path | None:
         return None
     try:
         code = {"fxshard": code_digest(), "torch": torch.__version__, **_versions()}
-        decides = {"asked": _plain(asked), "rules": given_rules(), "code": code}
+        decides = {"asked": _plain(asked), "rules": all_user_rules(), "code": code}
     except (TypeError, OSError) as error:
         log.debug("no plan is looked up in the cache: %s", error)
         return None

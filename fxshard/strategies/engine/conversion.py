@@ -18,7 +18,7 @@ def has_reduction(op: str, dtype: torch.dtype) -> bool:
         return False
     if op in ("max", "min"):
         return not dtype.is_complex
-    return is_real(dtype) or (op != "avg" and dtype != torch.bool)
+    return is_inexact(dtype) or (op != "avg" and dtype != torch.bool)
 
 
 def identity(op: str, dtype: torch.dtype) -> float | int | bool:
@@ -35,7 +35,7 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     return info.min if op == "max" else info.max
 
 
-def keeps(op: str, source: torch.dtype, target: torch.dtype) -> bool:
+def commutes_with_conversion(op: str, source: torch.dtype, target: torch.dtype) -> bool:
     """Whether the pending reduction ``op`` commutes with a conversion from ``source`` to ``target``."""
     if not (has_reduction(op, source) and has_reduction(op, target)):
         return False
@@ -43,20 +43,20 @@ def keeps(op: str, source: torch.dtype, target: torch.dtype) -> bool:
         return True
     if op in ("max", "min"):
         return _keeps_order(source, target)
-    if is_real(source) or is_real(target):
-        return op in ("sum", "avg") and is_real(source) and is_real(target)
+    if is_inexact(source) or is_inexact(target):
+        return op in ("sum", "avg") and is_inexact(source) and is_inexact(target)
     return target.itemsize <= source.itemsize
 
 
-def is_real(dtype: torch.dtype) -> bool:
+def is_inexact(dtype: torch.dtype) -> bool:
     """Floating-point or complex. A conversion from complex to real drops the imaginary parts, which commutes with sums."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _keeps_order(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether the conversion is monotone: to floats always, to integers only from integers whose range fits, so that nothing wraps."""
-    if is_real(source) or is_real(target):
-        return is_real(target)
+    if is_inexact(source) or is_inexact(target):
+        return is_inexact(target)
     low, high = _range(source)
     least, most = _range(target)
     return least <= low and high <= most

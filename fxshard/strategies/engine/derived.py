@@ -19,8 +19,8 @@ from fxshard.strategies.engine.factors import Dims, Factors, Linear, Rule, resol
 
 Find = Callable[[str], Rule | None]
 """Operator name -> its rule, if the operator runs unchanged on shards."""
-FOREACH = "aten._foreach_"
-ELEMENT = {
+FOREACH_PREFIX = "aten._foreach_"
+ELEMENT_OVERLOADS = {
     "List": ("Tensor", "Tensor_Tensor", "default"),
     "Scalar": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
     "ScalarList": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
@@ -32,7 +32,7 @@ ELEMENT = {
 
 def derive(op: str, find: Find) -> Rule | None:
     """The rule of ``op`` from that of its functional form; None if there is no such form or it has no rule."""
-    if op.startswith(FOREACH):
+    if op.startswith(FOREACH_PREFIX):
         return _foreach(op, find)
     overload = _overload(op)
     schema = None if overload is None else schema_of(overload)
@@ -42,7 +42,7 @@ def derive(op: str, find: Find) -> Rule | None:
     rule = None if functional is None else find(functional)
     if functional is None or rule is None:
         return None
-    return functools.partial(_into_given if any(a.is_out for a in schema.arguments) else _in_place, rule, functional)
+    return functools.partial(_out_variant if any(a.is_out for a in schema.arguments) else _in_place, rule, functional)
 
 
 def _overload(op: str) -> Any:
@@ -74,7 +74,7 @@ def _in_place(rule: Rule, functional: str, call: Call) -> Factors:
     return replace(found, enforce=(*found.enforce, (0, 0)))
 
 
-def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
+def _out_variant(rule: Rule, functional: str, call: Call) -> Factors:
     """The rule of an ``out=`` overload: the last operands are only written, so each is pending where its result is."""
     given = dict(call.kwargs)
     becomes = {given[name].index: o for o, name in enumerate(_out_names(call.op)) if isinstance(given.get(name), Operand)}
@@ -101,16 +101,16 @@ def _out_names(op: str) -> list[str]:
 
 
 def _foreach(op: str, find: Find) -> Rule | None:
-    name, _, kind = op.removeprefix(FOREACH).partition(".")
-    for overload in ELEMENT.get(kind, ()):
+    name, _, kind = op.removeprefix(FOREACH_PREFIX).partition(".")
+    for overload in ELEMENT_OVERLOADS.get(kind, ()):
         functional = f"aten.{name}.{overload}"
         rule = find(functional)
         if rule is not None:
-            return functools.partial(_each, rule, functional)
+            return functools.partial(_foreach_factors, rule, functional)
     return None
 
 
-def _each(rule: Rule, functional: str, call: Call) -> Factors:
+def _foreach_factors(rule: Rule, functional: str, call: Call) -> Factors:
     """Joins the rules of all elements; factors of equal name and size become one factor."""
     operands: list[Dims] = [((),) * meta.ndim for meta in call.operands]
     outputs: list[Dims | None] = []
@@ -132,7 +132,7 @@ def _each(rule: Rule, functional: str, call: Call) -> Factors:
         tuple(outputs),
         reduce={named(f): how for part, _, named in parts for f, how in part.reduce.items()},
         replicated=frozenset(named(f) for part, _, named in parts for f in part.replicated),
-        linear=_joint_groups(parts),
+        linear=_joint_linear_groups(parts),
         additive=tuple(places[i] for part, places, _ in parts for i in part.additive),
         depends=tuple(depends),
     )
@@ -152,7 +152,7 @@ def _renamed(dims: Dims, named: Callable[[str], str]) -> Dims:
     return tuple(tuple(map(named, dim)) for dim in dims)
 
 
-def _joint_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
+def _joint_linear_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
     """Linear groups of the list call: those through which every element passes a reduction in the same way."""
     joint = []
     if len({tuple((len(g.operands), g.gives, g.unread, g.converts, g.real) for g in part.linear) for part, _, _ in parts}) != 1:

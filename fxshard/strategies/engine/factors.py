@@ -25,7 +25,7 @@ SUMS = ("sum", "avg")
 """Reductions that commute with a linear map: op(f(x_1), f(x_2)) = f(op(x_1, x_2))."""
 IDEMPOTENT = ("avg", "max", "min")
 """Reductions that map equal values on all ranks to that value."""
-ORDER = ("max", "min")
+EXTREMA = ("max", "min")
 """Reductions that commute with an increasing function; a decreasing one swaps them."""
 SWAPPED = (("max", "min"), ("min", "max"))
 
@@ -152,8 +152,8 @@ def resolve(rule: Factors, call: Call) -> tuple[Factors, dict[str, Any]]:
             if len(dim) == 1 and not is_one(size):
                 _agree(sizes, dim[0], size, rule, call)
     _solve_composites(tensors, sizes, rule, call)
-    ins = tuple(_kept(d, m, sizes) for d, m in zip(rule.operands, call.operands, strict=True))
-    outs = tuple(None if d is None or m is None else _kept(d, m, sizes) for d, m in zip(rule.outputs, call.outputs, strict=True))
+    ins = tuple(_without_ones(d, m, sizes) for d, m in zip(rule.operands, call.operands, strict=True))
+    outs = tuple(None if d is None or m is None else _without_ones(d, m, sizes) for d, m in zip(rule.outputs, call.outputs, strict=True))
     properties = {k: v for k, v in vars(rule).items() if k not in ("operands", "outputs")}
     return Factors(ins, outs, **properties), sizes
 
@@ -175,22 +175,22 @@ def _solve_composites(tensors: list[tuple[Dims, TensorMeta]], sizes: dict[str, A
     for dim, size in composites:
         unknown = [f for f in dim if f not in sizes]
         known = math.prod(sizes[f] for f in dim if f in sizes)
-        if len(unknown) == 1 and not same(known, 0):
+        if len(unknown) == 1 and not known_equal(known, 0):
             sizes[unknown[0]] = size // known
     for dims, _ in tensors:
         for f in (f for dim in dims for f in dim):
             sizes.setdefault(f, 1)
     for dim, size in composites:
-        if not is_one(size) and not same(math.prod(sizes[f] for f in dim), size):
+        if not is_one(size) and not known_equal(math.prod(sizes[f] for f in dim), size):
             raise _misfit(rule, call, f"({' '.join(dim)}) is {' x '.join(str(sizes[f]) for f in dim)}, the dim has {size}")
 
 
 def _agree(sizes: dict[str, Any], factor: str, size: Any, rule: Factors, call: Call) -> None:
-    if not same(sizes.setdefault(factor, size), size):
+    if not known_equal(sizes.setdefault(factor, size), size):
         raise _misfit(rule, call, f"factor {factor!r} is both {sizes[factor]} and {size}")
 
 
-def _kept(dims: Dims, meta: TensorMeta, sizes: dict[str, Any]) -> Dims:
+def _without_ones(dims: Dims, meta: TensorMeta, sizes: dict[str, Any]) -> Dims:
     pairs = zip(dims, meta.shape, strict=True)
     return tuple(() if is_one(size) else tuple(f for f in dim if not is_one(sizes[f])) for dim, size in pairs)
 
@@ -208,10 +208,10 @@ def shapes_str(metas: Iterable[TensorMeta | None]) -> str:
 
 def is_one(size: Any) -> bool:
     """Whether a size is known to be 1, without adding a guard on symbolic ones."""
-    return same(size, 1)
+    return known_equal(size, 1)
 
 
-def same(a: Any, b: Any) -> bool:
+def known_equal(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal, without adding a guard on symbolic ones."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b

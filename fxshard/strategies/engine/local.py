@@ -59,7 +59,7 @@ It must depend only on the context and on the operands' shapes, strides and dtyp
 """
 
 
-def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
+def on_contiguous(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
     """``form`` on contiguous copies of the operands that it does not ``accept``.
 
     For kernels that require contiguous operands, or misread others: a shard's strides may differ from those of the whole tensor. Whether
@@ -68,7 +68,7 @@ def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None
     """
 
     def local(ctx: LocalContext) -> Any:
-        ctx.args = tuple(_dense(ctx, a, accepts or _is_vector) for a in ctx.args)
+        ctx.args = tuple(_contiguous(ctx, a, accepts or _is_vector) for a in ctx.args)
         return form(ctx)
 
     return local
@@ -78,7 +78,7 @@ def _is_vector(t: torch.Tensor) -> bool:
     return t.ndim < 2 and t.is_contiguous()
 
 
-def _dense(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
+def _contiguous(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
     tensor = value.meta["val"] if isinstance(value, fx.Node) else value
     if not isinstance(tensor, torch.Tensor) or accepts(tensor):
         return value

@@ -13,7 +13,7 @@ from typing import Any
 
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import ORDER, SUMS, SWAPPED, Factors, Name, Rule, factors, linear_groups, shapes_str
+from fxshard.strategies.engine.factors import EXTREMA, SUMS, SWAPPED, Factors, Name, Rule, factors, linear_groups, shapes_str
 
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z][A-Za-z0-9_]*!?|[_1()])")
 Tensor = tuple[Name, ...]
@@ -34,10 +34,12 @@ class TextRule:
     def __call__(self, call: Call) -> Factors:
         present = self._present(call)
         metas = [call.operands[i] for _, i in present]
-        ins = [_spread(self.operands[t], m.ndim, f"i{t}") for (t, _), m in zip(present, metas, strict=True)]
+        ins = [_expanded(self.operands[t], m.ndim, f"i{t}") for (t, _), m in zip(present, metas, strict=True)]
         if len(self.outputs) != len(call.outputs):
             raise self._misfit(call, f"it has {len(self.outputs)} outputs")
-        outs = [None if m is None else _spread(t, m.ndim, f"o{o}") for o, (t, m) in enumerate(zip(self.outputs, call.outputs, strict=True))]
+        outs = [
+            None if m is None else _expanded(t, m.ndim, f"o{o}") for o, (t, m) in enumerate(zip(self.outputs, call.outputs, strict=True))
+        ]
         return factors(ins, outs, linear=linear_groups(call, self.linear, self.ops), **self.properties)
 
     def _present(self, call: Call) -> list[tuple[int, int]]:
@@ -119,8 +121,8 @@ def pointwise_rule(
         order = {"converts": not compares, "real": real}
         passing = (
             *linear_groups(call, groups, ops),
-            *linear_groups(call, [(i,) for i in rising], ORDER, **order),
-            *linear_groups(call, [(i,) for i in falling], ORDER, gives=SWAPPED, **order),
+            *linear_groups(call, [(i,) for i in rising], EXTREMA, **order),
+            *linear_groups(call, [(i,) for i in falling], EXTREMA, gives=SWAPPED, **order),
             *linear_groups(call, products, ("product",), **order),
         )
         return factors(ins, outs, linear=passing, **properties)
@@ -174,7 +176,7 @@ def _unreadable(pattern: str, what: str) -> RuleError:
     return RuleError(f"cannot read rule {pattern!r}: {what}", remedy="write it like 'b m k, b k n -> b m n'")
 
 
-def _spread(tensor: Tensor, ndim: int, prefix: str) -> list[Name]:
+def _expanded(tensor: Tensor, ndim: int, prefix: str) -> list[Name]:
     """The tensor's names, with ``...`` expanded to the remaining dims and each ``_`` made unique."""
     named = len(tensor) - ("..." in tensor)
     rest = [f"~{i}" for i in reversed(range(max(ndim - named, 0)))]

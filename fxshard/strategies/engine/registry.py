@@ -19,13 +19,13 @@ from fxshard.strategies.engine.local import LocalContext, LocalForm
 class Registered:
     """``sizes``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
 
-    ``said``: text of a user's registration; empty for built-in rules.
+    ``description``: text of a user's registration; empty for built-in rules.
     """
 
     rule: Rule
     local: LocalForm | None = None
     sizes: int | None = None
-    said: str = ""
+    description: str = ""
 
 
 _RULES: dict[str, Registered] = {}
@@ -39,13 +39,13 @@ def register(
     local: LocalForm | None = None,
     sizes: int | None = None,
     override: bool = False,
-    said: str = "",
+    description: str = "",
 ) -> None:
     """Registers the rule of operators (``"aten.mm.default"``); raises RuleError if one has a rule already, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, sizes, said)
+        _RULES[op] = Registered(rule, local, sizes, description)
     for forget in _ON_CHANGE:
         forget()
 
@@ -56,7 +56,7 @@ def on_change(forget: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def temporarily(op: str, rule: Rule) -> Iterator[None]:
+def temporary_rule(op: str, rule: Rule) -> Iterator[None]:
     """Gives ``op`` this ``rule`` inside the block, and restores the previous one after it."""
     before = _RULES.get(op)
     register(op, rule, override=True)
@@ -99,9 +99,9 @@ def registered_ops() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
-def rules_of_the_user() -> dict[str, str]:
+def registered_user_rules() -> dict[str, str]:
     """Operator -> text of the user's registration."""
-    return {op: entry.said for op, entry in sorted(_RULES.items()) if entry.said}
+    return {op: entry.description for op, entry in sorted(_RULES.items()) if entry.description}
 
 
 def local_form(call: Call) -> LocalForm:

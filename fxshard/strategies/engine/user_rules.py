@@ -17,15 +17,15 @@ from fxshard.strategies.engine.factors import Factors, Rule
 from fxshard.strategies.engine.fingerprint import fingerprint
 from fxshard.strategies.engine.local import LocalForm
 from fxshard.strategies.engine.notation import TextRule, rule
-from fxshard.strategies.engine.registry import has_rule, register, rules_of_the_user
+from fxshard.strategies.engine.registry import has_rule, register, registered_user_rules
 
 _PROPERTIES = ("ops", "at", *(f.name for f in fields(Factors) if f.name not in ("operands", "outputs", "replicated")))
 """Keyword arguments that a rule in text form accepts."""
 
 
-def given_rules() -> dict[str, str]:
-    """Operator -> text of the user's rule, from ``register_rule`` or torch's ``register_sharding``; different rules have different texts."""
-    return {op: name_of(function) for op, function in sharding_functions().items()} | rules_of_the_user()
+def all_user_rules() -> dict[str, str]:
+    """Operator -> text of the user's rule, from ``register_rule`` or torch's ``register_sharding``; different rules differ in text."""
+    return {op: describe_rule(function) for op, function in sharding_functions().items()} | registered_user_rules()
 
 
 def register_rule(
@@ -46,7 +46,7 @@ def register_rule(
         local: emits what a rank runs, if that is not the operator itself on its shards.
         size_argument: position of the argument that is the shape of output 0; each rank passes its local shape.
         override: replaces a rule that the operator has already.
-        properties: for a rule in text form, the keyword arguments of ``fxshard.strategies.rule``: ``linear``, ``reduce``, ``at`` and others.
+        properties: for a rule in text form, keyword arguments of ``fxshard.strategies.rule`` (``linear``, ``reduce``, ``at``, ...).
 
     Raises:
         OptionError: no such operator, or no such property.
@@ -59,11 +59,11 @@ def register_rule(
         raise OptionError(f"local is {a_kind(local)}", where="register_rule", remedy="pass a function of a LocalContext")
     if isinstance(made, TextRule):
         _check_fit(made, schema)
-    said = _said(given, local, size_argument, properties)
-    repeated = rules_of_the_user().get(str(operator)) == said
+    description = _description(given, local, size_argument, properties)
+    repeated = registered_user_rules().get(str(operator)) == description
     if has_rule(str(operator)) and not (override or repeated):
         raise RuleError(f"{schema.name} has a rule already", where="register_rule", remedy="pass override=True to replace it")
-    register(str(operator), made, local=local, sizes=size_argument, override=True, said=said)
+    register(str(operator), made, local=local, sizes=size_argument, override=True, description=description)
 
 
 def find(op: Any) -> Any:
@@ -154,14 +154,14 @@ def _unfit(what: str, remedy: str) -> OptionError:
     return OptionError(what, where="register_rule", remedy=remedy)
 
 
-def _said(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:
+def _description(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:
     """The registration as text, which ranks compare."""
     parts = {**properties, "local": local, "size_argument": size_argument}
-    others = [f"{name}={name_of(value)}" for name, value in parts.items() if value is not None]
-    return ", ".join([name_of(given), *others])
+    others = [f"{name}={describe_rule(value)}" for name, value in parts.items() if value is not None]
+    return ", ".join([describe_rule(given), *others])
 
 
-def name_of(value: Any) -> str:
+def describe_rule(value: Any) -> str:
     """Text as it is; a function as its name and fingerprint, which, unlike its address, are equal in all processes."""
     if callable(value) and not isinstance(value, TextRule):
         name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"

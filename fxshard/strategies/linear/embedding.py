@@ -8,7 +8,7 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 
@@ -80,8 +80,8 @@ def bag_weights_backward(call: Call) -> Factors:
     return factors([["bag!", "h"], ["v!", "h"], *places], [["i!"]], linear=linear_groups(call, [(0,), (1,)]))
 
 
-register(["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"], bag, local=dense(unchanged))
-register("aten._embedding_bag_dense_backward.default", bag_backward, local=dense(unchanged))
-register("aten._embedding_bag_per_sample_weights_backward.default", bag_weights_backward, local=dense(unchanged))
+register(["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"], bag, local=on_contiguous(unchanged))
+register("aten._embedding_bag_dense_backward.default", bag_backward, local=on_contiguous(unchanged))
+register("aten._embedding_bag_per_sample_weights_backward.default", bag_weights_backward, local=on_contiguous(unchanged))
 register("aten.embedding.default", embedding, local=local_embedding)
 register("aten.embedding_dense_backward.default", embedding_backward, local=local_embedding_backward)

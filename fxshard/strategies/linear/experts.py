@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups, same
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, replaced
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def grouped(call: Call) -> Factors:
     block = ALIGNMENT // a.dtype.itemsize
 
     def dim(name: str, size: Any) -> Name:
-        return (name, f"{name}_block!") if same(size % block, 0) else f"{name}!"
+        return (name, f"{name}_block!") if known_equal(size % block, 0) else f"{name}!"
 
     m, k, n = dim("m", a.shape[-2]), dim("k", a.shape[-1]), dim("n", b.shape[-1])
     ins, out = {
@@ -128,4 +128,4 @@ class _Place:
 
 register("transformers.grouped_mm_fallback.default", forward, local=local_forward)
 register("transformers.grouped_mm_fallback_backward.default", backward, local=local_backward)
-register("aten._grouped_mm.default", grouped, local=dense(local_grouped, aligned))
+register("aten._grouped_mm.default", grouped, local=on_contiguous(local_grouped, aligned))

@@ -6,7 +6,7 @@ import math
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Rule, factors, linear_groups, replicate_all
-from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.notation import einop_rule, letters
 from fxshard.strategies.engine.registry import register, unchanged
 
@@ -99,8 +99,8 @@ register("aten.linear.default", linear)
 register("aten._trilinear.default", trilinear)
 register("aten._cdist_forward.default", distance)
 register("aten._cdist_backward.default", distance_backward)
-register("aten._pdist_forward.default", pair_distance, local=dense(unchanged))
-register("aten._pdist_backward.default", pair_distance_backward, local=dense(unchanged))
+register("aten._pdist_forward.default", pair_distance, local=on_contiguous(unchanged))
+register("aten._pdist_backward.default", pair_distance_backward, local=on_contiguous(unchanged))
 register(["aten.mm.default", "aten.mm.dtype", "aten._int_mm.default"], einop_rule("m k, k n -> m n"))
 register(["aten.bmm.default", "aten.bmm.dtype"], einop_rule("b m k, b k n -> b m n"))
 register("aten.mv.default", einop_rule("m k, k -> m"))

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import Factors, Name, factors, replicate_all, same
+from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, replicate_all
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register, replaced
 
@@ -29,9 +29,9 @@ def by_shapes(call: Call) -> Factors:
     """(a, b, a_scale, b_scale, bias, scale of the result): the shapes of the scales say what they are of."""
     (m, _), (_, n) = call.operands[0].shape, call.operands[1].shape
     a, b = (call.operands[call.arg(i).index].shape for i in (2, 3))
-    if all(same(size, 1) for size in (*a, *b)):
+    if all(known_equal(size, 1) for size in (*a, *b)):
         return _product(call, False, [len(a)], [len(b)])
-    rows = len(a) == len(b) == 2 and all(map(same, (*a, *b), (m, 1, 1, n)))
+    rows = len(a) == len(b) == 2 and all(map(known_equal, (*a, *b), (m, 1, 1, n)))
     return _product(call, True) if rows else replicate_all(call, OF_BLOCKS)
 
 
@@ -56,7 +56,7 @@ def _product(call: Call, rows: bool, a: Sequence[int] = (2,), b: Sequence[int] =
 
 
 def _blocks(name: str, size: Any) -> Name:
-    return (name, f"{name}_block!") if same(size % BLOCK, 0) else f"{name}!"
+    return (name, f"{name}_block!") if known_equal(size % BLOCK, 0) else f"{name}!"
 
 
 def by_memory(ctx: LocalContext) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Rule, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, LocalForm, dense
+from fxshard.strategies.engine.local import LocalContext, LocalForm, on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.norms.softmax import in_pieces
@@ -50,7 +50,7 @@ def backward(call: Call) -> Factors:
 
 
 register(["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], forward)
-register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward, local=dense(unchanged))
+register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward, local=on_contiguous(unchanged))
 
 
 def of_classes(x: int, dim: int) -> LocalForm:

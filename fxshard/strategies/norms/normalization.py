@@ -8,8 +8,8 @@ import torch
 
 from fxshard.graph.call import Call, Operand
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.strategies.engine.factors import ORDER, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import EXTREMA, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.tensors.dims import named
@@ -44,7 +44,7 @@ def _affine(call: Call, weight: int, bias: int) -> tuple[tuple[Linear, ...], tup
     every = tuple(range(len(call.operands)))
     ops = SUMS if isinstance(call.arg(weight), Operand) else ("avg",)
     given = [position for position in (weight, bias) if isinstance(call.arg(position), Operand)]
-    alone = linear_groups(call, [(bias,)], ORDER, real=True) if bias in given else ()
+    alone = linear_groups(call, [(bias,)], EXTREMA, real=True) if bias in given else ()
     return (*linear_groups(call, [given], ops), *alone), (every, *((0,) for _ in call.outputs[1:]))
 
 
@@ -147,10 +147,10 @@ _BACKWARD = rule("n c ..., n c ..., c, c, c, two! c -> n c ...", at=range(6), li
 register("fxshard.batch_norm_backward.default", _BACKWARD)
 
 register("aten.native_layer_norm.default", trailing(False))
-register("aten.native_layer_norm_backward.default", trailing(True), local=dense(unchanged))
+register("aten.native_layer_norm_backward.default", trailing(True), local=on_contiguous(unchanged))
 register("aten._fused_rms_norm.default", trailing(False))
-register("aten._fused_rms_norm_backward.default", trailing(True), local=dense(unchanged))
-register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=dense(local_group_norm))
+register("aten._fused_rms_norm_backward.default", trailing(True), local=on_contiguous(unchanged))
+register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=on_contiguous(local_group_norm))
 register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
 register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], channels(False))
 register("aten.renorm.default", renorm)

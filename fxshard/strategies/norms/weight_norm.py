@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups
-from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 
@@ -29,5 +29,5 @@ def backward(call: Call) -> Factors:
     return factors([v, v, g, g], [v, g], linear=linear_groups(call, [(0,)]))
 
 
-register("aten._weight_norm_interface.default", forward, local=dense(unchanged))
-register("aten._weight_norm_interface_backward.default", backward, local=dense(unchanged))
+register("aten._weight_norm_interface.default", forward, local=on_contiguous(unchanged))
+register("aten._weight_norm_interface_backward.default", backward, local=on_contiguous(unchanged))

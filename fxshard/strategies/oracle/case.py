@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.conversion import is_inexact
 from fxshard.strategies.oracle.pieces import close, scattered, tolerance
 from fxshard.strategies.oracle.samples import Sample, call_of_sample, filled, operator, run, variations
 
@@ -53,7 +53,7 @@ class Case:
         Outside of its domain a kernel may take one branch for vectors and another for what is left of a row.
         """
         tensors = [o for _, outputs in self.values for o in outputs if isinstance(o, torch.Tensor) and o.numel()]
-        if tensors and not any(not is_real(o.dtype) or bool(o.isfinite().any()) for o in tensors):
+        if tensors and not any(not is_inexact(o.dtype) or bool(o.isfinite().any()) for o in tensors):
             return False
         return all(self._is_steady(operands, whole) for operands, whole in self.values)
 
@@ -67,7 +67,7 @@ class Case:
     def infinite(self, output: int) -> int:
         """How many positions of an output are not finite in some variation."""
         tensors = [outputs[output] for _, outputs in self.values]
-        if not tensors or not isinstance(tensors[0], torch.Tensor) or not is_real(tensors[0].dtype):
+        if not tensors or not isinstance(tensors[0], torch.Tensor) or not is_inexact(tensors[0].dtype):
             return 0
         return int((~torch.stack([t.isfinite() for t in tensors])).any(0).sum())
 

@@ -19,7 +19,7 @@ from fxshard.errors import RuleError
 from fxshard.graph.call import Operand
 from fxshard.strategies.engine.factors import replicate_all
 from fxshard.strategies.engine.notation import rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.engine.user_rules import functional_schema
 from fxshard.strategies.oracle.case import FEWEST, RANDOM
 from fxshard.strategies.oracle.plain import variants
@@ -67,11 +67,11 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
     if len(shapes) != 1:
         what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
-    with temporarily(name, replicate_all):  # what is offered already is found like the rest
+    with temporary_rule(name, replicate_all):  # what is offered already is found like the rest
         options, untried = _valid_for_all(op, samples, budget, ranks)
     ((operands, outputs),) = shapes
     found = replace(_rule(name, operands, outputs, options, _positions(samples[0])), untried=untried)
-    with temporarily(name, rule(found.pattern, **found.properties)):
+    with temporary_rule(name, rule(found.pattern, **found.properties)):
         verdict = check_op(name, samples, 0, ranks)
     if verdict.wrong:
         what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.layout.layouts import REDUCE_OPS, chunk, chunk_lengths
-from fxshard.strategies.engine.conversion import has_reduction, identity, is_real
+from fxshard.strategies.engine.conversion import has_reduction, identity, is_inexact
 
 CLOSE = 1e-8
 """Relative to the greatest number of a tensor in float64; the root of that, about, in narrower floats."""
@@ -42,7 +42,7 @@ def parts(x: torch.Tensor, op: str, ranks: int, seed: int) -> list[torch.Tensor]
     odd seed): both occur where a shard is empty, or where a sum overflows.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = torch.stack((_real if is_real(x.dtype) else _whole)(x, op, ranks, generator, bool(seed % 2)))
+    found = torch.stack((_real if is_inexact(x.dtype) else _whole)(x, op, ranks, generator, bool(seed % 2)))
     order = torch.rand(found.shape, generator=generator).argsort(0)
     return list(found.gather(0, order).unbind(0))
 
@@ -107,7 +107,7 @@ def _inverse(odd: torch.Tensor) -> torch.Tensor:
 
 def tolerance(tensors: Sequence[torch.Tensor]) -> float:
     """How far results may be off, relative to their greatest number: as far as the narrowest of real ``tensors`` rounds."""
-    narrow = any(is_real(t.dtype) and t.dtype not in (torch.float64, torch.complex128) for t in tensors)
+    narrow = any(is_inexact(t.dtype) and t.dtype not in (torch.float64, torch.complex128) for t in tensors)
     return CLOSE**0.5 if narrow else CLOSE
 
 
@@ -147,7 +147,7 @@ def _reduces(pieces: Sequence[torch.Tensor | None], whole: torch.Tensor, op: str
         return False
     found = _reduced(present, op, len(pieces))
     rounds = 0.0
-    if is_real(whole.dtype) and op not in ("max", "min"):
+    if is_inexact(whole.dtype) and op not in ("max", "min"):
         finite = whole.isfinite()
         found, whole = found.where(finite, torch.zeros_like(found)), whole.where(finite, torch.zeros_like(whole))
         rounds = ROUNDED * torch.finfo(whole.dtype).eps * max(map(_greatest, present)) if op != "product" else 0.0
@@ -169,7 +169,7 @@ def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: 
     """Equal but for rounding, which is relative to the greatest number of ``whole`` (of ``part``, if not given), or is ``rounds``."""
     if piece.shape != part.shape or piece.dtype != part.dtype:
         return False
-    if not is_real(piece.dtype):
+    if not is_inexact(piece.dtype):
         return torch.equal(piece, part)
     if piece.numel() == 0:
         return True

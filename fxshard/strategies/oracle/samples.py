@@ -17,7 +17,7 @@ import torch
 from fxshard._torch_compat import pytree, schema_of
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand, TensorMeta
-from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.conversion import is_inexact
 from fxshard.strategies.engine.user_rules import find
 from fxshard.strategies.oracle.pieces import power_of_two
 
@@ -147,7 +147,7 @@ def _ordered(sample: Sample) -> set[int]:
 
 
 def _varied(x: torch.Tensor, number: int, operand: int) -> torch.Tensor:
-    real, factor = is_real(x.dtype), FACTORS[number]
+    real, factor = is_inexact(x.dtype), FACTORS[number]
     if x.numel() < 2:
         return x * factor if real else x
     generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), (number, operand))).encode()))

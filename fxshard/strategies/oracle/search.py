@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.strategies.engine.conversion import has_reduction, is_real
+from fxshard.strategies.engine.conversion import has_reduction, is_inexact
 
 Combination = tuple[Placement, ...]
 UNCHECKED = frozenset(
@@ -54,8 +54,8 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
     then what is offered with one operand or two changed. Whole numbers beside real ones are taken for places: they are never
     pending.
     """
-    reals = any(is_real(t.dtype) for t in tensors)
-    choices = [placements(t, pending=is_real(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
+    reals = any(is_inexact(t.dtype) for t in tensors)
+    choices = [placements(t, pending=is_inexact(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
     choices = [[Replicate()] if i in written else found for i, found in enumerate(choices)]
     possible = math.prod(map(len, choices)) - 1
     every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _led(choices, offered, tensors)

@@ -18,8 +18,8 @@ from fxshard.layout.layouts import placement_str
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.engine import op_strategy
+from fxshard.strategies.engine.registered_sharding import sharding_function
 from fxshard.strategies.engine.registry import has_rule
-from fxshard.strategies.engine.torch_functions import sharding_function
 from fxshard.strategies.oracle.case import Case, case_of
 from fxshard.strategies.oracle.execution import by_rule, leaves_empty, on_shards
 from fxshard.strategies.oracle.pieces import holds, valid_placements

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import ORDER, Factors, Name, factors, linear_groups
+from fxshard.strategies.engine.factors import EXTREMA, Factors, Name, factors, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register, replaced
 from fxshard.strategies.tensors.windows import OVERLAP, each, side_by_side, space, spanning
@@ -41,7 +41,7 @@ def convolution(call: Call) -> Factors:
     """(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
     x, weight, bias, out, note = _tensors(call, call.operands[0], call.operands[1], call.outputs[0], 3)
     operands = [x, weight, bias][: len(call.operands)]
-    groups = (*linear_groups(call, [(0, 2), (1, 2)]), *linear_groups(call, [(2,)], ORDER, real=True))
+    groups = (*linear_groups(call, [(0, 2), (1, 2)]), *linear_groups(call, [(2,)], EXTREMA, real=True))
     return factors(operands, [out], sizes={"g": call.arg(8)}, linear=groups, additive=tuple(range(2, len(operands))), note=note)
 
 

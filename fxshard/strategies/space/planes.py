@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.conversion import is_inexact
 from fxshard.strategies.engine.factors import MOVEMENT, SUMS, Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.notation import rule
@@ -32,7 +32,7 @@ def planes(space: int, *groups: tuple[int, ...], ops: tuple[str, ...] = SUMS) ->
 
         dims = [of(meta, i) for i, meta in enumerate(metas)]
         count = len(call.operands)
-        rounds = ops == SUMS and not all(is_real(o.dtype) for o in call.outputs if o is not None)
+        rounds = ops == SUMS and not all(is_inexact(o.dtype) for o in call.outputs if o is not None)
         return factors(dims[:count], dims[count:], linear=() if rounds else linear_groups(call, groups, ops))
 
     return on_planes

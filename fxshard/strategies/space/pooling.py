@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.strategies.engine.conversion import is_real
-from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups, same
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.conversion import is_inexact
+from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, replaced
 from fxshard.strategies.tensors.pointwise import names
 from fxshard.strategies.tensors.windows import OVERLAP, aten, each, moved_index, side_by_side, space, spanning
@@ -57,7 +57,7 @@ def pooled(call: Call, images: Images, count: int, fits: Sequence[Fit]) -> Facto
     ins = [of(meta, i in images.big) for i, meta in enumerate(call.operands)]
     outs = [None if meta is None else of(meta, o in images.big_out) for o, meta in enumerate(call.outputs)]
     note = "" if all(map(any, fits)) else OVERLAP
-    rounds = not all(is_real(o.dtype) for o in call.outputs if o is not None)
+    rounds = not all(is_inexact(o.dtype) for o in call.outputs if o is not None)
     linear = () if rounds or len(call.outputs) > 1 else linear_groups(call, [(0,)])
     return factors(ins, outs, linear=linear, note=note)
 
@@ -73,7 +73,7 @@ def averages(count: int, adaptive: bool, backward: bool) -> tuple[Callable[[Call
     def fits(call: Call) -> list[Fit]:
         big, small = sizes(call, images, count)
         found = _adaptive(big, small) if adaptive else _fits(call, kernel, big, small)
-        return found if is_real(call.operands[0].dtype) else [(tiles and not spans, False) for tiles, spans in found]
+        return found if is_inexact(call.operands[0].dtype) else [(tiles and not spans, False) for tiles, spans in found]
 
     def rule(call: Call) -> Factors:
         return pooled(call, images, count, fits(call))
@@ -107,7 +107,7 @@ def maxima(count: int, adaptive: bool, backward: bool) -> tuple[Callable[[Call],
     def fits(call: Call) -> list[Fit]:
         big, small = sizes(call, images, count)
         found = _adaptive(big, small) if adaptive else _fits(call, kernel, big, small, dilated=True)
-        return [(tiles and not same(s, 1), False) for (tiles, _), s in zip(found, small, strict=True)]
+        return [(tiles and not known_equal(s, 1), False) for (tiles, _), s in zip(found, small, strict=True)]
 
     def rule(call: Call) -> Factors:
         return pooled(call, images, count, fits(call))
@@ -126,7 +126,7 @@ def maxima(count: int, adaptive: bool, backward: bool) -> tuple[Callable[[Call],
         out, places = (ctx.emit(operator.getitem, result, i) for i in (0, 1))
         return out, moved_index(ctx, places, part, whole, offsets, 1) if moved else places
 
-    return rule, dense(local) if backward else local
+    return rule, on_contiguous(local) if backward else local
 
 
 def _fits(call: Call, kernel: int, big: Sequence[Any], small: Sequence[Any], dilated: bool = False) -> list[Fit]:
@@ -141,7 +141,7 @@ def _fits(call: Call, kernel: int, big: Sequence[Any], small: Sequence[Any], dil
 
 def _adaptive(big: Sequence[Any], small: Sequence[Any]) -> list[Fit]:
     """The windows of an adaptive pool lie side by side where its output size divides the input's."""
-    return [(same(b % s, 0) if s != 0 else False, same(s, 1)) for b, s in zip(big, small, strict=True)]
+    return [(known_equal(b % s, 0) if s != 0 else False, known_equal(s, 1)) for b, s in zip(big, small, strict=True)]
 
 
 def nearest(count: int, backward: bool) -> tuple[Callable[[Call], Factors], Callable[[LocalContext], Any]]:
@@ -153,7 +153,7 @@ def nearest(count: int, backward: bool) -> tuple[Callable[[Call], Factors], Call
         scales = call.arg(2) if call.op.endswith(".vec") else call.args[2 + backward :]
         fits = []
         for d, (b, s) in enumerate(zip(*sizes(call, images, count), strict=True)):
-            single = same(s, 1) and call.arg(1) is not None
+            single = known_equal(s, 1) and call.arg(1) is not None
             scale = scales[d] if scales and d < len(scales) else None
             fits.append((not single and repeats(b, s, centre, scale), single))
         return pooled(call, images, count, fits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, replicate_all
-from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.notation import pointwise_rule
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.pointwise import names, overloads
@@ -19,7 +19,7 @@ def reinterpret(call: Call) -> Factors:
     return pointwise_rule()(call)
 
 
-register("aten.view.dtype", reinterpret, local=dense(unchanged))
+register("aten.view.dtype", reinterpret, local=on_contiguous(unchanged))
 # Casts are copies: which reductions a change of dtype keeps is decided for all rules at once, in ``conversion``.
 register(names("clone detach alias lift_fresh lift_fresh_copy contiguous resolve_conj resolve_neg"), pointwise_rule((0,), ops=MOVEMENT))
 register(names("_to_copy") + overloads("to", "dtype", "device"), pointwise_rule((0,), ops=MOVEMENT))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, is_one, linear_groups, same
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, is_one, known_equal, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, unchanged
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def repeat(call: Call) -> Factors:
     outs: list[Name] = [f"d{i}" for i in range(out.ndim)]
     sizes: dict[str, Any] = {}
     for d, size in enumerate(shape):
-        if not same(out.shape[lead + d], size):
+        if not known_equal(out.shape[lead + d], size):
             outs[lead + d] = (f"r{d}", f"d{lead + d}")
             sizes |= {f"r{d}": call.arg(1)[lead + d], f"d{lead + d}": size}
     return moved(call, [f"d{lead + d}" for d in range(len(shape))], outs, sizes=sizes)
@@ -209,7 +209,7 @@ register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
 register("aten.view_as_real.default", complex_parts, local=local_parts)
-register("aten.view_as_complex.default", complex_parts, local=dense(unchanged))
+register("aten.view_as_complex.default", complex_parts, local=on_contiguous(unchanged))
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
 register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)

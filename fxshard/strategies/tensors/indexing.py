@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.conversion import is_real
-from fxshard.strategies.engine.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
-from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.conversion import is_inexact
+from fxshard.strategies.engine.factors import EXTREMA, MOVEMENT, SUMS, Factors, factors, known_equal, linear_groups, replicate_all
+from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
@@ -45,8 +45,10 @@ def index_add(call: Call) -> Factors:
 def _aligned(call: Call, dim: int, along: str, *others: int) -> tuple[list[str], list[str]]:
     """Names of x and of the index: dims other than ``dim`` are free where all sizes agree."""
     x, index = call.operands[0].shape, call.operands[1].shape
-    free = [d != dim and same(s, index[d]) and all(same(s, call.operands[o].shape[d]) for o in others) for d, s in enumerate(x)]
-    whole = not all(same(call.operands[o].shape[dim], index[dim]) for o in others) if x else False
+    free = [
+        d != dim and known_equal(s, index[d]) and all(known_equal(s, call.operands[o].shape[d]) for o in others) for d, s in enumerate(x)
+    ]
+    whole = not all(known_equal(call.operands[o].shape[dim], index[dim]) for o in others) if x else False
     k = f"{along}!" if whole and not along.endswith("!") else along
     return (
         [f"d{d}" if f else f"x{d}!" for d, f in enumerate(free)],
@@ -71,7 +73,7 @@ def scatter(call: Call) -> Factors:
     others = range(2, len(call.operands))
     x, index = _aligned(call, call.arg(1) % max(call.operands[0].ndim, 1), "k" if adds else "k!", *others)
     src = [[n if n.startswith(("d", "k")) else f"s{d}!" for d, n in enumerate(index)] for _ in others]
-    if not all(same(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
+    if not all(known_equal(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
         src = [[n if n.startswith("d") else f"s{d}!" for d, n in enumerate(index)] for _ in others]
     return factors([x, index, *src], [x], linear=_scatter_groups(call), additive=(0,) if adds else (), reduce={"k": left} if left else {})
 
@@ -87,7 +89,7 @@ def _accumulated(call: Call) -> str | None:
 
 def _scatter_groups(call: Call) -> Any:
     if call.op == "aten.scatter_add.default":
-        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], EXTREMA, real=True))
     if call.op == "aten.scatter.src":
         return linear_groups(call, [(0, 3)], MOVEMENT)
     if call.op == "aten.scatter.value":
@@ -97,14 +99,14 @@ def _scatter_groups(call: Call) -> Any:
 
 def _reduced_groups(call: Call, reduce: str) -> Any:
     """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
-    if reduce == "mean" and not is_real(call.operands[0].dtype):
+    if reduce == "mean" and not is_inexact(call.operands[0].dtype):
         return ()
     if reduce in ("sum", "mean"):
-        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], EXTREMA, real=True))
     if reduce == "prod":
         return linear_groups(call, [(0, 3)], ("product",))
     same_extreme = linear_groups(call, [(0, 3)], (reduce.removeprefix("a"),))
-    return (*same_extreme, *linear_groups(call, [(0,)], ORDER))
+    return (*same_extreme, *linear_groups(call, [(0,)], EXTREMA))
 
 
 def _indexed(call: Call) -> tuple[list[str], list[list[str]], list[str]] | None:
@@ -187,7 +189,7 @@ def isin(call: Call) -> Factors:
     return factors(ins, [elements], reduce=dict.fromkeys(test, how))
 
 
-register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=dense(unchanged))
+register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=on_contiguous(unchanged))
 register(names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
 register(names("index_copy"), index_copy)
 register(names("take"), take)

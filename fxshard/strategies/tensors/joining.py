@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
@@ -41,7 +41,7 @@ def cat(call: Call) -> Factors:
 
 def _piece(part: TensorMeta, whole: TensorMeta, dim: int, name: str) -> str:
     """The name of a part's dim along which it is joined: that of the whole where it is all of it."""
-    return f"d{dim}" if same(part.shape[dim], whole.shape[dim]) else f"{name}!"
+    return f"d{dim}" if known_equal(part.shape[dim], whole.shape[dim]) else f"{name}!"
 
 
 def stack(call: Call) -> Factors:
@@ -57,7 +57,7 @@ def split(call: Call) -> Factors:
     dim = call.arg(2, "dim", 0) % x.ndim
     outs = [[_piece(o, x, d, f"o{i}") if d == dim else f"d{d}" for d in range(x.ndim)] for i, o in enumerate(call.outputs) if o is not None]
     ins = named(x.ndim, [] if any(f"d{dim}" in dims for dims in outs) else [dim])
-    depends = tuple(() if o is not None and same(o.shape[dim], 0) else (0,) for o in call.outputs)
+    depends = tuple(() if o is not None and known_equal(o.shape[dim], 0) else (0,) for o in call.outputs)
     return factors([ins], outs, depends=depends, linear=linear_groups(call, [(0,)], MOVEMENT))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.conversion import is_inexact
 from fxshard.strategies.engine.factors import IDEMPOTENT, MOVEMENT, Factors, Rule, linear_groups
 from fxshard.strategies.engine.notation import pointwise_rule
 from fxshard.strategies.engine.registry import register
@@ -88,12 +88,12 @@ def offset(call: Call) -> Factors:
 
 def rounded(call: Call) -> Factors:
     """To whole numbers, which are what they are already."""
-    return pointwise_rule(rising=(0,))(call) if is_real(call.operands[0].dtype) else pointwise_rule((0,), ops=MOVEMENT)(call)
+    return pointwise_rule(rising=(0,))(call) if is_inexact(call.operands[0].dtype) else pointwise_rule((0,), ops=MOVEMENT)(call)
 
 
 def signed(call: Call) -> Factors:
     """Rising, and the sign of a product is the product of signs, unless it wraps around."""
-    return pointwise_rule(rising=(0,), products=[(0,)] if is_real(call.operands[0].dtype) else ())(call)
+    return pointwise_rule(rising=(0,), products=[(0,)] if is_inexact(call.operands[0].dtype) else ())(call)
 
 
 def clamped(call: Call) -> Factors:

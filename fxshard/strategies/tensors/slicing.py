@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.registry import register, replaced
 from fxshard.strategies.tensors.dims import moved, named
@@ -45,8 +45,8 @@ def _sliced(call: Call, whole: tuple[Any, ...], part: tuple[Any, ...], dim: int)
     """
     along = call.arg(dim, "dim", 0) % len(whole)
     step = _strided(call, dim, whole[along], part[along])
-    long: list[Name] = [f"d{d}" if same(a, b) else f"i{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
-    short: list[Name] = [f"d{d}" if same(a, b) else f"o{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    long: list[Name] = [f"d{d}" if known_equal(a, b) else f"i{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    short: list[Name] = [f"d{d}" if known_equal(a, b) else f"o{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
     if step:
         long[along], short[along] = ("s", "k!"), "s"
     return long, short, {"k": step} if step else {}
@@ -84,7 +84,7 @@ def padded(call: Call) -> Factors:
     (out,) = call.outputs
     assert out is not None
     pad, value = call.arg(1), call.arg(2, "value", 0)
-    touched = {out.ndim - 1 - i // 2 for i, p in enumerate(pad) if not same(p, 0)}
+    touched = {out.ndim - 1 - i // 2 for i, p in enumerate(pad) if not known_equal(p, 0)}
     ins, outs = named(out.ndim, touched, "d"), [f"o{d}!" if d in touched else f"d{d}" for d in range(out.ndim)]
     return factors([ins], [outs], linear=linear_groups(call, [(0,)], MOVEMENT if value == 0 else ("avg", "max", "min")))
 
@@ -164,7 +164,7 @@ def diagonal_scatter(call: Call) -> Factors:
 def narrowed(call: Call) -> Factors:
     """A part of a dim, which stays whole unless the part is all of it."""
     whole, part = _shapes(call)
-    free = [same(a, b) for a, b in zip(whole, part, strict=True)]
+    free = [known_equal(a, b) for a, b in zip(whole, part, strict=True)]
     ins, outs = ([f"d{d}" if f else f"{prefix}{d}!" for d, f in enumerate(free)] for prefix in "io")
     return moved(call, ins, outs)
 

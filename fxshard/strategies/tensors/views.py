@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, is_one, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, is_one, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register
 
@@ -31,7 +31,7 @@ def refine(source: Sequence[Any], target: Sequence[Any]) -> tuple[list[list[str]
     """
     sides = (_Side(source, "i"), _Side(target, "o"))
     sizes: dict[str, Any] = {}
-    if any(same(s, 0) for s in source):
+    if any(known_equal(s, 0) for s in source):
         return sides[0].rest(), sides[1].rest(), sizes
     while all(side.advance() for side in sides):
         common = _common(sides[0].left, sides[1].left)
@@ -63,7 +63,7 @@ class _Side:
 
     def take(self, name: str, size: Any) -> None:
         self.names[self.dim].append(name)
-        self.left = 1 if same(self.left, size) else self.left // size
+        self.left = 1 if known_equal(self.left, size) else self.left // size
 
     def whole(self) -> Any:
         """Gives what is left of the current dim a factor that stays whole; returns its size."""
@@ -85,15 +85,15 @@ def _common(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         common = math.gcd(a, b)
         return None if common == 1 else common
-    if same(a, b):
+    if known_equal(a, b):
         return a
-    return b if same(a % b, 0) else a if same(b % a, 0) else None
+    return b if known_equal(a % b, 0) else a if known_equal(b % a, 0) else None
 
 
 def _skip(left: _Side, right: _Side) -> bool:
     """Leaves dims whole on both sides up to where the shapes meet; False if that is unknown or the end."""
     a, b = left.whole(), right.whole()
-    while not same(a, b):
+    while not known_equal(a, b):
         if not (isinstance(a, int) and isinstance(b, int)):
             return False
         side = left if a < b else right

@@ -10,7 +10,7 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, Rule, linear_groups, replicate_all
-from fxshard.strategies.engine.local import LocalContext, LocalForm, dense
+from fxshard.strategies.engine.local import LocalContext, LocalForm, on_contiguous
 from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.tensors.pointwise import names
 
@@ -51,7 +51,7 @@ def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
 
 
 for _ops, _reason in REASONS.items():
-    _register(_ops, _reason, dense(unchanged))
+    _register(_ops, _reason, on_contiguous(unchanged))
 register(names("masked_scatter"), moving(MASKED, (0, 2)))
 register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
 _register("as_strided_scatter", STRIDED, by_memory)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.engine.factors import Name, same
+from fxshard.strategies.engine.factors import Name, known_equal
 from fxshard.strategies.engine.local import LocalContext
 
 aten = torch.ops.aten
@@ -29,12 +29,12 @@ def each(value: Any, count: int) -> tuple[Any, ...]:
 def side_by_side(big: Any, small: Any, kernel: Any, stride: Any, padding: Any = 0, dilation: Any = 1) -> bool:
     """Whether ``small`` windows cover ``big`` elements, each once."""
     close = stride == kernel and padding == 0 and (dilation == 1 or kernel == 1)
-    return close and same(big, kernel * small)
+    return close and known_equal(big, kernel * small)
 
 
 def spanning(big: Any, small: Any, kernel: Any, padding: Any = 0, dilation: Any = 1) -> bool:
     """Whether one window is all of ``big``."""
-    return padding == 0 and dilation == 1 and same(small, 1) and same(big, kernel)
+    return padding == 0 and dilation == 1 and known_equal(small, 1) and known_equal(big, kernel)
 
 
 def space(place: int, tiles: bool, spans: bool) -> tuple[Name, Name, Name]:

@@ -94,7 +94,7 @@ def test_how_a_pin_is_written_does_not_matter(folder: Path, solves: list[int]) -
 
 def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {plan_cache.file_for(graph="g")}
-    for name, value in (("given_rules", lambda: {"mylib.op": "a -> a"}), ("code_digest", lambda: "other"), ("FORMAT_VERSION", 99)):
+    for name, value in (("all_user_rules", lambda: {"mylib.op": "a -> a"}), ("code_digest", lambda: "other"), ("FORMAT_VERSION", 99)):
         with monkeypatch.context() as patch:
             patch.setattr(plan_cache, name, value)
             names.add(plan_cache.file_for(graph="g"))

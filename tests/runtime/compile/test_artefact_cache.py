@@ -106,7 +106,7 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder:
     assert len(names) == 1 + len(others)
     for owner, name, value in (
         (plan_cache, "code_digest", lambda: "other sources of fxshard"),
-        (plan_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (plan_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
         (kept_code, "_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
         (torch, "get_num_threads", lambda: 77),

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxshard.strategies.engine.factors import Rule
 from fxshard.strategies.engine.notation import pointwise_rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.oracle import Sample, find_rule, judge
 from fxshard.strategies.oracle.plain import variants
 from tests.strategies.samples import real, whole
@@ -53,7 +53,7 @@ def test_one_number_changes_at_a_time(op: str, args: Any, kwargs: Any, expected:
 def test_a_rule_that_is_right_for_the_sample_alone_is_wrong(op: str, args: Any, wrong: Rule) -> None:
     sample = Sample(op, args)
     assert not judge(sample).wrong
-    with temporarily(op, wrong):
+    with temporary_rule(op, wrong):
         found = judge(sample, 1)
     assert found.variants and found.wrong
     assert all(f.sample is not sample for f in found.wrong)

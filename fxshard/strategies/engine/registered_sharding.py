@@ -23,7 +23,7 @@ Option = tuple[tuple[Placement, ...], tuple[Placement, ...]]
 """Placements of all operands, and of all outputs, on one axis."""
 
 
-def offered(call: Call, function: Any) -> list[Option]:
+def options_from(call: Call, function: Any) -> list[Option]:
     """The options that ``function`` lists for ``call``; raises RuleError for placements that do not fit its tensors."""
     specs = [dtensor_spec(meta.shape, meta.dtype) for meta in call.operands]
     args, kwargs = pytree.tree_map(lambda a: specs[a.index] if isinstance(a, Operand) else a, (call.args, dict(call.kwargs)))
@@ -54,10 +54,10 @@ def _outputs(call: Call, placements: Sequence[Placement | None]) -> tuple[Placem
 
 
 def _checked(call: Call, placements: tuple[Placement, ...], metas: Iterable[TensorMeta | None]) -> tuple[Placement, ...]:
-    return tuple(_known(call, p, 0 if meta is None else meta.ndim) for p, meta in zip(placements, metas, strict=True))
+    return tuple(_checked_placement(call, p, 0 if meta is None else meta.ndim) for p, meta in zip(placements, metas, strict=True))
 
 
-def _known(call: Call, placement: Placement, ndim: int) -> Placement:
+def _checked_placement(call: Call, placement: Placement, ndim: int) -> Placement:
     """``placement`` of a tensor of ``ndim`` dims with a non-negative dim; raises RuleError for unsupported ones."""
     kind = type(placement)  # not isinstance: torch's subclasses (strided shards, masked sums) mean other layouts
     if kind is Shard and -ndim <= placement.dim < ndim:
