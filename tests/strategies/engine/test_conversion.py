@@ -90,7 +90,7 @@ def test_casts(source: torch.dtype, target: torch.dtype) -> None:
 )
 def test_the_oracle_notices_what_a_conversion_does_not_keep(monkeypatch: Any, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     check(f"aten.{op}", *args, dtype=dtype)
-    monkeypatch.setattr(engine, "keeps", lambda op, source, target: True)
+    monkeypatch.setattr(engine, "commutes_with_conversion", lambda op, source, target: True)
     engine._cached.cache_clear()
     try:
         with pytest.raises(AssertionError, match="P"):

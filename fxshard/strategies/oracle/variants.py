@@ -1,4 +1,4 @@
-"""The numbers among a call's plain arguments, and other values of them: a rule may be right for alpha = 1 alone."""
+"""Variants of a sample with other numbers among its arguments: a rule may hold only for alpha = 1, say."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fxshard._torch_compat import schema_of
 from fxshard.strategies.oracle.samples import Sample, operator
 
 SIZES = ("scales", "scales_d", "scales_h", "scales_w", "scale_factors", "spatial_scale")
-"""Real arguments that say where elements lie, which kernels do not check."""
+"""Float arguments that determine positions; kernels do not check them."""
 
 
 def variants(sample: Sample) -> Iterator[Sample]:
-    """The sample with one number of its plain arguments changed: negated, zero, one less, one more.
+    """The sample with one numeric argument changed: negated, zero, one less, one more.
 
-    A number is what the schema calls float or Scalar: dims, sizes and indices are int there. Those not given have their
-    default. In a list all are changed, and the first one alone.
+    Numeric arguments are those of schema type float or Scalar; dims, sizes and indices have type int. Omitted ones have their
+    default. In a list, changes the first number alone, and all numbers.
     """
     schema = schema_of(operator(sample.op))
     arguments = schema.arguments if schema else ()
@@ -48,7 +48,7 @@ def _others(value: Any) -> Iterator[Any]:
 
 
 def _with(sample: Sample, arguments: Any, position: int, value: Any) -> Sample:
-    """By keyword where it has to be; else by position, like all that stand before it, as rules look for it there."""
+    """The sample with this argument: by keyword if it is keyword-only, else by position, with all arguments before it, as rules expect."""
     named = dict(sample.kwargs)
     if arguments[position].kwarg_only:
         return Sample(sample.op, sample.args, {**named, arguments[position].name: value})

@@ -12,7 +12,7 @@ from fxshard.strategies.engine.factors import Rule
 from fxshard.strategies.engine.notation import pointwise_rule
 from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.oracle import Sample, find_rule, judge
-from fxshard.strategies.oracle.plain import variants
+from fxshard.strategies.oracle.variants import variants
 from tests.strategies.samples import real, whole
 
 X, Y = real(12, 3), real(3, 12).mT
