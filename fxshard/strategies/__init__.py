@@ -24,9 +24,9 @@ from fxshard.strategies.tensors import (  # noqa: F401  (each registers its oper
     pointwise,
     random,
     reductions,
+    replicated_only,
     slicing,
     views,
-    whole,
 )
 
 __all__ = [

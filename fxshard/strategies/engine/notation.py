@@ -97,8 +97,8 @@ def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] 
 def pointwise_rule(
     *groups: Sequence[int],
     ops: tuple[str, ...] = SUMS,
-    rising: Sequence[int] = (),
-    falling: Sequence[int] = (),
+    increasing: Sequence[int] = (),
+    decreasing: Sequence[int] = (),
     products: Sequence[Sequence[int]] = (),
     compares: bool = False,
     real: bool = False,
@@ -108,10 +108,10 @@ def pointwise_rule(
 
     Args:
         groups: argument positions in which f is jointly linear; ``ops`` pass through.
-        rising, falling: positions in each of which f is increasing or decreasing, so that maxima and minima pass through.
+        increasing, decreasing: positions in each of which f is increasing or decreasing, so that maxima and minima pass through.
         products: positions in which f is jointly multiplicative: f(a a', b b') = f(a, b) f(a', b').
         compares: the result is that of a comparison, not a converted number.
-        real: ``rising``, ``falling`` and ``products`` hold for real numbers only, because integers wrap around.
+        real: ``increasing``, ``decreasing`` and ``products`` hold for real numbers only, because integers wrap around.
     """
 
     def pointwise(call: Call) -> Factors:
@@ -121,8 +121,8 @@ def pointwise_rule(
         order = {"converts": not compares, "real": real}
         passing = (
             *linear_groups(call, groups, ops),
-            *linear_groups(call, [(i,) for i in rising], EXTREMA, **order),
-            *linear_groups(call, [(i,) for i in falling], EXTREMA, gives=SWAPPED, **order),
+            *linear_groups(call, [(i,) for i in increasing], EXTREMA, **order),
+            *linear_groups(call, [(i,) for i in decreasing], EXTREMA, gives=SWAPPED, **order),
             *linear_groups(call, products, ("product",), **order),
         )
         return factors(ins, outs, linear=passing, **properties)

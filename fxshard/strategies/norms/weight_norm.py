@@ -1,4 +1,4 @@
-"""Weight norm: w = g v / |v|, the norm over all dims but one, which alone is free."""
+"""Weight norm: w = g v / |v|, with the norm over all dims but one, the only one that can be sharded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fxshard.strategies.tensors.dims import named
 
 
 def _dims(call: Call, v: int, dim: int) -> tuple[list[Name], list[Name]]:
-    """Dims of v and of what there is one of for each index of ``dim``."""
+    """Dims of v, and of tensors with one element per index of ``dim``."""
     ndim = call.operands[v].ndim
     kept = dim % ndim
     full = [n if d == kept else f"{n}!" for d, n in enumerate(named(ndim))]

@@ -43,11 +43,11 @@ def test_one_number_changes_at_a_time(op: str, args: Any, kwargs: Any, expected:
 @pytest.mark.parametrize(
     ("op", "args", "wrong"),
     [
-        ("aten.add.Tensor", (X, Y), pointwise_rule((0, 1), rising=(0, 1))),  # for alpha < 0 it falls in y
-        ("aten.leaky_relu.default", (X, 0.5), pointwise_rule(rising=(0,))),
-        ("aten.pow.Tensor_Scalar", (X, 3), pointwise_rule(rising=(0,))),
+        ("aten.add.Tensor", (X, Y), pointwise_rule((0, 1), increasing=(0, 1))),  # for alpha < 0 it falls in y
+        ("aten.leaky_relu.default", (X, 0.5), pointwise_rule(increasing=(0,))),
+        ("aten.pow.Tensor_Scalar", (X, 3), pointwise_rule(increasing=(0,))),
         ("aten.masked_fill.Scalar", (X, X > 0, 0), pointwise_rule((0,))),
-        ("aten.mul.Scalar", (X, 2.0), pointwise_rule(rising=(0,))),
+        ("aten.mul.Scalar", (X, 2.0), pointwise_rule(increasing=(0,))),
     ],
 )
 def test_a_rule_that_is_right_for_the_sample_alone_is_wrong(op: str, args: Any, wrong: Rule) -> None:

@@ -1,4 +1,4 @@
-"""Operators that read or write where values say, or by the memory of the whole tensor: only replicated, with the reason."""
+"""Operators that can only be replicated, with the reason: their positions depend on data or on the memory of the whole tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, Rule, linear_groups, replicate_all
 from fxshard.strategies.engine.local import LocalContext, LocalForm, on_contiguous
 from fxshard.strategies.engine.registry import register, replaced, unchanged
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.tensors.pointwise import aten_names
 
 REASONS = {
     "nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor": (
@@ -31,14 +31,14 @@ STRIDED = "places in memory are those of the whole tensor"
 MASKED = "elements are taken in the order of the whole mask"
 
 
-def by_memory(ctx: LocalContext) -> Any:
-    """On a contiguous copy: what was redistributed may lie in another order than the whole did."""
-    dense = ctx.emit(torch.ops.aten.clone.default, ctx.args[0], memory_format=torch.contiguous_format)
-    return ctx.emit(ctx.target, *replaced(ctx.args, {0: dense}), **ctx.kwargs)
+def local_contiguous(ctx: LocalContext) -> Any:
+    """Runs on a contiguous copy, since redistribution may have changed the strides."""
+    copy = ctx.emit(torch.ops.aten.clone.default, ctx.args[0], memory_format=torch.contiguous_format)
+    return ctx.emit(ctx.target, *replaced(ctx.args, {0: copy}), **ctx.kwargs)
 
 
-def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
-    """Elements of arguments in ``groups`` are put elsewhere, so that what is pending stays so."""
+def moves_elements(reason: str, *groups: tuple[int, ...]) -> Rule:
+    """Replicated, but all pending reductions pass through ``groups`` of arguments, whose elements only move."""
 
     def rule(call: Call) -> Factors:
         return replace(replicate_all(call, reason), linear=linear_groups(call, groups, MOVEMENT))
@@ -47,11 +47,11 @@ def moving(reason: str, *groups: tuple[int, ...]) -> Rule:
 
 
 def _register(ops: str, reason: str, local: LocalForm = unchanged) -> None:
-    register(names(ops), functools.partial(replicate_all, note=reason), local=local)
+    register(aten_names(ops), functools.partial(replicate_all, note=reason), local=local)
 
 
 for _ops, _reason in REASONS.items():
     _register(_ops, _reason, on_contiguous(unchanged))
-register(names("masked_scatter"), moving(MASKED, (0, 2)))
-register(names("as_strided as_strided_copy"), moving(STRIDED, (0,)), local=by_memory)
-_register("as_strided_scatter", STRIDED, by_memory)
+register(aten_names("masked_scatter"), moves_elements(MASKED, (0, 2)))
+register(aten_names("as_strided as_strided_copy"), moves_elements(STRIDED, (0,)), local=local_contiguous)
+_register("as_strided_scatter", STRIDED, local_contiguous)
