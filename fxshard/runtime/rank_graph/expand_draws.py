@@ -53,7 +53,7 @@ def expand_draws(module: fx.GraphModule) -> int:
 def _expands(node: fx.Node) -> bool:
     given = named_arguments(node.target, node.args, node.kwargs)
     kind = "kept" if node.target is MASK else given["kind"]
-    return given["rng"] == random.GENERATORS[0] and random.is_plain(kind, given["shape"], node.meta["val"].dtype)
+    return given["rng"] == random.GENERATORS[0] and random.is_fusible(kind, given["shape"], node.meta["val"].dtype)
 
 
 class _Keys:
@@ -87,7 +87,7 @@ def _draw(node: fx.Node, given: Mapping[str, Any], keys: _Keys, traced: dict[Any
 
     def drawn(first: torch.Tensor, second: torch.Tensor, *starts: torch.Tensor) -> tuple[torch.Tensor]:
         offsets = random.offsets_of(len(shape), cut, starts)
-        return (random.shard_of(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
+        return (random.draw_shard(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
 
     reads = [*keys.of(node.graph, given["call"]), *given["offsets"]]
     form = (kind, low, high, shape, sizes, cut, value.dtype, value.device)

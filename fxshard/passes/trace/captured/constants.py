@@ -16,7 +16,7 @@ from fxshard._torch_compat import FakeTensor, changes_of, pytree
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 from fxshard.graph.side_effects import Attribute
-from fxshard.ops.creation import MOST
+from fxshard.ops.creation import MAX_CONSTANT_ELEMENTS
 from fxshard.passes.trace.captured.probe import probe
 
 BUFFER = "register it as a buffer (register_buffer(name, value, persistent=False) keeps it out of the state_dict)"
@@ -118,6 +118,8 @@ def creation(value: torch.Tensor, what: str, where: str | None) -> Call:
     if not len(exact) or bool((exact == exact[0]).all()):
         filling = exact[0].item() if len(exact) else 0
         return torch.ops.aten.full.default, (list(value.shape), filling), {"dtype": value.dtype}
-    if value.numel() > MOST:
-        raise TraceError(f"{what} has {value.numel()} elements, a graph spells out at most {MOST}", where=where, remedy=BUFFER)
+    if value.numel() > MAX_CONSTANT_ELEMENTS:
+        raise TraceError(
+            f"{what} has {value.numel()} elements, a graph spells out at most {MAX_CONSTANT_ELEMENTS}", where=where, remedy=BUFFER
+        )
     return torch.ops.fxshard.constant.default, (exact.tolist(), list(value.shape), value.dtype), {}

@@ -14,7 +14,7 @@ import torch
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import sharding_functions
 from fxshard._torch_compat.inductor.decompositions import core_decompositions
-from fxshard.ops.norms.softmax import precise
+from fxshard.ops.norms.softmax import accumulation_dtype
 from fxshard.passes.trace.functions.norms import NORMS
 from fxshard.strategies import has_rule
 
@@ -98,5 +98,5 @@ def _log_softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: 
     if not y.dim():
         return NotImplemented
     dim %= y.dim()
-    total = aten.sum.dim_IntList(grad, [dim], dtype=precise(grad.dtype))
+    total = aten.sum.dim_IntList(grad, [dim], dtype=accumulation_dtype(grad.dtype))
     return torch.ops.fxshard.softmax_backward(grad, y, total, dim, "log", dtype)

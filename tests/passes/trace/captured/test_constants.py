@@ -13,7 +13,7 @@ from torch import nn
 import fxshard
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph
-from fxshard.passes.trace.captured.constants import MOST
+from fxshard.passes.trace.captured.constants import MAX_CONSTANT_ELEMENTS
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, check_eager, real, targets
 
@@ -75,8 +75,8 @@ def _changing(self: Any, x: torch.Tensor) -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "too many": (
         lambda self, x: x * self.table,
-        {"table": torch.arange(6.0 * (MOST + 1)).view(-1, 6, 1)},
-        f"attribute table has {6 * (MOST + 1)} elements",
+        {"table": torch.arange(6.0 * (MAX_CONSTANT_ELEMENTS + 1)).view(-1, 6, 1)},
+        f"attribute table has {6 * (MAX_CONSTANT_ELEMENTS + 1)} elements",
     ),
     "without values": (lambda self, x: x * self.table, {"table": torch.empty(4, device="meta")}, "attribute table has no values"),
     "changed": (_changing, {"table": torch.arange(4.0)}, "attribute table is changed in the forward"),
@@ -98,8 +98,8 @@ def test_a_trained_attribute_must_be_a_parameter() -> None:
 
 
 def test_a_constant_that_is_too_large_is_refused_with_its_line() -> None:
-    with pytest.raises(TraceError, match=f"constant tensor has {MOST + 2} elements") as caught:
-        trace(Function(lambda self, x: x.sum() * torch.tensor(list(range(MOST + 2)))), (X,))
+    with pytest.raises(TraceError, match=f"constant tensor has {MAX_CONSTANT_ELEMENTS + 2} elements") as caught:
+        trace(Function(lambda self, x: x.sum() * torch.tensor(list(range(MAX_CONSTANT_ELEMENTS + 2)))), (X,))
     assert "test_constants.py" in caught.value.where
 
 
