@@ -103,7 +103,7 @@ def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
     hidden = set(noisy_collectives(mesh, times))
     fitted = [one for one in times if one.fitted and _name(mesh, one.kind, one.axis) not in hidden]
     if not fitted:
-        raise RunError("of no collective more bytes take longer", remedy="measure again, while the machine does less beside it")
+        raise RunError("no collective takes longer with more bytes", remedy="measure again, while the machine does less beside it")
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}

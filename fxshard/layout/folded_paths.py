@@ -43,9 +43,12 @@ def _paths(layout: Layout, ndim: int, path: Path) -> Iterator[Path]:
     for axis in still:
         for target in _targets(layout, axis, still, ndim):
             step = single_step(axis, layout[axis], target)
-            if step is None or step.kind not in STEP_ORDER or not is_legal(step, layout):
-                continue
-            if path and STEP_ORDER[path[-1][1].kind] > STEP_ORDER[step.kind]:
+            if (
+                step is None
+                or step.kind not in STEP_ORDER
+                or (path and STEP_ORDER[path[-1][1].kind] > STEP_ORDER[step.kind])
+                or not is_legal(step, layout)
+            ):
                 continue
             longer = *path, (layout, step, step.after(layout))
             if not longer[-1][2].is_folded:

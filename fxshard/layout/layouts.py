@@ -156,8 +156,8 @@ def placement_str(placement: Placement) -> str:
 
 
 class RankIndex(int):
-    """An index on an axis that stands for every rank of a size class: chunks of integer sizes use the integer, which is one such rank's;
-    chunks of symbolic sizes use ``symbol``, the index of any of them."""
+    """An index on an axis, for all ranks of a size class. The integer is the index of one of these ranks, for chunks of integer sizes;
+    ``symbol`` is the index of whichever rank runs, for chunks of symbolic sizes."""
 
     symbol: Any
 

@@ -117,7 +117,9 @@ on_change(cache_clear)
 
 
 _UNSHARDABLE = {
-    "fxshard_users.triton_kernel.default": "a call of a Triton kernel holds the sizes of whole tensors; in an operator it can have a rule"
+    "fxshard_users.triton_kernel.default": (
+        "a call of a Triton kernel holds the sizes of whole tensors; wrapped in a custom operator, it can have a rule"
+    )
 }
 """Operators that no rule could shard, and why."""
 

@@ -43,7 +43,7 @@ def trilinear(call: Call) -> Factors:
     return factors(operands, [outs], linear=linear_groups(call, [(0,), (1,), (2,)]))
 
 
-PAIRS = "pairs of rows stand in one long dim, which no shard of the rows is a shard of, and a root of a sum cannot be pending"
+PAIRS = "a shard of the rows is no shard of the pairs, and a root of a sum cannot be pending"
 
 
 def distance(call: Call) -> Factors:

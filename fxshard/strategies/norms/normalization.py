@@ -16,7 +16,7 @@ from fxshard.strategies.tensors.dims import named
 
 
 def layer_norm(backward: bool) -> Rule:
-    """Layer norm: x is normalised over its last dims, whose shape is the next argument; tensors with only these dims are weights.
+    """Layer norm: x is normalised over its last dims, whose shape is the argument after x; tensors with only these dims are weights.
 
     The output is affine in weight and bias. Gradients are linear in the incoming gradient, and dx also in the weight.
     """

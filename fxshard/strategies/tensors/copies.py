@@ -15,7 +15,7 @@ def reinterpret(call: Call) -> Factors:
     (out,) = call.outputs
     assert out is not None
     if call.operands[0].dtype.itemsize != out.dtype.itemsize:
-        return replicate_all(call, "elements of different size do not keep their places")
+        return replicate_all(call, "elements change their size, and so their positions")
     return pointwise_rule()(call)
 
 

@@ -153,7 +153,7 @@ def searchsorted(call: Call) -> Factors:
     rows, x = call.operands[:2]
     dims = named(x.ndim)
     if len(call.operands) > 2:
-        return replicate_all(call, "the order of a sorter is not followed")
+        return replicate_all(call, "a sorter is not supported")
     return factors([[*dims[: rows.ndim - 1], "row!"], dims], [dims])
 
 

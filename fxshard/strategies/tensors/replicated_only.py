@@ -19,15 +19,15 @@ REASONS = {
         "what it returns depends on the values of the whole tensor"
     ),
     "masked_scatter_backward": "elements are taken in the order of the whole mask",
-    "put index_reduce": "places written more than once are written in the order of the whole",
-    "resize resize_": "what a larger size adds is what lay in memory",
+    "put index_reduce": "positions that are written more than once depend on the order of the whole tensor",
+    "resize resize_": "a larger size adds uninitialised memory",
     "_local_scalar_dense": "a number is the same on all ranks",
-    "bucketize.Scalar searchsorted.Scalar": "a number is looked up among all that is sorted",
+    "bucketize.Scalar searchsorted.Scalar": "a number is looked up in the whole sorted tensor",
     "trace block_diag": "its diagonal runs through both dims",
-    "_ctc_loss _ctc_loss_backward": "its lists of lengths are those of the whole batch",
+    "_ctc_loss _ctc_loss_backward": "its list of lengths is that of the whole batch",
     "_linalg_check_errors": "a check has no output",
 }
-STRIDED = "places in memory are those of the whole tensor"
+STRIDED = "strides and offsets are those of the whole tensor"
 MASKED = "elements are taken in the order of the whole mask"
 
 
