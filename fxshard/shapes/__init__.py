@@ -1,10 +1,9 @@
-"""Sizes as symbols: which dims of a model's inputs are dynamic, and a traced graph at any of their sizes.
+"""Dynamic sizes: which dims of a model's inputs are dynamic, and a traced graph at any of their sizes.
 
-In comes what the user says of dims (``dims.py``) and a graph that was traced with symbols for them; out goes, for sizes that are
-given, that graph with numbers (``family.py``), and what tracing took for granted (``guards.py``); ``ties.py`` finds the dim that a user
-forgot to name.
-Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must be multiples so that all is cut evenly, ``weighted.py`` at
-which sizes a plan is to be good.
+In: the user's description of the dims (``dims.py``) and a graph traced with symbols for them. Out: that graph at given sizes
+(``family.py``), and the conditions on sizes that tracing assumed (``guards.py``). ``ties.py`` finds a dim that the user forgot to name.
+Read ``dims.py`` first, then ``family.py``; ``units.py`` computes the multiples that make all shards even, ``weighted.py`` reads the sizes
+for which a plan is optimised.
 """
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims

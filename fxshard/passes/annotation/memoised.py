@@ -1,4 +1,4 @@
-"""A store of what was made for parts of a graph, so that it is made once for parts that are alike: the layers of a model."""
+"""A cache of results for parts of a graph, keyed by identity: repeated layers of a model share them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class Alike:
-    """``alike(key, objects, make)``: what ``make`` returned for this key and these very objects, kept from then on.
+    """``cache(key, objects, make)`` returns ``make()``, cached by the key and the identity of the objects.
 
-    Objects are told apart by identity: comparing the specs of two nodes costs as much as what is to be saved.
+    Objects are compared by identity, because comparing the specs of two nodes costs as much as the work to be saved.
     """
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, tuple[Sequence[Any], Any]] = {}  # objects are kept: another may not get the id of one that is gone
+        self._made: dict[Hashable, tuple[Sequence[Any], Any]] = {}  # holds the objects, so that their ids are not reused
 
     def __call__(self, key: Hashable, objects: Sequence[Any], make: Callable[[], T]) -> T:
         place = key, tuple(map(id, objects))

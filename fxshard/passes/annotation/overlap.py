@@ -1,20 +1,21 @@
-"""What communication hides behind compute: gathers of parameters and reductions of their gradients, and nothing else.
+"""Overlap of communication and compute: only gathers of parameters and reductions of their gradients overlap.
 
-Everything else is waited for. A parameter is there before the step, so that it can be gathered while the operators before its reader
-run; a gradient is only returned, so that it can be reduced while operators after its maker run. How much may hide is fixed before
-anything is chosen. The operators that read a parameter or make a gradient are *anchors*; they cut the graph, in its order, into
-segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may run beside segments k, k - 1, ..., of which
-there are AHEAD; a reduction of what anchor k makes beside the AHEAD segments from k + 2 on (k + 1 begins with its maker).
+All other communication is exposed. A parameter exists before the step, so it can be gathered while operators before its reader run; a
+gradient is only returned, so it can be reduced while operators after its producer run. How much time can be hidden is fixed before the
+solver chooses anything. Operators that read a parameter or produce a gradient are *anchors*; they divide the graph, in its order, into
+segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may overlap with the AHEAD segments k, k - 1, ...;
+a reduction of a result of anchor k with the AHEAD segments from k + 2 on (segment k + 1 begins with the producer).
 
-Those that may run beside a segment divide its compute by bytes, so that no operator hides two values at once, and their parts of all
-their segments are their *window* (a value that is brought into two layouts for one half of the step has it for each).
-Counted is the least that an operator takes in any of its specs: no plan computes for less.
+The transfers that may overlap with a segment share its compute time in proportion to their bytes, so that no time is used twice. The
+*window* of a transfer is the sum of its shares (a value redistributed to two layouts in one half of the step has it for each).
+An operator counts with its shortest time over all specs, a lower bound for every plan.
 
     hidden = overlap min(part C, window),        part = min(1, window / C_full)
 
-with C the time of the collectives of a redistribution (slices and masks on the way are the device's own work), C_full that of gathering
-all of a parameter from shards, or of reducing a pending gradient to shards, and ``Hardware.overlap`` what hiding saves. A part, and
-not ``min(C, window)``: prices stay a distance between layouts, on which the solver's bounds are tight (decision 0013).
+C is the time of the collectives of a redistribution (its slices and masks run on the device itself), C_full the time to gather the whole
+parameter from shards, or to reduce a pending gradient to shards, and overlap is ``Hardware.overlap``, the fraction of hidden time that
+is saved. The price uses part C, not ``min(C, window)``, so that it remains a distance between layouts, for which the solver's bounds are
+tight (decision 0013).
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from fxshard.plans.plan_data import OpSpec
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)
 AHEAD = 8
-"""Segments that hide one redistribution: about a layer of a transformer, as FSDP gathers one layer ahead."""
+"""Number of segments that hide one redistribution: about a layer of a transformer, because FSDP gathers one layer ahead."""
 
 Place = tuple[str, int]
-"""Who reads (node, operand), or what is made (node, output)."""
+"""A use (node, operand) or a definition (node, output)."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something of ``size`` bytes that is read or ``made`` at anchor number ``anchor``."""
+    """A transfer of ``size`` bytes that may overlap: of a parameter read, or a gradient ``made``, at anchor number ``anchor``."""
 
     anchor: int
     made: bool
@@ -58,7 +59,7 @@ class Claim:
     size: int
 
     def segments(self, count: int) -> range:
-        """Those, of so many, beside which it can be communicated."""
+        """The segments, of ``count``, with which the transfer may overlap."""
         if self.made:
             return range(self.anchor + 2, min(self.anchor + 2 + AHEAD, count))
         return range(max(0, self.anchor + 1 - AHEAD), self.anchor + 1)
@@ -66,8 +67,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Beside:
-    """What compute hides of the redistributions of a value: the ``part`` of their time that can run beside it, at most ``window``
-    microseconds, of which ``share`` costs nothing. ``joins``: they become one with others of their kind, which start once."""
+    """How much of a value's redistributions is hidden behind compute: the fraction ``part`` of their time can overlap, at most ``window``
+    microseconds, and the fraction ``share`` of that is saved. ``joins``: they are bucketed with others, with one start-up time."""
 
     share: float
     part: float
@@ -75,14 +76,14 @@ class Beside:
     joins: bool = False
 
     def hidden(self, communication: FloatOrArray) -> FloatOrArray:
-        """Microseconds that are not paid of so many in which collectives run."""
+        """Microseconds saved of a ``communication`` time in microseconds."""
         found: FloatOrArray = self.share * np.minimum(self.part * communication, self.window)
         return found
 
 
 @dataclass(frozen=True)
 class BesideEach:
-    """The same of a value at several sizes: (weight, what hides there)."""
+    """The overlap of a value at several sizes: (weight, overlap there)."""
 
     each: tuple[tuple[float, Beside | None], ...]
 
@@ -91,7 +92,7 @@ class BesideEach:
         return any(beside is not None and beside.joins for _, beside in self.each)
 
     def hidden(self, communication: np.ndarray) -> Any:
-        """In the mean, of what collectives run at each of the sizes: a number, or an array, of each."""
+        """Mean of the saved microseconds; ``communication``: one number or array per size."""
         terms = zip(self.each, communication, strict=True)
         return sum(weight * beside.hidden(time) for (weight, beside), time in terms if beside is not None)
 
@@ -99,13 +100,13 @@ class BesideEach:
 Hiding = Beside | BesideEach
 
 JOINED = Beside(0.0, 0.0, 0.0, joins=True)
-"""Of a gradient, or of a parameter, where nothing hides: reductions wait for the end of the step together, what parameters are brought by
-begins when a half begins (``passes.bucket``)."""
+"""For hardware without overlap: parameters and gradients hide nothing but are bucketed. Reductions run at the end of the step, gathers
+at the beginning of its half (``passes.bucket``)."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Of a graph on a mesh, with what its nodes may do: the compute that hides a redistribution."""
+    """The compute time that can hide each redistribution of a graph on a mesh; ``specs``: the legal specs of its nodes."""
 
     graph: PlanningGraph
     mesh: Mesh
@@ -113,9 +114,9 @@ class Windows:
     calls: Mapping[str, Call]
 
     def of(self, value: fx.Node, readers: Iterable[Place]) -> Beside | None:
-        """What hides when a value is brought to these readers; None where it is waited for.
+        """The overlap of a value's redistribution for these readers; None if it is exposed.
 
-        What the forward reads is brought there for it, so that then the backward's readers say nothing.
+        If some of the readers are in the forward, the redistribution happens there, and only they count.
         """
         share = self.mesh.hardware.overlap
         if not share:
@@ -133,13 +134,13 @@ class Windows:
 
     @cached_property
     def _early(self) -> set[str]:
-        """Names of the operators of the forward."""
+        """Names of the operators in the forward."""
         times = Lifetimes(self.graph)
         return {n.name for n in times.time if n.op == "call_function" and not times.late(n)}
 
     @cached_property
     def _given(self) -> set[fx.Node]:
-        """Parameters, and what is made of one by relabelling."""
+        """Parameters, and their views and casts (``RELABELS``)."""
         found = {self.graph.by_name[end.node] for end in self.graph.inputs_of("parameter")}
         for node in planned_nodes(self.graph):
             if name_of(node.target) in RELABELS and (read := operands(node)) and all(producer(value)[0] in found for value in read):
@@ -148,7 +149,7 @@ class Windows:
 
     @cached_property
     def _returned(self) -> set[fx.Node]:
-        """Values that are nothing but a parameter's gradient, or relabelled for one."""
+        """Values that are used only as a parameter's gradient, or only to make one by views and casts."""
         trained = {end.name for end in self.graph.inputs_of("parameter")}
         ends = zip(self.graph.outputs, operands(self.graph.module.graph.output_node()), strict=True)
         kept = {value for end, value in ends if end.kind != "gradient" or end.name not in trained}
@@ -166,7 +167,7 @@ class Windows:
 
     @cached_property
     def _windows(self) -> Mapping[tuple[bool, Place], float]:
-        """By (whether it is made, where): of each segment that a claim has the part of its bytes in all claims to that segment."""
+        """Windows in microseconds by (whether the value is made, place): each segment's time is shared among its claims by bytes."""
         segments, claims = self._anchored()
         times = [math.fsum(computed) for computed in segments]
         sizes = [0] * len(times)
@@ -176,7 +177,7 @@ class Windows:
         return {(c.made, c.place): math.fsum(times[k] * c.size / sizes[k] for k in c.segments(len(times)) if c.size) for c in claims}
 
     def _anchored(self) -> tuple[list[list[float]], list[Claim]]:
-        """What is computed in each segment, and who claims some of it."""
+        """(compute times of the operators in each segment, the claims to them)."""
         made: dict[fx.Node, list[fx.Node]] = {}
         for value in self._returned:
             made.setdefault(producer(value)[0], []).append(value)
@@ -200,14 +201,14 @@ class Windows:
         return Alike()
 
     def _least(self, node: fx.Node) -> float:
-        """Microseconds that a node computes at least."""
+        """A lower bound of a node's compute time, in microseconds."""
         call, specs = self.calls[node.name], self.specs[node.name]
         return self._alike(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
 
 
 @lru_cache(maxsize=4096)
 def _full(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
-    """Microseconds of gathering a tensor that is cut on every axis; where it is made, of reducing one to that that is pending on each."""
+    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to that."""
     paths = table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]
     other = paths.index[Layout((Partial("sum") if made else Replicate(),) * mesh.ndim)]
