@@ -1,4 +1,4 @@
-"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model lives on."""
+"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model's device."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ from fxshard.shapes import DynamicDim
 
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
-"""Modules whose parameters and gradients torch manages itself."""
+"""Wrappers that manage the parameters and gradients of their module."""
 
 
 def trace(
@@ -88,11 +88,11 @@ def trace(
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
-    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
-    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
-    submodules the graph returns what some are called with, of a model whose forward sets attributes it has what that leaves there: see
-    ``fxshard.passes.trace.python_state``. ``written``: attributes that other calls set. Raises TraceError with the user's line when the
-    model is not one graph, OptionError for what is no model or no tuple of arguments.
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims with symbolic
+    sizes; the graph has the example's sizes, and its ``family`` provides all others. ``observe``: the graph also returns the arguments of
+    hooks that must run after it, and the values that the forward assigns to attributes (see ``fxshard.passes.trace.python_state``).
+    ``written``: attributes that other calls set. Raises TraceError with the user's line if the model is not one graph, OptionError if
+    ``model`` is not a module or ``args`` not a tuple of arguments.
     """
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
@@ -135,7 +135,7 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 def _capture(
     call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, effects: TracedSideEffects
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
-    """The joint graph, the model's names of its parameters, and the structure of what it returns."""
+    """(the joint graph, the model's names of its parameters, the structure of its outputs)."""
     model, arguments, train, precision = call.model, call.arguments, call.train, call.precision
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
@@ -203,7 +203,7 @@ def _capture(
 
 
 def check_call(model: Any, args: Any) -> None:
-    """Raises OptionError unless ``model`` is a module that nobody shards yet and ``args`` a sequence of arguments."""
+    """Raises OptionError unless ``model`` is a module without FSDP or DDP and ``args`` a sequence, RunError if it is parallelized."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
@@ -218,8 +218,8 @@ def check_call(model: Any, args: Any) -> None:
 
 
 def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None) -> fx.GraphModule:
-    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
-    in ``meta["desc"]``."""
+    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its inputs and outputs carry AOTAutograd's
+    descriptors in ``meta["desc"]``."""
     flat_args = _used(module, flat_args)
     with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
         exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=planning_decompositions())
@@ -227,7 +227,7 @@ def joint_graph(module: fx.GraphModule, flat_args: Sequence[Any], train: bool, s
 
 
 def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, None for constants that Dynamo has written into the graph: AOTAutograd does not take all kinds of them."""
+    """The arguments, None for constants that Dynamo inlined in the graph: AOTAutograd does not accept all kinds of them."""
     ends = [n for n in module.graph.nodes if n.op == "placeholder"]
     return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
 
@@ -261,7 +261,7 @@ def planning_graph(
     train: bool,
     aliases: dict[str, str],
 ) -> PlanningGraph:
-    """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    """Names the inputs and outputs of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
     fold_sizes(joint)
     drop_tokens(joint)
     drop_wrong_bounds(joint)
@@ -297,7 +297,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def _tidy(joint: fx.GraphModule) -> None:
-    """Drops detaches and aliases, which move nothing, and what nobody reads."""
+    """Removes detaches and aliases, which compute nothing, and dead code."""
     for node in list(joint.graph.nodes):
         if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
             node.replace_all_uses_with(node.args[0])
@@ -308,7 +308,7 @@ def _tidy(joint: fx.GraphModule) -> None:
 
 
 def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
-    """AOTAutograd finds no gradient on the way of a sparse tensor; raises TraceError rather than to lose it."""
+    """Raises TraceError for a sparse tensor that is an input or in training: AOTAutograd silently drops gradients through it."""
     for node in joint.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout != torch.strided and (train or node.op == "placeholder"):
@@ -320,7 +320,7 @@ def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
 
 
 def _loosen_views(joint: fx.GraphModule) -> None:
-    """Shards come in contiguous: views of what was computed from an input with other strides become reshapes."""
+    """Turns views of values computed from non-contiguous inputs into reshapes: shards are contiguous, so a view might be invalid."""
     strided: set[fx.Node] = set()
     for node in joint.graph.nodes:
         value = node.meta.get("val")
@@ -333,7 +333,7 @@ def _loosen_views(joint: fx.GraphModule) -> None:
 
 
 def _join_seeds(joint: fx.GraphModule) -> None:
-    """All ``rng_seed`` nodes become one input."""
+    """Replaces all ``rng_seed`` nodes by one input."""
     seeds = [n for n in joint.graph.nodes if n.target is torch.ops.fxshard.rng_seed.default]
     if not seeds:
         return
@@ -383,7 +383,7 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
 
 
 def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[tuple[GraphOutput, ...], dict[int, Any]]:
-    """Names the outputs and drops the None entries of inputs without gradient; (outputs, those that are no tensors by their place)."""
+    """Names the outputs and drops the None entries of inputs without gradient. Returns (outputs, constant outputs by index)."""
     node = joint.graph.output_node()
     shapes = {n.meta["desc"]: n.meta["val"].shape for n in joint.graph.nodes if n.op == "placeholder" and is_tensor(n)}
     kept, outputs, fixed = [], [], {}
@@ -415,7 +415,7 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
 
 
 def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
-    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``; ``taken`` are those of all nodes."""
+    """Renames a node after the user's name: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``. ``taken``: the names of all nodes."""
     taken.discard(node.name)
     clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
     clean = f"_{clean}" if clean[0].isdigit() else clean
@@ -434,7 +434,7 @@ def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _written_out() -> Iterator[None]:
-    """Without the fused inference kernels that nn.MultiheadAttention and nn.TransformerEncoderLayer call instead of their operators."""
+    """Disables the fused inference kernels of nn.MultiheadAttention and nn.TransformerEncoderLayer, which replace their operators."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,5 +1,5 @@
-"""What is changed in a graph after it was captured.
+"""Rewrites of a captured or joint graph into the form of a planning graph.
 
-In: a captured or joint graph; out: the same graph without memory strides, Python numbers, tokens and constants that are no nodes.
-The files do not depend on each other, but for probe.py, which tells what a captured graph returns.
+In: a captured or joint graph; out: the same graph without memory strides, Python numbers, effect tokens and tensor attributes.
+The files are independent of each other, except that constants.py uses probe.py, which runs a captured graph on fakes.
 """

@@ -1,7 +1,7 @@
 """Users' Triton kernels in a traced graph: each call becomes one ``fxshard_users::triton_kernel``, which runs on whole tensors.
 
-A call holds the sizes, strides and the grid of the whole tensors as numbers, which nobody but its author could make those of a
-shard: it has no rule. In an operator of the user's the numbers come from what it is given, so that such a one can have a rule.
+A call contains the grid, sizes and strides of the whole tensors as numbers, and only its author could adapt them to a shard. It therefore
+has no rule. A custom operator computes these numbers from its operands, so a kernel wrapped in one can have a rule.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fxshard.ops.user_kernel import KernelCall, keep_call
 
 
 def carry_kernels(joint: fx.GraphModule) -> None:
-    """Rewrites the calls of Triton kernels, also those inside of a ``triton_op``, which torch expands while it traces.
+    """Rewrites the calls of Triton kernels, including those inside a ``triton_op``, which torch expands during tracing.
 
-    Raises TraceError for one whose grid or sizes only running tells.
+    Raises TraceError for a grid or sizes that are known only at run time.
     """
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and node.target in (FUNCTIONAL, MUTATION):

@@ -1,4 +1,4 @@
-"""Symbols while a model is traced: inputs whose dynamic dims are symbols, and the graph at the example's sizes that comes of it."""
+"""Dynamic sizes during a trace: makes inputs with symbolic dims, collects guards, and instantiates the graph at the example's sizes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ ROOM = 64
 
 
 def _near(dim: DynamicDim) -> set[int]:
-    """Sizes that are tried, to tell whether a dim can have another than the example's: small ones, those about it, ever larger ones."""
+    """Sizes to try, to find out whether a dim may differ from the example: small ones, those near the example, and powers of two."""
     small, about = range(dim.least, dim.least + ROOM), range(dim.example - ROOM, dim.example + ROOM)
     return {*small, *about, 2 * dim.example, 4 * dim.example, *(2**k for k in range(24))}
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
-    """The symbols of one trace; within it sizes are not taken for 0 or 1 because the example's are."""
+    """The symbols of one trace; within it torch does not specialise on sizes 0 and 1 of the example."""
 
     def __init__(self, dims: Sequence[DynamicDim]) -> None:
         self.dims = tuple(dims)
         self.inputs: dict[str, list[int | None]] = {}
-        """Shapes of the tensors among the inputs by path, None for sizes that are dynamic."""
+        """Shapes of the input tensors by path, None for dynamic sizes."""
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew: another attempt notes guards of its own."""
+        """Resets symbols and guards for another attempt at tracing."""
         self.env = SymbolEnv()
         self.captured: tuple[Guard, ...] = ()
         self.named: dict[sympy.Symbol, str] = {}
@@ -66,7 +66,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         self._stack.close()
 
     def fake(self, path: str, value: Any) -> Any:
-        """``value``, a fake of the example, with symbols for the sizes of the dims of ``path`` that are dynamic."""
+        """``value``, a fake of the example at ``path``, with symbols for its dynamic dims."""
         places = {dim: one for one in self.dims for where, dim in one.places if where == path}
         if self.dims and isinstance(value, FakeTensor):
             self.inputs[path] = [None if d in places else int(size) for d, size in enumerate(value.shape)]
@@ -82,9 +82,9 @@ class Symbols(contextlib.AbstractContextManager[None]):
         return made.requires_grad_(value.requires_grad)
 
     def note(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """What Dynamo, which has symbols of its own for the sizes of ``inputs``, took for granted while it captured.
+        """Records the guards of Dynamo's capture, which uses symbols of its own for the sizes of ``inputs``.
 
-        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size.
         """
         if not self.dims:
             return
@@ -95,7 +95,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         found = []
         for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
             symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
-            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims of one name are one
+            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims with one name are equal
                 found.append(Guard(expr, symbols, where))
         self.captured = tuple(found)
         for theirs, name in named.items():
@@ -104,17 +104,18 @@ class Symbols(contextlib.AbstractContextManager[None]):
                 self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
 
     def size(self, name: str) -> torch.SymInt:
-        """The size of a dynamic dim that an input has had."""
+        """The symbolic size of a dynamic dim; ``fake`` must have seen it in an input."""
         return self.env.known[name]
 
     def name_of(self, size: Any) -> Any:
-        """The name of a size that Dynamo captured, if it is that of a dynamic dim; else the size."""
+        """The name of the dynamic dim for a size that Dynamo captured; the size itself if it belongs to none."""
         return self.named.get(expression(size), size) if is_symbolic(size) else size
 
     def settled(self, graph: PlanningGraph) -> PlanningGraph:
-        """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
+        """The graph at the example's sizes, with its family; unchanged if no dim is dynamic.
 
-        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size, TraceError for a size known only at
+        run time.
         """
         if not self.dims:
             return graph
@@ -148,7 +149,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         raise error
 
     def _refuse_together(self, guards: Sequence[Guard]) -> None:
-        """Of dims that were asked for: none can grow where the model takes for granted what they give together."""
+        """Raises StaticDimError if a guard fixes a combination of dims that the user asked for, so that none of them can grow."""
         asked = {dim.name: dim for dim in self.dims if dim.asked}
         tie = next((g for g in guards if bounds_all(g) and all(name in asked for name, *_ in g.symbols)), None)
         if tie is not None:
@@ -167,9 +168,9 @@ class Symbols(contextlib.AbstractContextManager[None]):
 
 
 def fold_sizes(joint: fx.GraphModule) -> None:
-    """Calls that only compute sizes become symbolic numbers in the arguments of those that read them.
+    """Replaces nodes that only compute sizes by symbolic numbers in the arguments of their users.
 
-    The other calls get the names that they have where sizes are numbers.
+    Renames the other calls as they would be named with static sizes.
     """
     if not any(_is_size(node) for node in joint.graph.nodes):
         return

@@ -1,4 +1,4 @@
-"""Modules that note which of their attributes a forward sets, which it reads before it sets them, and what becomes of marked numbers."""
+"""Instruments modules to record which attributes a forward sets, which it reads before setting them, and which symbols it uses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fxshard.graph.side_effects import Attribute
 
 
 class Noted:
-    """What happened to the attributes of ``modules``: ``before``, their attributes as they were; ``writes``, what was set, by which line;
-    ``reads``, what was read before it was set; ``used``, symbols that operators took, or that the call returned."""
+    """The record of one run. ``before``: the attributes of ``modules`` before it; ``writes``: attributes that were set, with the line;
+    ``reads``: attributes that were read before they were set; ``used``: symbols that operators took or that the call returned; ``held``:
+    lists and dicts whose changes are recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [*model.modules()]
@@ -31,17 +32,17 @@ class Noted:
         self.env: Any = None
 
     def take(self, values: Any) -> None:
-        """``values`` depend on the symbols in them."""
+        """Marks the symbols in ``values`` as used."""
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, SYMBOLIC):
                 self.used |= expression(leaf).free_symbols
 
     def asked(self, symbol: sympy.Symbol) -> bool:
-        """Whether something was taken for granted of a symbol."""
+        """Whether a guard depends on a symbol."""
         return is_settled(symbol, self.env) or any(symbol in expr.free_symbols for expr, _ in noted_guards(self.env))
 
     def watch(self, place: int) -> None:
-        """Has the module at ``place`` note; it is of a class made for it from then on."""
+        """Instruments the module at index ``place`` by changing its class to a subclass that records accesses."""
         module, noted = self.modules[place], self
         kind: Any = type(module)
 
@@ -59,7 +60,7 @@ class Noted:
         module.__class__ = _derived(kind, methods)
 
     def settle(self) -> None:
-        """The modules are of their own classes again; lists and dicts that were changed were set."""
+        """Restores the modules' classes, and adds lists and dicts that were changed or read to the record."""
         for place, module in enumerate(self.modules):
             module.__class__ = type(module).__base__
             known = (*vars(module).get("_parameters", ()), *vars(module).get("_buffers", ()), *vars(module).get("_modules", ()))
@@ -75,7 +76,7 @@ class Noted:
 
 
 class _Unannounced:
-    """Stands before a class of the user's, whose own ``__init_subclass__`` is not called then."""
+    """Precedes the user's class in the MRO, so that the ``__init_subclass__`` of that class is not called."""
 
     __slots__ = ()
 
@@ -84,7 +85,7 @@ class _Unannounced:
 
 
 def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
-    """A class like ``kind`` with further ``methods``; neither its ``__init_subclass__`` nor what its metaclass does learns of it."""
+    """A subclass of ``kind`` with further ``methods``, made without calling its ``__init_subclass__`` or its metaclass's code."""
 
     def mro(cls: Any) -> Any:
         own, *others = type.mro(cls)
@@ -96,8 +97,8 @@ def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribute, torch.SymInt]) -> Iterator[Noted]:
-    """While ``model``, a copy of its own, is called. ``held``: lists and dicts whose changes are noted one by one; ``marks``: symbols in
-    the place of numbers."""
+    """Records the attributes of ``model``, which must be a copy, while it is called. ``held``: lists and dicts whose changes are recorded
+    item by item; ``marks``: symbols to replace integers."""
     for place, module in enumerate(model.modules()):
         vars(module).update({name: value for (where, name), value in marks.items() if where == place})
     noted = Noted(model)
@@ -137,7 +138,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _line() -> str:
-    """``file:line`` of the forward that sets something."""
+    """``file:line`` of the caller's caller: the line in the forward that sets something."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
@@ -145,7 +146,7 @@ def _line() -> str:
 
 
 class NotedList(list[Any]):
-    """Stands for a list whose items are not known: ``read`` where one was asked for; ``fresh`` once it was cleared."""
+    """Replaces a list, whose items are treated as unknown. ``read``: whether one of them was read; ``fresh``: whether it was cleared."""
 
     def __init__(self) -> None:
         super().__init__([_UNKNOWN])
@@ -173,7 +174,7 @@ class NotedList(list[Any]):
 
 
 class NotedDict(dict[Any, Any]):
-    """Stands for a dict whose items are not known, as ``NotedList`` does; items that were set are."""
+    """Replaces a dict, as ``NotedList`` a list; items that were set during the run are known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +201,7 @@ class NotedDict(dict[Any, Any]):
 
 
 class _Unknown:
-    """No tensor, no number: what reads it in C++ fails."""
+    """Neither a tensor nor a number, so that C++ code that reads it fails."""
 
 
 _UNKNOWN = _Unknown()

@@ -1,8 +1,8 @@
-"""Models that take or return objects (``fxshard.graph.objects``): what a call leaves in them, and a module of tensors alone to capture.
+"""Models that take or return objects (``fxshard.graph.objects``): finds how a call changes them, and captures a module on tensors only.
 
-The model is run once on fakes, as Python, which tells which tensors it returns, which it leaves in the objects that it was given, and
-what else becomes of these. Captured is then a module that fills objects like the caller's with its inputs, calls the model, and returns
-those tensors in one tuple.
+The model first runs as Python on fakes, to find the tensors that it returns, those that it stores in its arguments, and all other
+changes to these. The captured module then fills objects like the caller's with its inputs, calls the model, and returns those tensors in
+one tuple.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fxshard.graph.objects import LISTS, MAPPINGS, After, Node, Opened, Part, St
 from fxshard.passes.trace.python_state.bound import Bound, is_bound
 
 Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
-"""How each output is reached after the call: from which object (-1: what the model returned), by which steps, whether as a number."""
+"""How to reach each output after the call: (index of the object, -1 for the model's result; steps from it; whether it is a number)."""
 Fill = tuple[int, Step, Part]
-"""In which object, at which of its places, what stands that is made of inputs."""
+"""(index of the object, step to one of its parts, the value to store there, built from inputs)."""
 
 
 def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode) -> tuple[After, Reads] | None:
-    """What a call leaves, found by running ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``.
+    """Runs ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``, and returns the structure of the call's outcome.
 
-    None where arguments are tensors in plain containers, and results too. Raises TraceError for a result that is no tensor, number or
-    object and holds state that cannot be seen.
+    None if arguments and results are tensors in plain containers, and no argument is changed. Raises TraceError for a result, or a value
+    stored in an argument, that is opaque.
     """
     call = pytree.tree_unflatten(leaves, spec)
     given: dict[int, Part] = {id(x): ("given", i) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
@@ -62,7 +62,8 @@ def _reads(walk: Walk) -> Reads:
 
 
 def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
-    """The whole numbers in objects that are others after the call (counters of calls, of tokens), and which attributes they are."""
+    """(path, attribute) of the integers in objects that the call changes, such as counters; the attribute is None for list and dict
+    items."""
     for old, new, path in zip(before.nodes, nodes, before.places, strict=False):
         if old is None or new is None:
             continue
@@ -74,7 +75,7 @@ def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, t
 
 
 def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
-    """The objects among the arguments of a call of that structure, taken apart in the order of ``open_call``."""
+    """Flattens the objects among the arguments of a call with structure ``spec``, in the order of ``open_call``."""
     counted, lengths = counted_in(spec)
     walk = Walk(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
@@ -84,7 +85,7 @@ def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
 
 
 def _parts(part: Part) -> Iterable[Part]:
-    """A part and those in it."""
+    """A part and all parts nested in it."""
     yield part
     if part[0] in ("tuple", "tree"):
         for inner in part[-1]:
@@ -102,7 +103,7 @@ _MADE = ("tensor", "length")
 
 
 def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
-    """Outputs that stand in an object."""
+    """Outputs that are only inside an object, not in plain containers of the result."""
     plain: set[int] = set()
     todo, done = [root], set[int]()
     while todo:
@@ -118,7 +119,7 @@ def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
 
 
 def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[Node]) -> None:
-    """What a call leaves and cannot be taken apart would be that of the run on fakes."""
+    """Raises TraceError for a new opaque value: it would remain the one that was created in the run on fakes."""
     known = {inner for node in before for part in node.parts for inner in _parts(part) if inner[0] == "held"}
     for part in (root, *(p for node in nodes if node is not None for p in node.parts)):
         for inner in _parts(part):
@@ -133,14 +134,14 @@ def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[No
 
 
 FIXED = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, range, slice)
-"""Values that are the same in each call."""
+"""Types of opaque values that are the same in each call."""
 
 
 class Unfolded(nn.Module):
-    """``model`` as a function of tensors alone, which returns those that ``reads`` reaches; numbers are lengths of tensors.
+    """``model`` as a function of tensors only, which returns the values that ``reads`` reaches; integers are lengths of tensors.
 
-    ``leaves``: those of the call; ``spec``: their structure, with objects opened; ``bound``: for each leaf whether it is held fast
-    rather than an input.
+    ``leaves``: the leaves of the call; ``spec``: their structure, with objects as ``Opened``; ``bound``: for each leaf whether it is a
+    constant rather than an input.
     """
 
     def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, bound: Sequence[bool], reads: Reads) -> None:
@@ -190,7 +191,7 @@ class Unfolded(nn.Module):
 
 
 class _Mark:
-    """Stands in the place of an input, and of its length."""
+    """Placeholder for an input and its length."""
 
     __slots__ = ("place",)
 
@@ -213,7 +214,7 @@ def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill
 
 
 def _template(part: Part, place: dict[int, int]) -> Part:
-    """A part that is made of inputs, these by their places among the inputs."""
+    """A part that contains inputs, with leaf indices replaced by indices among the inputs."""
     if part[0] in _GIVEN:
         return (part[0], place[part[1]])
     if part[0] == "tuple":
@@ -237,10 +238,10 @@ def capture_call(
     outcome: Callable[[], tuple[After, Reads] | None],
     taps: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """The graph that Dynamo captures, and the structure of what it returns; with objects among arguments or results as their tensors.
+    """Dynamo's graph of a call and the structure of its outputs; objects among arguments and results are represented by their tensors.
 
-    ``outcome``: what the call leaves, asked where it takes objects, or cannot be captured as it is. ``taps``: further keywords that
-    ``model`` takes.
+    ``outcome``: computes the structure of the call's outcome; called if the call takes objects or cannot be captured directly. ``taps``:
+    further keyword arguments for ``model``.
     """
     bound = list(map(is_bound, leaves))
     free = [leaf for leaf, held in zip(leaves, bound, strict=True) if not held]
@@ -262,11 +263,11 @@ def capture_call(
 
 
 def _quietly(outcome: Callable[[], tuple[After, Reads] | None]) -> tuple[After, Reads] | None:
-    """Of a model that cannot be run either, what Dynamo said is the error."""
+    """``outcome()``, None if it fails too: Dynamo's error is the one to report then."""
     try:
         return outcome()
     except FxshardError as error:
-        if error.__cause__ is not None:  # it could not even be copied
+        if error.__cause__ is not None:  # the model could not be copied
             return None
         raise
     except Exception:
