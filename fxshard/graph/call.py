@@ -120,9 +120,9 @@ def _symbolic_call(node: fx.Node) -> Call:
 
 def calls_of(graph: PlanningGraph) -> Mapping[str, Call]:
     """The ``Call`` of each call node of a graph, by node name; computed once per graph."""
-    if "calls" not in graph.kept:
-        graph.kept["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    found: Mapping[str, Call] = graph.kept["calls"]
+    if "calls" not in graph.cache:
+        graph.cache["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    found: Mapping[str, Call] = graph.cache["calls"]
     return found
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError
 
-COUNTED = 2**31
+COUNTER_LIMIT = 2**31
 """Integers of this size and above are not treated as counters of tokens or calls: they stay constants."""
 HEAP_TYPE = 1 << 9
 """The type flag of classes written in Python (Py_TPFLAGS_HEAPTYPE)."""
@@ -32,9 +32,10 @@ FOREIGN = ("torch", "builtins", "functools", "pybind11_builtins")
 """Packages whose classes have state outside their attributes."""
 
 Part = tuple[Any, ...]
-"""A flattened value: ``("tensor", k)``; ``("value", type, value)``, a constant; ``("held", Same)``, an opaque object; ``("node", k)``, the
-k-th object, list or dict; ``("tuple", type, parts)``; ``("tree", type, context, parts)``, another pytree; ``("length", k)``, an integer,
-carried as the length of tensor k. In an outcome also ``("given", k)``, leaf k of the arguments, and ``("given length", k)``, its length."""
+"""A flattened value: ``("tensor", k)``; ``("value", type, value)``, a constant; ``("held", Opaque)``, an opaque object; ``("node", k)``,
+the k-th object, list or dict; ``("tuple", type, parts)``; ``("tree", type, context, parts)``, another pytree; ``("length", k)``, an
+integer, carried as the length of tensor k. In an outcome also ``("given", k)``, leaf k of the arguments, and ``("given length", k)``, its
+length."""
 Counted = frozenset[tuple[type, Any]]
 """Attributes that hold integers changed by calls: (class of the object, attribute name). Such an integer is a leaf of the call
 (see ``as_length``), not a constant."""
@@ -43,20 +44,20 @@ Step = tuple[str, Any]
 
 
 @dataclass(frozen=True)
-class Same:
+class Opaque:
     """An opaque object, compared by identity."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, Opaque) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 @dataclass(frozen=True)
-class Node:
+class ObjectState:
     """An object, list or dict: its class, the names or keys of its parts, and the parts."""
 
     kind: type
@@ -113,7 +114,7 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Walk:
+class Flattener:
     """Flattens values. ``tensors``: the tensors found, each once; ``reached``: how to reach each of them, (index of the node, steps from
     it); ``nodes``: descriptions of the ``objects`` found. ``known``: parts by id, looked up first (tensors that a call was given).
     ``counted``: integers that are leaves; ``lengths``: their leaf indices, in order, if the call was flattened before."""
@@ -124,7 +125,7 @@ class Walk:
     tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     reached: list[tuple[int, tuple[Step, ...]]] = field(default_factory=list)
-    nodes: list[Node | None] = field(default_factory=list)
+    nodes: list[ObjectState | None] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     seen: dict[int, Part] = field(default_factory=dict)
@@ -168,9 +169,9 @@ class Walk:
             return ("tree", kind, context, tuple(parts))
         if isinstance(value, set | frozenset) and any(isinstance(x, torch.Tensor) for x in value):
             raise OptionError(f"{path or 'an argument'} is a set that holds tensors", remedy="keep tensors in a list: a set has no order")
-        return ("held", Same(value))
+        return ("held", Opaque(value))
 
-    def node(self, value: Any, path: str, index: int, of: int, steps: tuple[Step, ...]) -> Node:
+    def node(self, value: Any, path: str, index: int, of: int, steps: tuple[Step, ...]) -> ObjectState:
         """Describes the present state of an object; a tensor in it is reached from node ``of`` by ``steps`` and one more step."""
         kind = type(value)
         if kind in LISTS:
@@ -185,11 +186,11 @@ class Walk:
                 self._length(v, f"{path}.{k}") if (kind, k) in self.counted else self.part(v, f"{path}.{k}", of, (*steps, ("attr", k)))
                 for k, v in keys.items()
             ]
-        return Node(kind, tuple(keys), tuple(found))
+        return ObjectState(kind, tuple(keys), tuple(found))
 
     def _length(self, value: Any, path: str) -> Part:
         """The part for an integer that is a leaf; a constant if it cannot be a size."""
-        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTED):
+        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTER_LIMIT):
             return self.part(value, path)
         if self.lengths is not None:
             self.alive.append(value)
@@ -227,20 +228,20 @@ class Opened:
     """An object among the arguments of a call, as a pytree node whose leaves are the tensors in it and the ``counted`` integers."""
 
     def __init__(self, value: Any, counted: Counted = frozenset()) -> None:
-        self.walk = Walk(counted=counted)
+        self.walk = Flattener(counted=counted)
         self.walk.part(value, "")
 
 
-def _flatten(opened: Opened) -> tuple[list[Any], tuple[Node, ...]]:
+def _flatten(opened: Opened) -> tuple[list[Any], tuple[ObjectState, ...]]:
     return opened.walk.tensors, _all(opened.walk.nodes)
 
 
-def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[Node, ...]]:
+def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[ObjectState, ...]]:
     walk = opened.walk
     return [(_Path(path), x) for path, x in zip(walk.paths, walk.tensors, strict=True)], _all(walk.nodes)
 
 
-def _all(nodes: Sequence[Node | None]) -> tuple[Node, ...]:
+def _all(nodes: Sequence[ObjectState | None]) -> tuple[ObjectState, ...]:
     return tuple(node for node in nodes if node is not None)
 
 
@@ -254,7 +255,7 @@ class _Path:
         return self.text
 
 
-def _unflatten(tensors: Any, nodes: tuple[Node, ...]) -> Any:
+def _unflatten(tensors: Any, nodes: tuple[ObjectState, ...]) -> Any:
     return Builder(nodes, list(tensors)).objects[0]
 
 
@@ -286,7 +287,7 @@ def open_call(
 
 
 @lru_cache(maxsize=256)
-def _leaves_in_objects(spec: Same) -> frozenset[int]:
+def _leaves_in_objects(spec: Opaque) -> frozenset[int]:
     found: list[bool] = []
 
     def walk(part: pytree.TreeSpec, inside: bool) -> None:
@@ -323,13 +324,13 @@ def on_cpu(spec: pytree.TreeSpec) -> pytree.TreeSpec:
     return spec if spec.is_leaf() else pytree.TreeSpec(spec.type, context, [on_cpu(child) for child in spec.children()])
 
 
-def _on_cpu(node: Node) -> Node:
+def _on_cpu(node: ObjectState) -> ObjectState:
     return replace(node, parts=tuple(("value", torch.device, torch.device("cpu")) if p[1] is torch.device else p for p in node.parts))
 
 
 def leaves_in_objects(spec: pytree.TreeSpec) -> frozenset[int]:
     """The indices of the leaves that are inside objects, for a call of this structure."""
-    return _leaves_in_objects(Same(spec))
+    return _leaves_in_objects(Opaque(spec))
 
 
 @dataclass
@@ -340,7 +341,7 @@ class Builder:
     ``device``: replaces each ``torch.device`` among the values; None keeps them.
     """
 
-    nodes: Sequence[Node | None]
+    nodes: Sequence[ObjectState | None]
     tensors: Sequence[Any] = ()
     given: Sequence[Any] = ()
     held: Sequence[Any] = ()
@@ -380,7 +381,7 @@ def _new(kind: type) -> Any:
     return kind() if kind in LISTS or kind in MAPPINGS else object.__new__(kind)
 
 
-def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
+def _fill(target: Any, node: ObjectState, values: Sequence[Any]) -> None:
     if node.kind in LISTS:
         target[:] = values
         return
@@ -398,15 +399,15 @@ def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class After:
+class OutcomeSpec:
     """The structure of an ``Outcome``: the call's result (``root``) and its objects. The first of ``nodes`` are the objects that the call
     was given, None for one that it did not change; ``before``: the same objects before the call. Tensors are outputs of the program, in
     the order of ``paths``, or leaves of the arguments. ``inside``: outputs that are only inside an object, not in plain containers;
     ``counts``: paths of the integers in objects that the call changes; ``counters``: those of them that are attributes."""
 
     root: Part
-    nodes: tuple[Node | None, ...]
-    before: tuple[Node, ...]
+    nodes: tuple[ObjectState | None, ...]
+    before: tuple[ObjectState, ...]
     paths: tuple[str, ...]
     inside: frozenset[int]
     counts: tuple[str, ...] = ()
@@ -420,10 +421,10 @@ class After:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a call and its changes to objects: ``After`` with the values of the outputs."""
+    """The results of a call and its changes to objects: ``OutcomeSpec`` with the values of the outputs."""
 
     values: Sequence[Any]
-    after: After
+    after: OutcomeSpec
 
     def settle(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
         """Applies the call's changes to its ``objects``, in place, and returns the model's result. ``given``: leaves of the arguments.
@@ -432,7 +433,7 @@ class Outcome:
         """
         return Builder(self.after.nodes, self.values, given, objects, device).value(self.after.root)
 
-    def apart(self, given: Sequence[Any]) -> Any:
+    def on_copies(self, given: Sequence[Any]) -> Any:
         """The model's result, built from new objects: those of the call stay unchanged."""
         return self.settle(Builder(self.after.before, (), given).objects, given)
 
@@ -440,15 +441,15 @@ class Outcome:
 pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda values, after: Outcome(list(values), after))
 
 
-def after_of(spec: pytree.TreeSpec) -> After | None:
-    """The ``After`` in the structure of a program's outputs, None if they are not an ``Outcome``."""
+def outcome_spec_of(spec: pytree.TreeSpec) -> OutcomeSpec | None:
+    """The ``OutcomeSpec`` in the structure of a program's outputs, None if they are not an ``Outcome``."""
     return spec.context if spec.type is Outcome else None
 
 
 def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
     """For each of the ``leaves`` of a call the integer that it carries after the call; None if it does not change or carries none."""
     found: list[int | None] = [None] * leaves
-    after = after_of(spec)
+    after = outcome_spec_of(spec)
     for old, new in zip(after.before, after.nodes, strict=False) if after is not None else ():
         parts = {} if new is None else dict(zip(new.keys, new.parts, strict=True))
         for key, was in zip(old.keys, old.parts, strict=True):
@@ -459,5 +460,5 @@ def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
 
 def outputs_in_objects(spec: pytree.TreeSpec) -> dict[str, str]:
     """The names of a program's outputs that are inside objects -> their paths."""
-    after = after_of(spec)
+    after = outcome_spec_of(spec)
     return {} if after is None else {f"outputs[{i}]": after.paths[i] for i in sorted(after.inside)}

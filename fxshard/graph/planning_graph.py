@@ -21,7 +21,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.nodes import inputs_of
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic, is_unknown
 from fxshard.graph.side_effects import Attribute, SideEffects
-from fxshard.graph.targets import kept, name_of
+from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.shapes import GraphFamily
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -29,7 +29,7 @@ _PASSES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "passes", "")
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
 OUTPUT_KINDS = ("output", "gradient", "mutation")
-FREE = {
+VIEWS = {
     "aten.view.default",
     "aten._unsafe_view.default",
     "aten.reshape.default",
@@ -51,7 +51,7 @@ FREE = {
     "fxshard.from_local.default",
 }
 """Operators whose result shares the memory of their operand."""
-RELABELS = FREE | {"aten._to_copy.default", "prims.convert_element_type.default"}
+RELABELS = VIEWS | {"aten._to_copy.default", "prims.convert_element_type.default"}
 """Operators that only change a tensor's view or dtype: their result for a parameter can be treated as the parameter."""
 
 
@@ -150,12 +150,12 @@ class PlanningGraph:
         return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
 
     @cached_property
-    def late(self) -> dict[str, str]:
+    def run_time_causes(self) -> dict[str, str]:
         """For calls that depend on values known only at run time: the reason (``run_time_cause``), by node name."""
         return {n.name: cause for n in planned_nodes(self) if n.op == "call_function" and (cause := run_time_cause(n))}
 
     @cached_property
-    def kept(self) -> dict[str, Any]:
+    def cache(self) -> dict[str, Any]:
         """A cache of results that depend on the graph alone, such as those of ``call.calls_of``."""
         return {}
 
@@ -255,13 +255,13 @@ def shape_and_itemsize(node: fx.Node) -> tuple[tuple[int, ...], int]:
     return plain_shape(value.shape), value.dtype.itemsize
 
 
-def _by_places(node: fx.Node, read: Sequence[Any]) -> bool:
+def _indexes_by_integers(node: fx.Node, read: Sequence[Any]) -> bool:
     """Whether it indexes by integers, so that the result's size depends on their count only; that of a mask depends on its values."""
     masks = (torch.bool, torch.uint8)
     return node.target is torch.ops.aten.index.Tensor and not any(isinstance(t, torch.Tensor) and t.dtype in masks for t in read[1:])
 
 
-def at_run_time(node: fx.Node) -> bool:
+def depends_on_run_time(node: fx.Node) -> bool:
     """Whether ``node`` reads or returns a size or number known only at run time, or a sparse tensor. Such nodes are replicated."""
     return bool(run_time_cause(node))
 
@@ -269,7 +269,7 @@ def at_run_time(node: fx.Node) -> bool:
 def run_time_cause(node: fx.Node) -> str:
     """Why ``node`` depends on values known only at run time, in words; empty if it does not."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
-    by_values = _gives_any_shape(node.target) and not _by_places(node, read)
+    by_values = _has_dynamic_shape(node.target) and not _indexes_by_integers(node, read)
     if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
@@ -282,8 +282,8 @@ def run_time_cause(node: fx.Node) -> str:
     return "it reads or gives a number that only running tells" if any(map(is_unknown, (*given, *taken))) else ""
 
 
-@kept
-def _gives_any_shape(target: Any) -> bool:
+@cached_by_target
+def _has_dynamic_shape(target: Any) -> bool:
     return torch.Tag.dynamic_output_shape in getattr(target, "tags", ())
 
 
@@ -299,22 +299,22 @@ def _has_unknown_size(value: Any) -> bool:
 
 
 def _describe(node: fx.Node) -> list[Any]:
-    args = _written(node.args), _written(node.kwargs)
+    args = _as_text(node.args), _as_text(node.kwargs)
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [node.name, node.op, name_of(node.target), repr(args), metas]
 
 
-def _written(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     """An argument with all its leaves as text; slow pytree handles only uncommon types."""
     kind = type(value)
     if kind is fx.Node:
         return f"%{value.name}"
     if kind is tuple:
-        return tuple(map(_written, value))
+        return tuple(map(_as_text, value))
     if kind is immutable_list:
-        return list(map(_written, value))
+        return list(map(_as_text, value))
     if kind is immutable_dict:
-        return {key: _written(item) for key, item in value.items()}
+        return {key: _as_text(item) for key, item in value.items()}
     return _plain(value) if kind in (int, float, bool, str, type(None)) else pytree.tree_map(_leaf, value)
 
 
@@ -409,7 +409,7 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def of_user(path: str) -> bool:
+def is_user_file(path: str) -> bool:
     """Whether a file is the user's: not torch's, not Python's, and not fxshard's replacements for torch functions."""
     return not path.startswith((_TORCH, _PASSES, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)
 
@@ -417,19 +417,19 @@ def of_user(path: str) -> bool:
 def source_line(node: fx.Node) -> str | None:
     """``file:line: code`` of the user's line behind ``node``, None if tracing kept none."""
     trace = node.meta.get("stack_trace")
-    return _users_line(trace) if trace else None
+    return _user_line(trace) if trace else None
 
 
-def users_place(trace: str) -> str | None:
+def user_location(trace: str) -> str | None:
     """``file:line`` of the user's innermost line in the text of a stack trace, None if there is none."""
-    line = _users_line(trace)
+    line = _user_line(trace)
     return None if line is None else ":".join(line.split(":")[:2])
 
 
 @lru_cache(maxsize=4096)
-def _users_line(trace: str) -> str | None:
+def _user_line(trace: str) -> str | None:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]
-    places = [i for i, line in enumerate(lines) if line.startswith('File "') and of_user(line.split('"')[1])]
+    places = [i for i, line in enumerate(lines) if line.startswith('File "') and is_user_file(line.split('"')[1])]
     if not places:
         return None
     parts = lines[places[-1]].split('"')

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat.symbols import evaluated
-from fxshard.graph.objects import Builder, Node, Part, Step
+from fxshard.graph.objects import Builder, ObjectState, Part, Step
 
 Attribute = tuple[int, str]
 """(index of the module in ``model.modules()``, attribute name)."""
@@ -78,7 +78,7 @@ class SideEffects:
     """
 
     writes: tuple[Write, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ObjectState, ...] = ()
     values: tuple[int | Number, ...] = ()
     reads: tuple[tuple[int, tuple[Step, ...]], ...] = ()
     unread: frozenset[Attribute] = frozenset()

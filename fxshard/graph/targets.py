@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def kept(ask: Callable[[Any], T]) -> Callable[[Any], T]:
+def cached_by_target(ask: Callable[[Any], T]) -> Callable[[Any], T]:
     """``ask``, cached per target. The key is the target's id; the cache holds the target, so that its id is not reused."""
     known: dict[int, tuple[Any, T]] = {}
 
@@ -21,8 +21,8 @@ def kept(ask: Callable[[Any], T]) -> Callable[[Any], T]:
     return answer
 
 
-name_of = kept(str)
+name_of = cached_by_target(str)
 """The name of an operator, such as ``aten.mm.default``; ``str`` of any other target."""
 
-number_of = kept(id)
+target_id = cached_by_target(id)
 """An id that is unique to the target for the life of the process: a dictionary key that is cheaper than the target."""

@@ -8,9 +8,9 @@ for which a plan is optimised.
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, distinct, guards_of, guards_on, settled_by
-from fxshard.shapes.ties import bounds_all, remedy_of
-from fxshard.shapes.units import counted_range, depends, evaluate_all, units_of
+from fxshard.shapes.guards import Guard, determined_by, distinct, first_broken, guards_of, guards_on
+from fxshard.shapes.ties import fixes_jointly, tie_remedy
+from fxshard.shapes.units import depends_on, evaluate_all, range_in_units, units_of
 from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
 __all__ = [
@@ -18,10 +18,10 @@ __all__ = [
     "GraphFamily",
     "Guard",
     "WeightedSizes",
-    "bounds_all",
-    "broken",
-    "counted_range",
-    "depends",
+    "fixes_jointly",
+    "first_broken",
+    "range_in_units",
+    "depends_on",
     "dynamic_dims",
     "evaluate_all",
     "distinct",
@@ -29,8 +29,8 @@ __all__ = [
     "guards_of",
     "instantiated",
     "largest_sizes",
-    "remedy_of",
-    "settled_by",
+    "tie_remedy",
+    "determined_by",
     "sizes_named",
     "units_of",
     "weighted_sizes",

@@ -35,11 +35,11 @@ REMEDY = "export the program again"
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w{0,60})|(-?\d{1,20})(?![\w.])|'([\w.+-]{1,60})'|([(),=]))", re.ASCII)
 
 
-def written(expression: sympy.Basic) -> str:
-    """The text of an expression; raises FileError for one that ``parsed`` would not read as it is."""
+def to_text(expression: sympy.Basic) -> str:
+    """The text of an expression; raises FileError for one that ``from_text`` would not restore."""
     text, reason = sympy.srepr(expression), ""
     try:
-        found = parsed(text, {str(s): s for s in expression.free_symbols})
+        found = from_text(text, {str(s): s for s in expression.free_symbols})
     except FileError as error:
         found, reason = None, f": {error.what}"
     if found != expression:
@@ -47,7 +47,7 @@ def written(expression: sympy.Basic) -> str:
     return text
 
 
-def parsed(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic:
+def from_text(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic:
     """The expression that a text describes, in the given ``symbols``, by name; if None, in symbols made as the text declares them.
 
     Raises FileError for a text that is malformed, uses an unknown name, or exceeds the limits above.

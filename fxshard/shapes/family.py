@@ -49,7 +49,7 @@ class GraphFamily:
         values = {self.symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
         return instantiated(self.module, values, lambda expr, hint: evaluated(expr, values), NUMBERS)
 
-    def within(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
+    def in_environment(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
         """The graph in the symbolic environment ``env``: each symbol replaced by the expression or number in ``sizes``, by name."""
         values = {
             self.symbols[name]: expression(size) if isinstance(size, SYMBOLIC) else sympy.Integer(size) for name, size in sizes.items()

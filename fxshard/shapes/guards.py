@@ -90,7 +90,7 @@ def distinct(guards: Iterable[Guard]) -> tuple[Guard, ...]:
     return tuple(found.values())
 
 
-def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
+def determined_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
     """The sizes that others determine, by name: as expressions of the others' ``symbols``. An equality determines one size, as do two
     guards that bound a difference from both sides (``length + 1 <= mask`` and ``mask <= length + 1``). Later names are expressed by
     earlier ones."""
@@ -123,6 +123,6 @@ def _bounds(condition: sympy.Basic) -> list[sympy.Expr]:
     return [difference + 1 if isinstance(condition, sympy.Lt | sympy.Gt) else difference]
 
 
-def broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
+def first_broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
     """The first guard that does not hold for these sizes, None if all do."""
     return next((g for g in guards if not g.holds(sizes)), None)

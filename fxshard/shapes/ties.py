@@ -10,7 +10,7 @@ from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
 
 
-def bounds_all(guard: Guard) -> bool:
+def fixes_jointly(guard: Guard) -> bool:
     """Whether it equates a number to an expression that grows with each of its two or more sizes, such as ``batch * seq == 64``."""
     if not isinstance(guard.expression, sympy.Eq) or len(guard.symbols) < 2:
         return False
@@ -20,7 +20,7 @@ def bounds_all(guard: Guard) -> bool:
     return grows and constant != 0 and len({coefficient > 0 for coefficient in terms.values()}) == 1
 
 
-def remedy_of(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | None]]) -> str:
+def tie_remedy(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | None]]) -> str:
     """The remedy, for an error message, if a model ties ``dims``. ``inputs``: shapes by path, None for a dynamic size."""
     otherwise = "leave it static, or write the model without numbers that hold this size"
     found = [(dim, path, k) for dim in dims for path, k in _as_long(dim, inputs)]

@@ -49,12 +49,12 @@ def _divides(expr: sympy.Expr, parts: int, units: Mapping[str, int], names: Mapp
     return all(isinstance(c := term.as_coeff_Mul()[0], sympy.Integer) and int(c) % parts == 0 for term in terms)
 
 
-def depends(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
+def depends_on(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
     """Whether a size is an expression of any of these symbols."""
     return is_symbolic(size) and not expression(size).free_symbols.isdisjoint(symbols)
 
 
-def counted_range(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
+def range_in_units(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
     """The range of a size divided by ``unit``, so that its symbol simplifies as the size's own does; it contains ``example``."""
     return -(-least // unit), None if most is None else max(most // unit, example)
 

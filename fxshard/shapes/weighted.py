@@ -9,7 +9,7 @@ from typing import Any
 
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.dims import DynamicDim
-from fxshard.shapes.guards import Guard, broken
+from fxshard.shapes.guards import Guard, first_broken
 
 WHERE = "example_sizes"
 REMEDY = "give sizes in the order of the dynamic dims, or by name, [(8, 2048), {'batch': 64, 'seq': 1}], or pairs of these and weights"
@@ -95,20 +95,20 @@ def largest_sizes(dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], 
     these sizes, the dims grow in turn from the example's sizes as far as the guards allow, until none can grow alone. Calls with larger
     sizes are traced and planned separately.
     """
-    most = {dim.name: _given(dim, sampled, ranks) for dim in dims}
-    if broken(guards, most) is None:
+    most = {dim.name: _upper_size(dim, sampled, ranks) for dim in dims}
+    if first_broken(guards, most) is None:
         return most
     found = {dim.name: dim.example for dim in dims}
     for _ in range(ROUNDS):
         before = dict(found)
         for dim in dims:
-            found[dim.name] = _served(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
+            found[dim.name] = _grown(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
         if found == before:
             break
     return found
 
 
-def _given(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -> int:
+def _upper_size(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -> int:
     largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
     if dim.most is None or dim.most <= largest:
         return largest
@@ -121,12 +121,12 @@ NEAR = 4
 """Number of the largest sizes tried one by one before bisection: the size may have to be a multiple of something."""
 
 
-def _served(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards: Sequence[Guard]) -> int:
+def _grown(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards: Sequence[Guard]) -> int:
     """The largest size of the dim ``name`` for which the guards hold, the other dims being ``sizes``: ``largest`` itself or a smaller
     multiple of ``unit``. At least the dim's size in ``sizes``, for which the guards hold."""
 
     def holds(size: int) -> bool:
-        return broken(guards, {**sizes, name: size}) is None
+        return first_broken(guards, {**sizes, name: size}) is None
 
     least = sizes[name]
     low, high = least // unit, largest // unit

@@ -25,7 +25,7 @@ from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.regions import region_specs
 from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, broken, depends, sizes_named
+from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, depends_on, first_broken, sizes_named
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine.engine import created_reductions, passed_reductions
 
@@ -113,7 +113,7 @@ def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Anno
 
 def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
     assert graph.family is not None
-    guard = broken(graph.family.guards, graph.family.with_derived(sizes))
+    guard = first_broken(graph.family.guards, graph.family.with_derived(sizes))
     if guard is not None:
         what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
         raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
@@ -167,7 +167,7 @@ def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
 
 
 def _loose_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
-    return [] if value is None else [d for d, size in enumerate(value.shape) if depends(size, symbols)]
+    return [] if value is None else [d for d, size in enumerate(value.shape) if depends_on(size, symbols)]
 
 
 def _cuts(layouts: Sequence[Layout], dims: Sequence[Sequence[int]]) -> bool:
@@ -193,7 +193,7 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     for _ in range(DRAWN if all(choices.values()) else 0):
         free = {name: draw.choice(some) for name, some in choices.items()}
         sizes = family.with_derived(free)
-        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and broken(family.guards, sizes) is None
+        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and first_broken(family.guards, sizes) is None
         if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
             if len(found) == PROBED:
@@ -234,7 +234,7 @@ def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int])
 
 def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
     """Whether all specs of the plan are legal at all sizes. Those of a plan that the user made may not be. Cached per plan."""
-    known = graph.kept.setdefault("always legal", {})
+    known = graph.cache.setdefault("always legal", {})
     if id(plan) not in known:
         assert graph.family is not None
         loose = all(dim.uneven for dim in graph.family.dims)
@@ -262,12 +262,12 @@ def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[st
     """Sizes with the same remainders that leave each rank at least two elements; ``sizes`` itself if a guard does not hold for them."""
     count = math.prod(mesh.shape)
     larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}
-    return dict(sizes) if broken(family.guards, family.with_derived(larger)) else larger
+    return dict(sizes) if first_broken(family.guards, family.with_derived(larger)) else larger
 
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     calls = _calls(graph)
-    late = graph.late
+    late = graph.run_time_causes
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from torch import fx
 
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.graph.planning_graph import FREE, UNKNOWN, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
+from fxshard.graph.planning_graph import UNKNOWN, VIEWS, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.passes.annotation.memoised import Alike
@@ -95,7 +95,7 @@ class Lifetimes:
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether a node's result shares the memory of its operand."""
-        return node.op == "call_function" and name_of(node.target) in FREE
+        return node.op == "call_function" and name_of(node.target) in VIEWS
 
     def born(self, value: fx.Node) -> int:
         source = producer(value)[0]

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxshard.errors import PlanError
-from fxshard.graph.planning_graph import PlanningGraph, at_run_time, outputs_of, producer
+from fxshard.graph.planning_graph import PlanningGraph, depends_on_run_time, outputs_of, producer
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes, values_of
 from fxshard.plans.plan_data import again as second_name
@@ -111,7 +111,7 @@ def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
 def _repeats(node: fx.Node) -> bool:
     """Whether recomputing it gives the same result. fxshard's random operators do, because they are functions of their seed."""
     tags = getattr(node.target, "tags", ())
-    return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not at_run_time(node)
+    return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not depends_on_run_time(node)
 
 
 def _readers(times: Lifetimes, node: fx.Node) -> list[fx.Node]:

@@ -74,7 +74,7 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
     """Raises PlanError for a plan whose nodes are not the graph's, or with a spec of the wrong form, layouts that differ on an edge, or a
     result in a layout that cannot be returned. Rules are not consulted. ``deferred``: gradients may be pending sums. Graph and plan are
     immutable, so each plan is checked once."""
-    known = graph.kept.get("whole edges")
+    known = graph.cache.get("whole edges")
     if known is not None and known[0]() is plan and known[1] == deferred:
         return
     planned = {n.name: n for n in plan.nodes}
@@ -106,7 +106,7 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
         )
     _check_readers(graph, plan, served)
     _check_results(graph, plan, deferred)
-    graph.kept["whole edges"] = weakref.ref(plan), deferred
+    graph.cache["whole edges"] = weakref.ref(plan), deferred
 
 
 def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, int], tuple[str, Layout]]) -> None:

@@ -18,7 +18,7 @@ from fxshard.passes.planning.repriced import memory_at, objective_at
 from fxshard.plans.plan_at import PlanAt
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import DynamicDim, GraphFamily, broken, dynamic_dims, sizes_named
+from fxshard.shapes import DynamicDim, GraphFamily, dynamic_dims, first_broken, sizes_named
 
 
 def plan_at(
@@ -36,7 +36,7 @@ def plan_at(
     family = _family(annotated)
     check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
     there = family.with_derived({**family.example, **sizes})
-    guard = broken(family.guards, there)
+    guard = first_broken(family.guards, there)
     if guard is not None:
         raise SizesError(f"the plan does not serve {sizes_named(there)}: the model takes for granted that {guard}", remedy=ANOTHER)
     other = at_sizes(annotated.graph, annotated.mesh, there)
@@ -138,7 +138,9 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
 
             def holds(size: int, name: str = dim.name) -> bool:
                 there = family.with_derived({**plan.memory_sizes, name: size})
-                return broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
+                return (
+                    first_broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
+                )
 
             last = _last(lambda k, start=start, unit=unit: holds(max(start, k * unit)), start // unit)  # type: ignore[misc]
             found[dim.name] = None if last is None else max(start, last * unit)

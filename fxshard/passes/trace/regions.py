@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import LocalMapCall, captured_local_maps
 from fxshard.errors import TraceError
-from fxshard.graph.planning_graph import PlanningGraph, of_user, operands, outputs_of, planned_nodes, producer, source_line
+from fxshard.graph.planning_graph import PlanningGraph, is_user_file, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
@@ -54,7 +54,7 @@ def _located(call: LocalMapCall) -> tuple[Any, Any]:
     try:
         return _described(call)
     except TraceError as error:
-        lines = ["{}:{}: {}".format(*frame) for frame in call.frames if of_user(frame[0])]
+        lines = ["{}:{}: {}".format(*frame) for frame in call.frames if is_user_file(frame[0])]
         raise TraceError(error.what, where=lines[-1] if lines else None, remedy=error.remedy) from None
 
 

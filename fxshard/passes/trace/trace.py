@@ -36,7 +36,7 @@ from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
-from fxshard.graph.objects import After, on_cpu, open_call
+from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace.captured.constants import spell_attributes, spell_constants
@@ -62,7 +62,7 @@ from fxshard.passes.trace.python_state.assigned import write_assigned
 from fxshard.passes.trace.python_state.bound import is_bound
 from fxshard.passes.trace.python_state.gradient_taps import TAPS, tap_name
 from fxshard.passes.trace.python_state.hooks import TracedHooks
-from fxshard.passes.trace.python_state.objects import Reads, after_call, capture_call
+from fxshard.passes.trace.python_state.objects import Reads, capture_call, outcome_of_call
 from fxshard.passes.trace.python_state.side_effects import TracedSideEffects
 from fxshard.passes.trace.regions import regions
 from fxshard.passes.trace.repeats.repeated import RepeatedLayers, first_that_works
@@ -173,9 +173,9 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
 
-        def outcome() -> tuple[After, Reads] | None:
+        def outcome() -> tuple[OutcomeSpec, Reads] | None:
             twin = call.twin()
-            return after_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
+            return outcome_of_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
 
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps

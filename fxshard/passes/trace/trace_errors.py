@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
 from fxshard.errors import FxshardError, TraceError
-from fxshard.graph.planning_graph import of_user, source_line
+from fxshard.graph.planning_graph import is_user_file, source_line
 
 GRAPH_BREAKS = (
     "remove graph breaks (data-dependent branches, .item(), printing) there, return tensors in plain containers "
@@ -128,7 +128,7 @@ def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def _forward_line(model: nn.Module) -> str:
     """The first line of the model's forward, for errors without a line of their own, such as a call with wrong arguments."""
     code = getattr(inspect.unwrap(model.forward), "__code__", None)
-    if code is None or not of_user(code.co_filename):
+    if code is None or not is_user_file(code.co_filename):
         return type(model).__name__
     return f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
 
@@ -153,7 +153,7 @@ def _user_line(error: Exception) -> str | None:
     text = re.findall(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*(.*)', str(error))
     raised = [(f.filename, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     for frames in (stack, text, raised):
-        mine = [frame for frame in frames if of_user(frame[0])]
+        mine = [frame for frame in frames if is_user_file(frame[0])]
         if mine:
             return "{}:{}: {}".format(*mine[-1])
     node = _running_node(error)

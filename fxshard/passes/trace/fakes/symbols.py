@@ -27,8 +27,8 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, of_user, plain_shape, users_place
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, bounds_all, broken, distinct, guards_of, remedy_of, settled_by
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, is_user_file, plain_shape, user_location
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, determined_by, distinct, first_broken, fixes_jointly, guards_of, tie_remedy
 
 ROOM = 64
 
@@ -60,7 +60,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
             self._stack.enter_context(divisions_by_zero())
-            self._stack.enter_context(noting_lines(of_user, users_place))
+            self._stack.enter_context(noting_lines(is_user_file, user_location))
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
@@ -125,7 +125,9 @@ class Symbols(contextlib.AbstractContextManager[None]):
         for dim in self.dims:
             self._refuse_static(dim, guards)
         self._refuse_together(guards)
-        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
+        family = GraphFamily(
+            graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, determined_by(guards, symbols)
+        )
         return replace(graph, module=family.at(family.example), family=family)
 
     def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:
@@ -134,7 +136,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             self._refuse(dim, expression(known), guards)
         own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
         others = [n for n in _near(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
-        if own and others and all(broken(own, {dim.name: size}) is not None for size in others):
+        if own and others and all(first_broken(own, {dim.name: size}) is not None for size in others):
             self._refuse(dim, sympy.Integer(dim.example), own)
 
     def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
@@ -143,7 +145,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         error = StaticDimError(
             f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
-            remedy=remedy_of([dim], self.inputs),
+            remedy=tie_remedy([dim], self.inputs),
         )
         error.dim = dim.name
         raise error
@@ -151,12 +153,12 @@ class Symbols(contextlib.AbstractContextManager[None]):
     def _refuse_together(self, guards: Sequence[Guard]) -> None:
         """Raises StaticDimError if a guard fixes a combination of dims that the user asked for, so that none of them can grow."""
         asked = {dim.name: dim for dim in self.dims if dim.asked}
-        tie = next((g for g in guards if bounds_all(g) and all(name in asked for name, *_ in g.symbols)), None)
+        tie = next((g for g in guards if fixes_jointly(g) and all(name in asked for name, *_ in g.symbols)), None)
         if tie is not None:
             dims = [dim for dim in self.dims if dim.name in {name for name, *_ in tie.symbols}]
             said = " and ".join(f"{dim.name} ({dim})" for dim in dims)
             what = f"{said} cannot change freely: the model takes for granted that {tie}"
-            raise StaticDimError(what, where=tie.where, remedy=remedy_of(dims, self.inputs))
+            raise StaticDimError(what, where=tie.where, remedy=tie_remedy(dims, self.inputs))
 
     def _refuse_unknown(self, graph: PlanningGraph) -> None:
         found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)

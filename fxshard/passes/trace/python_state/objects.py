@@ -18,7 +18,20 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
 from fxshard.errors import FxshardError, TraceError
-from fxshard.graph.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, as_length, counted_in, is_openable, length_of
+from fxshard.graph.objects import (
+    LISTS,
+    MAPPINGS,
+    Flattener,
+    ObjectState,
+    Opened,
+    OutcomeSpec,
+    Part,
+    Step,
+    as_length,
+    counted_in,
+    is_openable,
+    length_of,
+)
 from fxshard.passes.trace.python_state.bound import Bound, is_bound
 
 Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
@@ -27,7 +40,9 @@ Fill = tuple[int, Step, Part]
 """(index of the object, step to one of its parts, the value to store there, built from inputs)."""
 
 
-def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode) -> tuple[After, Reads] | None:
+def outcome_of_call(
+    twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode
+) -> tuple[OutcomeSpec, Reads] | None:
     """Runs ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``, and returns the structure of the call's outcome.
 
     None if arguments and results are tensors in plain containers, and no argument is changed. Raises TraceError for a result, or a value
@@ -41,7 +56,7 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
     fresh = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     with mode, fresh, torch.random.fork_rng(devices=[]):
         result = twin(*call[0], **call[1])
-    walk = Walk(given, objects=list(before.objects), places=list(before.places), nodes=[None] * len(before.nodes))
+    walk = Flattener(given, objects=list(before.objects), places=list(before.places), nodes=[None] * len(before.nodes))
     walk.seen = {id(x): ("node", i) for i, x in enumerate(before.objects)}
     root = walk.part(result, "outputs")
     for i, one in enumerate(before.objects):
@@ -54,14 +69,14 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
         return None
     counts = dict(_counts(before, nodes))
     counters = frozenset(one for one in counts.values() if one is not None)
-    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
+    return OutcomeSpec(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
 
 
-def _reads(walk: Walk) -> Reads:
+def _reads(walk: Flattener) -> Reads:
     return tuple((of, steps, isinstance(x, torch.SymInt)) for (of, steps), x in zip(walk.reached, walk.tensors, strict=True))
 
 
-def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
+def _counts(before: Flattener, nodes: Sequence[ObjectState | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
     """(path, attribute) of the integers in objects that the call changes, such as counters; the attribute is None for list and dict
     items."""
     for old, new, path in zip(before.nodes, nodes, before.places, strict=False):
@@ -74,10 +89,10 @@ def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, t
                 yield (f"{path}[{key!r}]", None) if plain else (f"{path}.{key}", (old.kind, key))
 
 
-def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
+def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Flattener:
     """Flattens the objects among the arguments of a call with structure ``spec``, in the order of ``open_call``."""
     counted, lengths = counted_in(spec)
-    walk = Walk(given, counted, iter(lengths))
+    walk = Flattener(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
         if is_openable(type(leaf)):
             walk.part(leaf, ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]))
@@ -95,14 +110,14 @@ def _parts(part: Part) -> Iterable[Part]:
 _GIVEN = ("given", "given length")
 
 
-def _takes_inputs(node: Node) -> bool:
+def _takes_inputs(node: ObjectState) -> bool:
     return any(inner[0] in _GIVEN for part in node.parts for inner in _parts(part))
 
 
 _MADE = ("tensor", "length")
 
 
-def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
+def _inside(root: Part, nodes: Sequence[ObjectState | None]) -> frozenset[int]:
     """Outputs that are only inside an object, not in plain containers of the result."""
     plain: set[int] = set()
     todo, done = [root], set[int]()
@@ -118,7 +133,7 @@ def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
     return frozenset(every - plain)
 
 
-def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[Node]) -> None:
+def _refuse_unseen(root: Part, nodes: Sequence[ObjectState | None], before: Sequence[ObjectState]) -> None:
     """Raises TraceError for a new opaque value: it would remain the one that was created in the run on fakes."""
     known = {inner for node in before for part in node.parts for inner in _parts(part) if inner[0] == "held"}
     for part in (root, *(p for node in nodes if node is not None for p in node.parts)):
@@ -203,7 +218,7 @@ class _Mark:
         return (self,)
 
 
-def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill]:
+def _fills(nodes: Sequence[ObjectState | None], place: dict[int, int]) -> Iterable[Fill]:
     for k, node in enumerate(nodes):
         if node is None or not _takes_inputs(node):
             continue
@@ -235,7 +250,7 @@ def capture_call(
     model: nn.Module,
     leaves: Sequence[Any],
     spec: pytree.TreeSpec,
-    outcome: Callable[[], tuple[After, Reads] | None],
+    outcome: Callable[[], tuple[OutcomeSpec, Reads] | None],
     taps: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, pytree.TreeSpec]:
     """Dynamo's graph of a call and the structure of its outputs; objects among arguments and results are represented by their tensors.
@@ -262,7 +277,7 @@ def capture_call(
     return capture_dynamo_graph(Unfolded(model, leaves, spec, bound, reads))(*free, **taps), after.spec
 
 
-def _quietly(outcome: Callable[[], tuple[After, Reads] | None]) -> tuple[After, Reads] | None:
+def _quietly(outcome: Callable[[], tuple[OutcomeSpec, Reads] | None]) -> tuple[OutcomeSpec, Reads] | None:
     """``outcome()``, None if it fails too: Dynamo's error is the one to report then."""
     try:
         return outcome()

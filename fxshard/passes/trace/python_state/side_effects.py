@@ -19,7 +19,7 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
-from fxshard.graph.objects import LISTS, MAPPINGS, Node, Part, Step, Walk, is_openable
+from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Part, Step, is_openable
 from fxshard.graph.side_effects import Attribute, Number, SideEffects, Write
 from fxshard.passes.trace.fakes.fake_model import Call
 from fxshard.passes.trace.python_state.attribute_tracking import Noted, NotedDict, NotedList, noting
@@ -138,7 +138,7 @@ class _Run:
     ``unexplained``: modules with attributes that changed unobserved."""
 
     writes: Mapping[Attribute, Write]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ObjectState, ...]
     values: tuple[int | Number, ...]
     reached: tuple[tuple[int, tuple[Step, ...]], ...]
     read: frozenset[Attribute]
@@ -171,7 +171,7 @@ class _Reading:
 
     def __init__(self, call: Call, noted: Noted, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
         self.noted, self.marks = noted, {a: symbol_of(value) for a, value in marks.items()}
-        self.sizes, self.walk = sizes, Walk()
+        self.sizes, self.walk = sizes, Flattener()
         self.names = [name for name, _ in call.model.named_modules()]
         self.used = noted.used
 
