@@ -18,8 +18,8 @@ from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.layout.layouts import Layout, all_layouts, extent
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.overlap import Windows
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.regions import region_specs
@@ -49,7 +49,7 @@ class Annotated:
     largest: Annotated | None = None
 
     @property
-    def counted(self) -> Annotated:
+    def at_memory_sizes(self) -> Annotated:
         """The graph at the sizes for which memory is counted; its prices are those of this one."""
         return self.largest or self
 
@@ -69,9 +69,9 @@ class Annotated:
         return Lifetimes(self.graph)
 
     @cached_property
-    def written(self) -> Alike:
+    def plan_entries(self) -> IdentityCache:
         """A cache of the ``PlannedNode`` entries of earlier plans: most entries are the same in the next plan."""
-        return Alike()
+        return IdentityCache()
 
 
 def annotate(
@@ -227,9 +227,9 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
     return next((found for found in some if len(found) >= LEAST), odd or sizes)
 
 
-def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
+def illegal_node_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
     """The first node of ``plan`` whose spec is not legal at ``sizes``, None if all are. For sizes that shard unevenly."""
-    return None if _always_legal(graph, plan) else not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+    return None if _always_legal(graph, plan) else first_illegal(plan, specs_for_remainders(graph, plan.mesh, sizes))
 
 
 def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
@@ -238,12 +238,12 @@ def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
     if id(plan) not in known:
         assert graph.family is not None
         loose = all(dim.uneven for dim in graph.family.dims)
-        known[id(plan)] = plan, loose and not_among(plan, annotate(graph, plan.mesh).specs) is None
+        known[id(plan)] = plan, loose and first_illegal(plan, annotate(graph, plan.mesh).specs) is None
     found: bool = known[id(plan)][1]
     return found
 
 
-def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
+def specs_for_remainders(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
     """The specs that are legal for the way in which ``sizes`` of a graph's dynamic dims are divided.
 
     Lowering handles shards of no or one element, so they make no spec illegal: larger sizes with the same remainders are tested instead.
@@ -252,7 +252,7 @@ def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> 
     return at_sizes(graph, mesh, _roomy(sizes, graph.family, mesh)).specs
 
 
-def not_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
+def first_illegal(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
     """The first node whose spec in ``plan`` is not among its ``specs``, None if all are."""
     known = ((name, legal) for name, legal in specs.items() if name in plan.specs and name != "output")
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)

@@ -91,7 +91,7 @@ def joint_specs(group: Group, specs: Mapping[str, tuple[OpSpec, ...]]) -> tuple[
     return _joint(group.sources, tuple(specs[n.name] for n in group.nodes))
 
 
-def handed_over(group: Group, chosen: Sequence[OpSpec]) -> list[tuple[int, int, Layout]]:
+def internal_redistributions(group: Group, chosen: Sequence[OpSpec]) -> list[tuple[int, int, Layout]]:
     """(member, output, layout) of every value that is redistributed between members, each once, in order."""
     moves: dict[tuple[int, int, Layout], None] = {}
     for spec, sources in zip(chosen, group.sources, strict=True):

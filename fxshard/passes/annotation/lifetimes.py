@@ -18,7 +18,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
-from fxshard.passes.annotation.memoised import Alike
+from fxshard.passes.annotation.identity_cache import IdentityCache
 
 Span = tuple[int, int]
 """Times lo <= t < hi; a time is the index of a planned node in execution order, recomputations included."""
@@ -33,7 +33,7 @@ def shard_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, sizes: tu
 class Lifetimes:
     """The live ranges of a graph's values, which do not depend on their layouts.
 
-    ``second``: (node, nodes that may be recomputed right before it, in order); the times of the recomputations are in ``again``.
+    ``second``: (node, nodes that may be recomputed right before it, in order); the times of the recomputations are in ``recomputed_at``.
     """
 
     def __init__(self, graph: PlanningGraph, second: Iterable[tuple[fx.Node, Iterable[fx.Node]]] = ()) -> None:
@@ -42,9 +42,9 @@ class Lifetimes:
         for place, more in second:
             before.setdefault(place, []).extend(more)
         self.time: dict[fx.Node, int] = {}
-        self.again: dict[fx.Node, int] = {}
+        self.recomputed_at: dict[fx.Node, int] = {}
         for node in nodes:
-            self.again.update({one: next(count) for one in before.get(node, ())})
+            self.recomputed_at.update({one: next(count) for one in before.get(node, ())})
             self.time[node] = next(count)
         self.end = next(count)
         self.operands = {node: operands(node) for node in nodes}
@@ -53,7 +53,7 @@ class Lifetimes:
             for operand in read:
                 self.readers.setdefault(operand, []).append(node)
         self.tangents = {end.node for end in graph.inputs_of("tangent")}
-        self.taken = Alike()  # workspace of nodes, by node and spec: plans of one graph differ in few nodes
+        self.workspaces = IdentityCache()  # workspace of nodes, by node and spec: plans of one graph differ in few nodes
         self.last: dict[fx.Node, int] = {}  # the end of a value's live range
         for node in reversed(list(graph.nodes)):
             if node.op != "output" and is_tensor(node):
@@ -81,16 +81,16 @@ class Lifetimes:
         return {end.node for end in self.graph.inputs_of("parameter") if end.name in graded}
 
     @cached_property
-    def turn(self) -> int:
+    def backward_start(self) -> int:
         """The start of the backward: the time of the first node that reads a tangent; the end if there is none."""
         return min((self.time[n] for n in self.time if any(o.name in self.tangents for o in self.operands[n])), default=self.end)
 
-    def late(self, node: fx.Node) -> bool:
+    def in_backward(self, node: fx.Node) -> bool:
         """Whether a node runs in the backward; False for placeholders and the output node."""
-        return node.op == "call_function" and self.time[node] >= self.turn
+        return node.op == "call_function" and self.time[node] >= self.backward_start
 
     def kind(self, value: fx.Node) -> str:
-        kept = self.last[value] > self.turn > self.born(value)
+        kept = self.last[value] > self.backward_start > self.born(value)
         return self.kinds.get(value.name, "activation" if kept else "temporary")
 
     def is_view(self, node: fx.Node) -> bool:
@@ -109,12 +109,12 @@ class Lifetimes:
             return self.end
         return max((self.last[v] for v in values_of(reader)), default=0) if self.is_view(reader) else self.time[reader] + 1
 
-    def dying(self, node: fx.Node) -> tuple[bool, ...]:
+    def last_uses(self, node: fx.Node) -> tuple[bool, ...]:
         """For each operand whether ``node`` is its last use, so that its memory can be reused; False for views, and for
         values that are also read through a view."""
-        return tuple(able and self.last[o] <= self.time[node] + 1 for o, able in zip(operands(node), self.alone(node), strict=True))
+        return tuple(able and self.last[o] <= self.time[node] + 1 for o, able in zip(operands(node), self.owns_memory(node), strict=True))
 
-    def alone(self, node: fx.Node) -> tuple[bool, ...]:
+    def owns_memory(self, node: fx.Node) -> tuple[bool, ...]:
         """For each operand whether it owns its memory, shares it with no other operand, and is not an input of the graph."""
         bases = {o: self._base(o) for o in operands(node)}
         own = {o for o, base in bases.items() if base is o and list(bases.values()).count(base) == 1}
@@ -126,15 +126,15 @@ class Lifetimes:
             value = operands(source)[0]
         return value
 
-    def own(self, value: fx.Node) -> Span:
+    def own_span(self, value: fx.Node) -> Span:
         """The live range of a value in the layout in which it is produced, whatever layouts its readers use."""
         if producer(value)[0].op == "placeholder":
             return self.born(value), self.end
         if self.only_returned(value):
-            return self.born(value), max([self.born(value) + 1, *(self.own(r)[1] for r in self.readers[value] if r.op != "output")])
+            return self.born(value), max([self.born(value) + 1, *(self.own_span(r)[1] for r in self.readers[value] if r.op != "output")])
         return self.born(value), self.last[value]
 
-    def moved(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
+    def copy_span(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
         """The live range of its copy in another layout, for these readers."""
         found = list(readers)
         first = self.born(value) if self.only_returned(value) else min(self.time[r] for r in found)

@@ -37,8 +37,8 @@ from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import table
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.plans.plan_data import OpSpec
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)
@@ -66,7 +66,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Beside:
+class OverlapAtSize:
     """How much of a value's redistributions is hidden behind compute: the fraction ``part`` of their time can overlap, at most ``window``
     microseconds, and the fraction ``share`` of that is saved. ``joins``: they are bucketed with others, with one start-up time."""
 
@@ -82,24 +82,24 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class BesideEach:
+class MeanOverlap:
     """The overlap of a value at several sizes: (weight, overlap there)."""
 
-    each: tuple[tuple[float, Beside | None], ...]
+    each: tuple[tuple[float, OverlapAtSize | None], ...]
 
     @property
     def joins(self) -> bool:
-        return any(beside is not None and beside.joins for _, beside in self.each)
+        return any(overlap is not None and overlap.joins for _, overlap in self.each)
 
     def hidden(self, communication: np.ndarray) -> Any:
         """Mean of the saved microseconds; ``communication``: one number or array per size."""
         terms = zip(self.each, communication, strict=True)
-        return sum(weight * beside.hidden(time) for (weight, beside), time in terms if beside is not None)
+        return sum(weight * overlap.hidden(time) for (weight, overlap), time in terms if overlap is not None)
 
 
-Hiding = Beside | BesideEach
+Overlap = OverlapAtSize | MeanOverlap
 
-JOINED = Beside(0.0, 0.0, 0.0, joins=True)
+BUCKETED = OverlapAtSize(0.0, 0.0, 0.0, joins=True)
 """For hardware without overlap: parameters and gradients hide nothing but are bucketed. Reductions run at the end of the step, gathers
 at the beginning of its half (``passes.bucket``)."""
 
@@ -113,14 +113,14 @@ class Windows:
     specs: Mapping[str, tuple[OpSpec, ...]]
     calls: Mapping[str, Call]
 
-    def of(self, value: fx.Node, readers: Iterable[Place]) -> Beside | None:
+    def of(self, value: fx.Node, readers: Iterable[Place]) -> OverlapAtSize | None:
         """The overlap of a value's redistribution for these readers; None if it is exposed.
 
         If some of the readers are in the forward, the redistribution happens there, and only they count.
         """
         share = self.mesh.hardware.overlap
         if not share:
-            return JOINED if value in self._returned or producer(value)[0] in self._given else None
+            return BUCKETED if value in self._returned or producer(value)[0] in self._given else None
         source, output = producer(value)
         made = source not in self._given
         early = [reader for reader in readers if reader[0] in self._early]
@@ -130,13 +130,13 @@ class Windows:
             return None
         tensor = value.meta["val"]
         full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
-        return Beside(share, min(1.0, window / full) if full else 1.0, window)
+        return OverlapAtSize(share, min(1.0, window / full) if full else 1.0, window)
 
     @cached_property
     def _early(self) -> set[str]:
         """Names of the operators in the forward."""
         times = Lifetimes(self.graph)
-        return {n.name for n in times.time if n.op == "call_function" and not times.late(n)}
+        return {n.name for n in times.time if n.op == "call_function" and not times.in_backward(n)}
 
     @cached_property
     def _given(self) -> set[fx.Node]:
@@ -197,13 +197,13 @@ class Windows:
         return segments, claims
 
     @cached_property
-    def _alike(self) -> Alike:
-        return Alike()
+    def _cache(self) -> IdentityCache:
+        return IdentityCache()
 
     def _least(self, node: fx.Node) -> float:
         """A lower bound of a node's compute time, in microseconds."""
         call, specs = self.calls[node.name], self.specs[node.name]
-        return self._alike(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
+        return self._cache(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
 from fxshard.layout.redistribution import Extent, Shapes
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.annotation.overlap import BesideEach, Hiding, Place, Windows
+from fxshard.passes.annotation.overlap import MeanOverlap, Overlap, Place, Windows
 from fxshard.plans.plan_data import OpSpec
 
 
@@ -66,12 +66,12 @@ class Prices:
             itemsize = tensor.dtype.itemsize
         return shapes[0] if len(shapes) == 1 else Shapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
 
-    def beside(self, value: str, readers: Iterable[Place]) -> Hiding | None:
+    def overlap(self, value: str, readers: Iterable[Place]) -> Overlap | None:
         """The overlap of a value's redistribution for these readers, as ``Windows.of`` gives it."""
         found = [(weight, one.windows.of(one.graph.by_name[value], readers)) for weight, one in self.samples]
-        if all(beside is None for _, beside in found):
+        if all(overlap is None for _, overlap in found):
             return None
-        return found[0][1] if len(found) == 1 else BesideEach(tuple(found))
+        return found[0][1] if len(found) == 1 else MeanOverlap(tuple(found))
 
 
 @lru_cache(maxsize=8192)

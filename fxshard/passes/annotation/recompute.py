@@ -37,16 +37,18 @@ class Block:
 
 def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tuple[Block, ...]:
     """The blocks of a graph with a backward, in graph order. Of each set of nodes in ``together``, all or none are recomputed."""
-    others = {n for n in times.time if not times.late(n)}
+    others = {n for n in times.time if not times.in_backward(n)}
     found = []
     parts = [set(part) for part in together]
     for name, ends in _ends(times):
         inside = _above(ends, others.__contains__)
         others -= inside
         nodes = _again(times, inside, [part for part in parts if part & inside])
-        late = [r for n in nodes for r in _readers(times, n) if times.late(r)]
+        late = [r for n in nodes for r in _readers(times, n) if times.in_backward(r)]
         before = min(late, key=times.time.__getitem__, default=None)
-        if before is not None and times.time[before] > times.turn:  # the last block would be recomputed right after it was computed
+        if (
+            before is not None and times.time[before] > times.backward_start
+        ):  # the last block would be recomputed right after it was computed
             found.append(Block(name, tuple(sorted(nodes, key=times.time.__getitem__)), before))
     return tuple(found)
 
@@ -61,7 +63,7 @@ def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
             names.setdefault(parent, set()).add(name)
             for k, call in enumerate(made):
                 nodes = [producer(times.graph.by_name[n])[0] for n in call if n is not None and n in times.graph.by_name]
-                nodes = [n for n in nodes if n.op == "call_function" and times.time[n] < times.turn]
+                nodes = [n for n in nodes if n.op == "call_function" and times.time[n] < times.backward_start]
                 if nodes:
                     calls.append((name if len(made) == 1 else f"{name} (call {k})", nodes))
     alone = {name for alike in names.values() if len(alike) == 1 for name in alike}
@@ -83,14 +85,14 @@ def _above(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx
 
 def _again(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:
     """The nodes of a block to recompute: those that the backward reads, and their ancestors inside the block."""
-    free = {n for n in inside if _repeats(n) and all(r in inside or times.late(r) for r in _readers(times, n))}
+    free = {n for n in inside if _repeats(n) and all(r in inside or times.in_backward(r) for r in _readers(times, n))}
     while True:
         split = {n for part in parts if not part <= free for n in part}
         smaller = free - split - _bases(times, inside - free)
         if smaller == free:
             break
         free = smaller
-    needed = _above((n for n in free if any(map(times.late, _readers(times, n)))), free.__contains__)
+    needed = _above((n for n in free if any(map(times.in_backward, _readers(times, n)))), free.__contains__)
     while True:
         whole = {n for part in parts if part & needed for n in part}
         if whole <= needed:
@@ -134,7 +136,7 @@ def expand(graph: PlanningGraph, recomputed: Recomputed) -> PlanningGraph:
     for node in graph.nodes:
         for one in places.get(times.time.get(node, -1), ()):
             again[one] = _copy(new, one, lambda n: again.get(n, env[n]), second_name(one.name))
-        late = times.late(producer(node)[0])
+        late = times.in_backward(producer(node)[0])
         env[node] = _copy(new, node, (lambda n: again.get(n, env[n])) if late else env.__getitem__, node.name)
     return dataclasses.replace(graph, module=fx.GraphModule(graph.module, new))
 
@@ -143,8 +145,8 @@ def _place(times: Lifetimes, block: str, names: Iterable[str]) -> tuple[list[fx.
     """(the nodes with their getitems, the time of their first reader in the backward)."""
     named = set(names)
     nodes = [n for n in times.graph.nodes if producer(n)[0].name in named]
-    late = [times.time[r] for n in nodes for r in times.readers.get(n, ()) if times.late(r)]
-    early = all(n.op == "call_function" and not times.late(producer(n)[0]) for n in nodes)
+    late = [times.time[r] for n in nodes for r in times.readers.get(n, ()) if times.in_backward(r)]
+    early = all(n.op == "call_function" and not times.in_backward(producer(n)[0]) for n in nodes)
     if {producer(n)[0].name for n in nodes} != named or not late or not early:
         what = f"the plan computes nodes of {block} again that the backward of this model does not read"
         raise PlanError(what, where=f"{len(named)} nodes of {block}", remedy="plan again")

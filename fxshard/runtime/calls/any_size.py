@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
 from fxshard.graph.objects import COUNTER_LIMIT, is_length, lengths_after, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph, operands
-from fxshard.passes.annotation.annotate import legal_at
+from fxshard.passes.annotation.annotate import illegal_node_at
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.ranks.agreement import TIMEOUT
@@ -102,7 +102,7 @@ def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMes
     runner, program = found.runner, found.runner.program
     reason = _refusal_before_compiling(runner, found.shapes, leaves)
     if reason is None and any(one.uneven for one in program.sizes):
-        node = legal_at(found.graph, program.plan, runner.sizes_of(leaves))
+        node = illegal_node_at(found.graph, program.plan, runner.sizes_of(leaves))
         reason = None if node is None else f"the plan of {node} is not legal there"
     if reason is not None:
         return reason

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Alike:
+class IdentityCache:
     """``cache(key, objects, make)`` returns ``make()``, cached by the key and the identity of the objects.
 
     Objects are compared by identity, because comparing the specs of two nodes costs as much as the work to be saved.
