@@ -41,7 +41,7 @@ from fxshard.passes.planning.admit import admitted, all_hold, pins_of, place, pl
 from fxshard.passes.planning.budgets import Moved, rows
 from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.names import Place
-from fxshard.passes.trace.fakes.mixed_precision import settles
+from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.plan_data import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
@@ -415,7 +415,7 @@ class _Builder:
         if beside is not None:
             prices[some] -= _between(paths, beside.hidden(paths.communication), there)
         if self._unreduced(node):
-            prices[some] = np.where(settles(there), np.inf, prices[some])
+            prices[some] = np.where(reduces_pending(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _unreduced(self, node: fx.Node) -> bool:

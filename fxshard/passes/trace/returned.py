@@ -21,7 +21,7 @@ from fxshard.graph.planning_graph import Calls, is_tensor
 RETURNED = torch.ops.fxshard.returned.default
 
 
-def noted(model: nn.Module) -> AbstractContextManager[None]:
+def recording_returns(model: nn.Module) -> AbstractContextManager[None]:
     """While Dynamo captures ``model``: records in the graph what its submodules return."""
     names: dict[int, str] = {}
     for name, module in model.named_modules():
@@ -37,7 +37,7 @@ def other_names(model: nn.Module) -> dict[str, str]:
 
 
 def note_calls(graph: fx.Graph) -> None:
-    """Adds ``returned`` nodes to a graph captured without ``noted``: for values computed in a call of a module and read outside it."""
+    """Adds ``returned`` nodes to a graph captured without ``recording_returns``, for values that a module computes and others read."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     calls: dict[tuple[str, ...], tuple[str, list[fx.Node]]] = {}
     inside: dict[fx.Node, set[tuple[str, ...]]] = {}
@@ -64,7 +64,7 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
-def let_go(joint: fx.GraphModule) -> None:
+def drop_unused_returns(joint: fx.GraphModule) -> None:
     """Removes from ``returned`` nodes the values that nothing else reads, so that dead code elimination can remove them."""
     live: set[fx.Node] = set()
     notes = []
@@ -87,6 +87,6 @@ def values_of_modules(joint: fx.GraphModule) -> dict[str, Calls]:
     return {name: tuple(tuple(n and n.name for n in call) for call in calls) for name, calls in found.items()}
 
 
-def renamed(modules: Mapping[str, Calls], others: Mapping[str, str]) -> dict[str, Calls]:
+def with_other_names(modules: Mapping[str, Calls], others: Mapping[str, str]) -> dict[str, Calls]:
     """``modules`` with entries added for the further names ``others``."""
     return {**modules, **{name: modules[first] for name, first in others.items() if first in modules}}

@@ -65,21 +65,21 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     except FxshardError:
         raise
     except Exception as error:
-        incomplete = _of_an_operator(error)
+        incomplete = _operator_error(error)
         usual = DEVICE_MESH if NO_MESH in str(error) else remedy
         where = _user_line(error) or what
-        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known(where) or usual)
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known_remedy(where) or usual)
         raise TraceError(said, where=where, remedy=todo) from error
 
 
-def _known(where: str) -> str | None:
+def _known_remedy(where: str) -> str | None:
     """The remedy for a line that is known not to trace, None for any other line."""
     if re.search(EXPERTS_LOOP, where):
         return GROUPED
     return BATCHED if re.search(GROUPED_EXPERTS, where) else None
 
 
-def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
+def _operator_error(error: BaseException | None) -> tuple[str, str] | None:
     """(what a user's operator lacks to be traced, the remedy); None if that is not the cause."""
     while error is not None:
         fake, backward = re.search(NO_FAKE, str(error)), re.search(NO_BACKWARD, str(error))
@@ -101,7 +101,7 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
     try:
         yield
     except Exception:
-        own = _raised(model, args, kwargs)
+        own = _eager_error(model, args, kwargs)
         if own is None:
             raise
         if isinstance(own, FxshardError):
@@ -110,10 +110,10 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
         said = next(iter(str(own).splitlines()), "")
         what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
         where = _user_line(own) or _forward_line(model)
-        raise TraceError(what, where=where, remedy=_known(where) or CALL) from own
+        raise TraceError(what, where=where, remedy=_known_remedy(where) or CALL) from own
 
 
-def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+def _eager_error(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """The exception that the call raises, None if its cause is only that fakes have no values. Restores the user's random state."""
     try:
         with torch.random.fork_rng(devices=[]):
@@ -121,7 +121,7 @@ def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     except FAKE_ERRORS:
         return None
     except Exception as error:
-        return None if _of_an_operator(error) or NO_DATA in str(error) else error
+        return None if _operator_error(error) or NO_DATA in str(error) else error
     return None
 
 

@@ -14,11 +14,11 @@ from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
 from fxshard._torch_compat.dynamo.hooks import without_hooks
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import on_cpu
-from fxshard.passes.trace.captured.constants import plain_tensors
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters
 from fxshard.passes.trace.fakes.rebind import rebind
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.passes.trace.rewrites.constants import plain_tensors
 from fxshard.shapes import DynamicDim
 
 

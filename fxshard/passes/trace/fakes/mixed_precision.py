@@ -104,7 +104,7 @@ def _casts(value: torch.Tensor, precision: MixedPrecision) -> bool:
     return value.is_floating_point() and value.dtype != precision.param_dtype
 
 
-def spell_casts(
+def insert_casts(
     captured: fx.GraphModule, masters: Masters, lowered: Sequence[Any], given: Sequence[Any], precision: MixedPrecision
 ) -> None:
     """Restores the original parameters and arguments, with a cast before their users. ``lowered``: the captured arguments, ``given``: the
@@ -170,7 +170,7 @@ def _dtype(value: fx.Node) -> torch.dtype:
     return dtype
 
 
-def settles(layouts: Sequence[Layout]) -> np.ndarray:
+def reduces_pending(layouts: Sequence[Layout]) -> np.ndarray:
     """[from, to] whether redistribution between these layouts reduces a pending sum on some axis."""
     pending = np.array([[isinstance(p, Partial) for p in layout] for layout in layouts])
     return (pending[:, None] & ~pending[None]).any(-1)

@@ -33,7 +33,7 @@ from fxshard.shapes import DynamicDim, GraphFamily, Guard, determined_by, distin
 ROOM = 64
 
 
-def _near(dim: DynamicDim) -> set[int]:
+def _candidate_sizes(dim: DynamicDim) -> set[int]:
     """Sizes to try, to find out whether a dim may differ from the example: small ones, those near the example, and powers of two."""
     small, about = range(dim.least, dim.least + ROOM), range(dim.example - ROOM, dim.example + ROOM)
     return {*small, *about, 2 * dim.example, 4 * dim.example, *(2**k for k in range(24))}
@@ -46,9 +46,9 @@ class Symbols(contextlib.AbstractContextManager[None]):
         self.dims = tuple(dims)
         self.inputs: dict[str, list[int | None]] = {}
         """Shapes of the input tensors by path, None for dynamic sizes."""
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Resets symbols and guards for another attempt at tracing."""
         self.env = SymbolEnv()
         self.captured: tuple[Guard, ...] = ()
@@ -81,7 +81,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
             made = torch.empty_permuted(shape, order, dtype=value.dtype)
         return made.requires_grad_(value.requires_grad)
 
-    def note(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def record_guards(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Records the guards of Dynamo's capture, which uses symbols of its own for the sizes of ``inputs``.
 
         Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size.
@@ -111,7 +111,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         """The name of the dynamic dim for a size that Dynamo captured; the size itself if it belongs to none."""
         return self.named.get(expression(size), size) if is_symbolic(size) else size
 
-    def settled(self, graph: PlanningGraph) -> PlanningGraph:
+    def at_example(self, graph: PlanningGraph) -> PlanningGraph:
         """The graph at the example's sizes, with its family; unchanged if no dim is dynamic.
 
         Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size, TraceError for a size known only at
@@ -135,7 +135,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if known is not None and isinstance(expression(known), sympy.Integer):
             self._refuse(dim, expression(known), guards)
         own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
-        others = [n for n in _near(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
+        others = [n for n in _candidate_sizes(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
         if own and others and all(first_broken(own, {dim.name: size}) is not None for size in others):
             self._refuse(dim, sympy.Integer(dim.example), own)
 

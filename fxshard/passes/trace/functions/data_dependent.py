@@ -171,7 +171,7 @@ def batch_norm(
     return result
 
 
-SPELLED: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.equal: equal,
     Tensor.equal: equal,
     torch.allclose: allclose,
@@ -192,14 +192,14 @@ SPELLED: dict[Any, Callable[..., Any]] = {
 }
 
 
-class Spelled(TorchFunctionMode):
-    """Calls the replacements in ``SPELLED`` instead of torch's functions."""
+class DataDependentMode(TorchFunctionMode):
+    """Calls the replacements in ``REPLACEMENTS`` instead of torch's functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        spelled = SPELLED.get(func)
-        if spelled is None:
+        replacement = REPLACEMENTS.get(func)
+        if replacement is None:
             return func(*args, **(kwargs or {}))
-        with self:  # a spelled function may call another
-            result = spelled(*args, **(kwargs or {}))
+        with self:  # a replacement may call another replaced function
+            result = replacement(*args, **(kwargs or {}))
         forget_inner_sizes((args, kwargs), result)
         return result

@@ -39,17 +39,17 @@ def masked(mode: Numbering, x: Tensor, p: float, inside: str = "") -> Tensor:
     return torch.ops.fxshard.dropout(x, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws), inside)[0]
 
 
-PLACES = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
-NOT_OURS = ("generator", "out", "names")
+PLACEMENT_KEYWORDS = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
+UNSUPPORTED_KEYWORDS = ("generator", "out", "names")
 
 
 def keyed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Drops keyword arguments that only choose device and memory layout; returns NotImplemented for a generator or ``out=``."""
 
     def replaced(mode: Numbering, *args: Any, **kwargs: Any) -> Any:
-        if any(kwargs.get(name) is not None for name in NOT_OURS) or any(isinstance(a, torch.Generator) for a in args):
+        if any(kwargs.get(name) is not None for name in UNSUPPORTED_KEYWORDS) or any(isinstance(a, torch.Generator) for a in args):
             return NotImplemented
-        return function(mode, *args, **{k: v for k, v in kwargs.items() if k not in (*PLACES, *NOT_OURS)})
+        return function(mode, *args, **{k: v for k, v in kwargs.items() if k not in (*PLACEMENT_KEYWORDS, *UNSUPPORTED_KEYWORDS)})
 
     return replaced
 

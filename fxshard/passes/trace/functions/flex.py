@@ -7,7 +7,7 @@ from torch import fx
 from fxshard._torch_compat import flex_attention_in_plain_operators, is_flex_attention
 
 
-def spell_flex_attention(captured: fx.GraphModule) -> None:
+def expand_flex_attention(captured: fx.GraphModule) -> None:
     """Replaces each ``flex_attention`` of a Dynamo graph by softmax(mask(score_mod(scale q k^T))) v, with all scores in memory.
 
     Only the function of a block mask is used: its lists of blocks let a kernel skip work, but do not change the result.

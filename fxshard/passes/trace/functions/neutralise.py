@@ -37,12 +37,12 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 class Neutralise(TorchFunctionMode):
     """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; other functions run unchanged.
 
-    ``spelled``: further functions -> replacements, which run under this mode.
+    ``replacements``: further functions -> replacements, which run under this mode.
     """
 
-    def __init__(self, spelled: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, replacements: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
-        self.spelled = spelled or {}
+        self.replacements = replacements or {}
         self.draws: Iterator[int] = itertools.count()
         self.log_softmaxes = LogSoftmaxes()
         self._inside: list[Any] = []
@@ -54,9 +54,9 @@ class Neutralise(TorchFunctionMode):
             result = replacement(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func in self.spelled:
+        if func in self.replacements:
             with self:
-                return self.spelled[func](*args, **kwargs)
+                return self.replacements[func](*args, **kwargs)
         body = _body(func) if isinstance(func, FunctionType) and func not in self._inside else None
         return func(*args, **kwargs) if body is None else self._look_into(func, body, args, kwargs)
 

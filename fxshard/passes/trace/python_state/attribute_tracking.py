@@ -17,7 +17,7 @@ from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_settled, note
 from fxshard.graph.side_effects import Attribute
 
 
-class Noted:
+class AttributeRecord:
     """The record of one run. ``before``: the attributes of ``modules`` before it; ``writes``: attributes that were set, with the line;
     ``reads``: attributes that were read before they were set; ``used``: symbols that operators took or that the call returned; ``held``:
     lists and dicts whose changes are recorded."""
@@ -28,10 +28,10 @@ class Noted:
         self.writes: dict[Attribute, str] = {}
         self.reads: set[Attribute] = set()
         self.used: set[sympy.Symbol] = set()
-        self.held: dict[Attribute, NotedList | NotedDict] = {}
+        self.held: dict[Attribute, RecordedList | RecordedDict] = {}
         self.env: Any = None
 
-    def take(self, values: Any) -> None:
+    def mark_used(self, values: Any) -> None:
         """Marks the symbols in ``values`` as used."""
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, SYMBOLIC):
@@ -41,7 +41,7 @@ class Noted:
         """Whether a guard depends on a symbol."""
         return is_settled(symbol, self.env) or any(symbol in expr.free_symbols for expr, _ in noted_guards(self.env))
 
-    def watch(self, place: int) -> None:
+    def instrument(self, place: int) -> None:
         """Instruments the module at index ``place`` by changing its class to a subclass that records accesses."""
         module, noted = self.modules[place], self
         kind: Any = type(module)
@@ -59,7 +59,7 @@ class Noted:
         methods = {"__getattribute__": getting, "__setattr__": setting, "__module__": kind.__module__}
         module.__class__ = _derived(kind, methods)
 
-    def settle(self) -> None:
+    def restore(self) -> None:
         """Restores the modules' classes, and adds lists and dicts that were changed or read to the record."""
         for place, module in enumerate(self.modules):
             module.__class__ = type(module).__base__
@@ -96,12 +96,12 @@ def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribute, torch.SymInt]) -> Iterator[Noted]:
+def recording(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribute, torch.SymInt]) -> Iterator[AttributeRecord]:
     """Records the attributes of ``model``, which must be a copy, while it is called. ``held``: lists and dicts whose changes are recorded
     item by item; ``marks``: symbols to replace integers."""
     for place, module in enumerate(model.modules()):
         vars(module).update({name: value for (where, name), value in marks.items() if where == place})
-    noted = Noted(model)
+    noted = AttributeRecord(model)
     noted.env = next((value.node.shape_env for value in marks.values()), None)
     for place, name in held:
         kind = _KINDS.get(type(noted.before[place].get(name)))
@@ -111,29 +111,29 @@ def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribu
                 for alias in [n for n, v in state.items() if v is one]:
                     noted.held[other, alias] = vars(noted.modules[other])[alias] = stands
     for place in range(len(noted.modules)):
-        noted.watch(place)
+        noted.instrument(place)
     with _Functions(noted) if marks else contextlib.nullcontext(), _Operators(noted) if marks else contextlib.nullcontext():
         yield noted
-    noted.settle()
+    noted.restore()
 
 
 class _Functions(TorchFunctionMode):
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: AttributeRecord) -> None:
         super().__init__()
         self.noted = noted
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.noted.take((args, kwargs))
+        self.noted.mark_used((args, kwargs))
         return func(*args, **(kwargs or {}))
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: AttributeRecord) -> None:
         super().__init__()
         self.noted = noted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.noted.take((args, kwargs))
+        self.noted.mark_used((args, kwargs))
         return func(*args, **(kwargs or {}))
 
 
@@ -145,7 +145,7 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
-class NotedList(list[Any]):
+class RecordedList(list[Any]):
     """Replaces a list, whose items are treated as unknown. ``read``: whether one of them was read; ``fresh``: whether it was cleared."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class NotedList(list[Any]):
         self.line = self.line or _line()
         super().extend(values)
 
-    def __iadd__(self, values: Any) -> NotedList:  # type: ignore[misc]  # as list's own, whose stub narrows it
+    def __iadd__(self, values: Any) -> RecordedList:  # type: ignore[misc]  # as list's own, whose stub narrows it
         self.line = self.line or _line()
         super().extend(values)
         return self
@@ -173,8 +173,8 @@ class NotedList(list[Any]):
         return [value for value in list.__iter__(self) if value is not _UNKNOWN]
 
 
-class NotedDict(dict[Any, Any]):
-    """Replaces a dict, as ``NotedList`` a list; items that were set during the run are known."""
+class RecordedDict(dict[Any, Any]):
+    """Replaces a dict, as ``RecordedList`` a list; items that were set during the run are known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _Unknown:
 
 
 _UNKNOWN = _Unknown()
-_KINDS: Mapping[type, type[NotedList] | type[NotedDict]] = {list: NotedList, dict: NotedDict}
+_KINDS: Mapping[type, type[RecordedList] | type[RecordedDict]] = {list: RecordedList, dict: RecordedDict}
 
 
 def _reader(kind: Any, name: str) -> Callable[..., Any]:
@@ -222,7 +222,7 @@ def _reader(kind: Any, name: str) -> Callable[..., Any]:
 _OF_BOTH = ("iter", "len", "eq", "ne", "reversed", "delitem", "repr", "reduce_ex", "sizeof")
 _OF_LISTS = ("getitem", "setitem", "contains", "add", "mul", "rmul", "imul", "lt", "le", "gt", "ge")
 for _name in (*(f"__{n}__" for n in (*_OF_BOTH, *_OF_LISTS)), "copy", "pop", "index", "count", "insert", "remove", "reverse", "sort"):
-    setattr(NotedList, _name, _reader(list, _name))
+    setattr(RecordedList, _name, _reader(list, _name))
 _OWN = ("keys", "values", "items", "update", "setdefault", "popitem", "clear", "copy", "pop")
 for _name in (*(f"__{n}__" for n in (*_OF_BOTH, "or", "ror", "ior")), *_OWN):
-    setattr(NotedDict, _name, _reader(dict, _name))
+    setattr(RecordedDict, _name, _reader(dict, _name))

@@ -45,7 +45,7 @@ def _is_of_call(source: str, model: nn.Module) -> bool:
     return found is not None and found[1] not in vars(model)
 
 
-def say_changes(model: nn.Module, sources: Sequence[str], followed: Collection[tuple[str, str]]) -> None:
+def log_changes(model: nn.Module, sources: Sequence[str], followed: Collection[tuple[str, str]]) -> None:
     """Logs the changes that the forward of ``model`` makes, except those in ``followed``; a warning if the model itself is changed.
 
     ``followed``: (module, attribute), as from ``own_changes``.

@@ -152,7 +152,7 @@ FIXED = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, range, 
 """Types of opaque values that are the same in each call."""
 
 
-class Unfolded(nn.Module):
+class TensorFunction(nn.Module):
     """``model`` as a function of tensors only, which returns the values that ``reads`` reaches; integers are lengths of tensors.
 
     ``leaves``: the leaves of the call; ``spec``: their structure, with objects as ``Opened``; ``bound``: for each leaf whether it is a
@@ -163,15 +163,15 @@ class Unfolded(nn.Module):
         super().__init__()
         self.model, self.reads = model, reads
         free = [i for i, held in enumerate(bound) if not held]
-        marks = [_Mark(i) for i in range(len(leaves))]
+        marks = [_Placeholder(i) for i in range(len(leaves))]
         call = pytree.tree_unflatten([x if held else mark for x, held, mark in zip(leaves, bound, marks, strict=True)], spec)
         walk = _walked(call, {id(mark): ("given", mark.place) for mark in marks}, spec)
         self.objects = walk.objects
         place = {leaf: index for index, leaf in enumerate(free)}
         self.fills = tuple(_fills(walk.nodes, place))
         flat, self.spec = pytree.tree_flatten(call, is_leaf=lambda x: is_openable(type(x)))
-        self.bound = [None if isinstance(x, _Mark) else x for x in flat]
-        self.free = [(i, place[x.place]) for i, x in enumerate(flat) if isinstance(x, _Mark)]
+        self.bound = [None if isinstance(x, _Placeholder) else x for x in flat]
+        self.free = [(i, place[x.place]) for i, x in enumerate(flat) if isinstance(x, _Placeholder)]
 
     def forward(self, *free: Any, **taps: Any) -> Any:
         leaves = list(self.bound)
@@ -205,7 +205,7 @@ class Unfolded(nn.Module):
         return tuple(values) if part[1] is tuple else part[1](*values)
 
 
-class _Mark:
+class _Placeholder:
     """Placeholder for an input and its length."""
 
     __slots__ = ("place",)
@@ -214,7 +214,7 @@ class _Mark:
         self.place = place
 
     @property
-    def shape(self) -> tuple[_Mark]:
+    def shape(self) -> tuple[_Placeholder]:
         return (self,)
 
 
@@ -274,7 +274,7 @@ def capture_call(
             if found is None:
                 raise
     after, reads = found
-    return capture_dynamo_graph(Unfolded(model, leaves, spec, bound, reads))(*free, **taps), after.spec
+    return capture_dynamo_graph(TensorFunction(model, leaves, spec, bound, reads))(*free, **taps), after.spec
 
 
 def _quietly(outcome: Callable[[], tuple[OutcomeSpec, Reads] | None]) -> tuple[OutcomeSpec, Reads] | None:

@@ -22,8 +22,8 @@ from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, s
 from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Part, Step, is_openable
 from fxshard.graph.side_effects import Attribute, Number, SideEffects, Write
 from fxshard.passes.trace.fakes.fake_model import Call
-from fxshard.passes.trace.python_state.attribute_tracking import Noted, NotedDict, NotedList, noting
-from fxshard.passes.trace.python_state.dynamo_changes import hooked_by_torch, own_changes, say_changes
+from fxshard.passes.trace.python_state.attribute_tracking import AttributeRecord, RecordedDict, RecordedList, recording
+from fxshard.passes.trace.python_state.dynamo_changes import hooked_by_torch, log_changes, own_changes
 from fxshard.passes.trace.python_state.objects import FIXED
 
 T = TypeVar("T")
@@ -39,22 +39,22 @@ class TracedSideEffects:
         self.call, self.observe, self.written = call, observe, frozenset(written)
         self.changed: tuple[str, ...] = ()
         self.found: SideEffects | None = None
-        self.looked = False
+        self.searched = False
         self.fixed = frozenset[Attribute]()
 
     def settle(self, capture: Callable[[], T]) -> T:
         """Captures, finds the side effects, and captures again if the graph must return tensors for them. Logs changes that cannot be
         replayed."""
         result = capture()
-        if self.looked:
+        if self.searched:
             return result
         own = own_changes(self.changed, self.call.model)
         followed = {(name, "") for name, plain in hooked_by_torch(self.call.model) if plain}
         if self.observe and (own or self.written):
-            self.looked = True
-            self.found, known = _looked_at(self.call, [(path, name) for path, name in own if name], self.written)
+            self.searched = True
+            self.found, known = _find_side_effects(self.call, [(path, name) for path, name in own if name], self.written)
             followed |= known
-        say_changes(self.call.model, self.changed, followed)
+        log_changes(self.call.model, self.changed, followed)
         return capture() if self.found is not None and self.found.reads else result
 
     def around(self, root: nn.Module, model: nn.Module) -> nn.Module:
@@ -84,7 +84,9 @@ Followed = set[tuple[str, str]]
 """Attributes whose changes can be replayed: (module, name), as from ``own_changes``."""
 
 
-def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]) -> tuple[SideEffects | None, Followed]:
+def _find_side_effects(
+    call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]
+) -> tuple[SideEffects | None, Followed]:
     """(the side effects of a call, the attributes that they cover); (None, empty) if the model does not run on fakes."""
     names = [name for name, _ in call.model.named_modules()]
     held = {(names.index(path), name) for path, name in containers if path in names}
@@ -160,16 +162,16 @@ def _run(call: Call, held: Collection[Attribute], numbers: Mapping[Attribute, in
     args, kwargs = pytree.tree_unflatten(twin.leaves, twin.spec)
     marks: Marks = {(place, name): env.number(f"before_{place}_{name}", value) for (place, name), value in numbers.items()}
     fresh = env.shape_env.ignore_fresh_unbacked_symbols()
-    with quiet_symbols(), twin.mode, fresh, torch.random.fork_rng(devices=[]), noting(twin.model, held, marks) as noted:
+    with quiet_symbols(), twin.mode, fresh, torch.random.fork_rng(devices=[]), recording(twin.model, held, marks) as noted:
         result = twin.model(*args, **kwargs)
-        noted.take(result)
+        noted.mark_used(result)
     return _Reading(call, noted, marks, {name: symbol_of(value) for name, value in env.known.items()}).run()
 
 
 class _Reading:
     """Builds a ``_Run`` from what was recorded during it."""
 
-    def __init__(self, call: Call, noted: Noted, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
+    def __init__(self, call: Call, noted: AttributeRecord, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
         self.noted, self.marks = noted, {a: symbol_of(value) for a, value in marks.items()}
         self.sizes, self.walk = sizes, Flattener()
         self.names = [name for name, _ in call.model.named_modules()]
@@ -218,13 +220,13 @@ class _Reading:
     def _write(self, place: int, name: str, line: str, old: Any, new: Any) -> Write | None:
         """The write of one attribute; None if it cannot be replayed: a list or object that was read, or an opaque value."""
         path = _path(self.names[place], name)
-        if isinstance(new, NotedList | NotedDict):
+        if isinstance(new, RecordedList | RecordedDict):
             if new.read:
                 return None
             found = new.added()
-            pairs = found if isinstance(new, NotedDict) else zip(range(-len(found), 0), found, strict=True)
+            pairs = found if isinstance(new, RecordedDict) else zip(range(-len(found), 0), found, strict=True)
             items = {k: self._part(v, f"{path}[{k!r}]", place, (("attr", name), ("item", k))) for k, v in pairs}
-            form = "items" if isinstance(new, NotedDict) else "replace" if new.fresh else "append"
+            form = "items" if isinstance(new, RecordedDict) else "replace" if new.fresh else "append"
             kept = tuple(part for part in items.values() if part is not None)
             return Write(place, name, path, line, form, kept, tuple(items)) if len(kept) == len(items) else None
         if (place, name) in self.noted.reads and (_is_deep(old) or _is_deep(new)):

@@ -89,7 +89,7 @@ def shorten(captured: fx.GraphModule, model: nn.Module, repeats: Repeats) -> Sho
         stubs = [n for n in captured.graph.nodes if n.target is repeat and n.args[0] == number]
         if stubs:
             body = writer.call_of(traced)
-            for row in _in_rows(captured.graph, body, [_stub_call(n) for n in stubs]):
+            for row in _rows(captured.graph, body, [_stub_call(n) for n in stubs]):
                 writer.write(body, row)
     writer.order_attributes()
     captured.graph.lint()
@@ -126,7 +126,7 @@ def _stub_call(node: fx.Node) -> _Call:
     return _Call(str(node.args[1]), [node, *given.values()], list(node.args[2:]), given, True)
 
 
-def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list[_Call]]:
+def _rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list[_Call]]:
     """Groups the calls into rows: each directly follows the one before, and reads the same of its results as the others in the row do."""
     place = {node: k for k, node in enumerate(graph.nodes)}
     rows = [[first]]
@@ -135,7 +135,7 @@ def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list
         follows = place[call.nodes[0]] == max(place[n] for n in before.nodes) + 1
         if follows and len(row) > 1:
             only = all(set(n.users) <= {call.nodes[0]} for n in before.given.values())
-            follows = only and _ways(call, before) == _ways(before, row[-2])
+            follows = only and _reads_of_previous(call, before) == _reads_of_previous(before, row[-2])
         if follows:
             row.append(call)
         else:
@@ -143,7 +143,7 @@ def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list
     return rows
 
 
-def _ways(call: _Call, before: _Call) -> list[int | fx.Node]:
+def _reads_of_previous(call: _Call, before: _Call) -> list[int | fx.Node]:
     """For each tensor that ``call`` reads: its index among the results of the call before, or the node if it is none of them."""
     place = {node: k for k, node in before.given.items()}
     return [place.get(n, n) for n in call.read]

@@ -19,17 +19,17 @@ from fxshard.graph.planning_graph import source_line
 from fxshard.ops.user_kernel import KernelCall, keep_call
 
 
-def carry_kernels(joint: fx.GraphModule) -> None:
+def replace_kernel_calls(joint: fx.GraphModule) -> None:
     """Rewrites the calls of Triton kernels, including those inside a ``triton_op``, which torch expands during tracing.
 
     Raises TraceError for a grid or sizes that are known only at run time.
     """
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and node.target in (FUNCTIONAL, MUTATION):
-            _carry(joint.graph, node)
+            _replace_call(joint.graph, node)
 
 
-def _carry(graph: fx.Graph, node: fx.Node) -> None:
+def _replace_call(graph: fx.Graph, node: fx.Node) -> None:
     given: dict[str, Any] = dict(node.kwargs)
     arguments = given["kwargs"]
     tensors = {name: x for name, x in arguments.items() if isinstance(x, fx.Node) and isinstance(x.meta.get("val"), torch.Tensor)}

@@ -19,7 +19,7 @@ from fxshard.graph.planning_graph import source_line
 aten = torch.ops.aten
 
 
-def spell_strides(joint: fx.GraphModule) -> None:
+def replace_as_strided(joint: fx.GraphModule) -> None:
     """Replaces ``as_strided`` and ``as_strided_scatter``; raises TraceError for one that addresses memory outside the graph's values."""
     for node in list(joint.graph.nodes):
         if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):

@@ -17,7 +17,7 @@ from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 from fxshard.graph.side_effects import Attribute
 from fxshard.ops.creation import MOST
-from fxshard.passes.trace.captured.probe import probe
+from fxshard.passes.trace.rewrites.probe import probe
 
 BUFFER = "register it as a buffer (register_buffer(name, value, persistent=False) keeps it out of the state_dict)"
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -33,7 +33,7 @@ def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def spell_attributes(
+def replace_tensor_attributes(
     captured: fx.GraphModule, model: nn.Module, fake_model: nn.Module, names: Mapping[str, str], flat_args: Sequence[Any]
 ) -> frozenset[Attribute]:
     """Replaces tensors in ``captured`` that are not parameters or buffers by calls that create them; returns the attributes replaced.
@@ -80,7 +80,7 @@ def _refuse_changed(
             raise TraceError(f"the attribute {path} is changed in the forward but is no buffer", remedy=BUFFER)
 
 
-def spell_constants(joint: fx.GraphModule) -> None:
+def replace_constants(joint: fx.GraphModule) -> None:
     """Replaces the tensor attributes of the joint graph by calls that create them."""
     for node in list(joint.graph.nodes):
         if node.op == "get_attr" and node.users:
