@@ -160,7 +160,7 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(map(_look, value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise TypeError("comparing symbols would ask what only running tells")
+        raise TypeError("symbols cannot be compared before run time")
     if isinstance(value, dict):
         return tuple((name, _look(item)) for name, item in value.items())
     return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0

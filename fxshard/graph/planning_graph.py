@@ -276,10 +276,10 @@ def run_time_cause(node: fx.Node) -> str:
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
         return "it reads or gives a sparse tensor"
     if any(map(_has_unknown_size, taken)):
-        return "it reads a tensor whose size only running tells"
+        return "it reads a tensor whose size is known only at run time"
     if by_values or any(map(_has_unknown_size, given)):
-        return "it gives a tensor whose size only running tells"
-    return "it reads or gives a number that only running tells" if any(map(is_unknown, (*given, *taken))) else ""
+        return "it gives a tensor whose size is known only at run time"
+    return "it reads or gives a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
 
 
 @cached_by_target

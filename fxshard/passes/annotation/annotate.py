@@ -70,7 +70,7 @@ class Annotated:
 
     @cached_property
     def plan_entries(self) -> IdentityCache:
-        """A cache of the ``PlannedNode`` entries of earlier plans: most entries are the same in the next plan."""
+        """A cache of the entries and times of earlier plans: most of them are the same in the next plan."""
         return IdentityCache()
 
 
@@ -115,7 +115,7 @@ def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> An
     assert graph.family is not None
     guard = first_broken(graph.family.guards, graph.family.with_derived(sizes))
     if guard is not None:
-        what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
+        what = f"a plan for the example is not valid for {sizes_named(sizes)}: the model takes for granted that {guard}"
         raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
     return at_sizes(graph, mesh, sizes)
 
@@ -201,7 +201,7 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     if len(found) >= LEAST:
         return found
     raise SizesError(
-        f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
+        f"cannot find {LEAST} sizes of {', '.join(d.name for d in family.dims)} besides the example's, to test which specs are always legal",
         remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
     )
 

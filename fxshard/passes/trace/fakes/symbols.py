@@ -164,7 +164,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)
         if found is not None:
             raise TraceError(
-                f"{found.name} ({found.target}) has a size that only running tells, which dynamic sizes do not go with",
+                f"{found.name} ({found.target}) has a size known only at run time, which cannot be combined with dynamic sizes",
                 remedy="plan for one size: leave out dynamic_shapes, or pass dynamic=False",
             )
 

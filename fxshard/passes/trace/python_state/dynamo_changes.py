@@ -55,7 +55,7 @@ def log_changes(model: nn.Module, sources: Sequence[str], followed: Collection[t
     left = [s for s, place in places if not (place in followed or (place is not None and _is_ours(place, model)) or _is_of_call(s, model))]
     said = [re.sub(r".*_modules\['_export_root'\]", "self", s).replace(".__dict__", "") for s in left]
     own = any(name.startswith("self") for name in said)
-    text = f"the forward of %s changes Python objects (%s); what is sharded leaves them as they are{REMEDY if own else ''}"
+    text = f"the forward of %s changes Python objects (%s); the sharded model leaves them unchanged{REMEDY if own else ''}"
     if said:
         log.log(logging.WARNING if own else logging.INFO, text, type(model).__name__, ", ".join(said))
 

@@ -74,5 +74,5 @@ def first_that_works(model: nn.Module, capture: Callable[[bool, RepeatedLayers],
         except Exception:
             raise error from None
         where = "fxshard/passes/trace/functions/data_dependent.py"
-        log.info("%s is traced with torch functions that look at data spelled out, see %s", type(model).__name__, where)
+        log.info("%s is traced with replacements for torch functions that branch on data, see %s", type(model).__name__, where)
         return made

@@ -36,7 +36,7 @@ def _replace_call(graph: fx.Graph, node: fx.Node) -> None:
     plain = {name: x for name, x in arguments.items() if name not in tensors}
     if node.target is MUTATION or fx.map_arg((plain, given["grid"]), lambda n: None) != (plain, given["grid"]):
         raise TraceError(
-            f"{node.name} calls a Triton kernel with sizes or a grid that only running tells",
+            f"{node.name} calls a Triton kernel with sizes or a grid known only at run time",
             where=source_line(node) or node.name,
             remedy="put the call into an operator: @torch.library.custom_op with register_fake and register_autograd",
         )

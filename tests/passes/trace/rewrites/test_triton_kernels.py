@@ -149,5 +149,5 @@ def test_a_call_that_was_not_made_functional() -> None:
     given = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1,)], "tma_descriptor_metadata": {}, "kwargs": {"x": x}}
     graph.call_function(torch.ops.higher_order.triton_kernel_wrapper_mutation, (), given)
     graph.output(x)
-    with pytest.raises(TraceError, match=r"only running tells(.|\n)*custom_op"):
+    with pytest.raises(TraceError, match=r"known only at run time(.|\n)*custom_op"):
         replace_kernel_calls(fx.GraphModule(nn.Module(), graph))
