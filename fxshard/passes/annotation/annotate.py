@@ -200,8 +200,9 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
                 break
     if len(found) >= LEAST:
         return found
+    names = ", ".join(dim.name for dim in family.dims)
     raise SizesError(
-        f"cannot find {LEAST} sizes of {', '.join(d.name for d in family.dims)} besides the example's, to test which specs are always legal",
+        f"cannot find {LEAST} sizes of {names} besides the example's, to test which specs are legal at all sizes",
         remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
     )
 
