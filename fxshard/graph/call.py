@@ -80,11 +80,11 @@ class Call:
         return True
 
 
-KNOWN = 50_000
+CACHE_SIZE = 50_000
 """Maximum number of cached calls."""
 
-_KNOWN: dict[Hashable, Call] = {}
-_SYMBOLIC: WeakKeyDictionary[fx.Graph, dict[Hashable, Call]] = WeakKeyDictionary()
+_CALLS: dict[Hashable, Call] = {}
+_SYMBOLIC_CALLS: WeakKeyDictionary[fx.Graph, dict[Hashable, Call]] = WeakKeyDictionary()
 """Calls with symbolic sizes, cached as long as their graph lives."""
 
 
@@ -94,27 +94,27 @@ def call_of(node: fx.Node) -> Call:
     Symbolic sizes stay symbolic.
     """
     try:
-        look = name_of(node.target), _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
-        known = _KNOWN.get(look)
+        key = name_of(node.target), _cache_key(node.args), _cache_key(node.kwargs), _cache_key(node.meta.get("val"))
+        known = _CALLS.get(key)
     except TypeError:  # symbolic sizes, or a node that is not a tensor
         return _symbolic_call(node)
     if known is None:
-        known = _KNOWN[look] = _call_of(node)
-        if len(_KNOWN) > KNOWN:
-            _KNOWN.pop(next(iter(_KNOWN)))
+        known = _CALLS[key] = _new_call(node)
+        if len(_CALLS) > CACHE_SIZE:
+            _CALLS.pop(next(iter(_CALLS)))
     return known
 
 
 def _symbolic_call(node: fx.Node) -> Call:
     """``call_of`` for symbolic sizes; cached per graph, because symbols of one name differ between graphs."""
-    calls = _SYMBOLIC.setdefault(node.graph, {})
+    calls = _SYMBOLIC_CALLS.setdefault(node.graph, {})
     try:
-        look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
-        known = calls.get(look)
+        key = name_of(node.target), *map(_symbolic_key, (node.args, node.kwargs, node.meta.get("val")))
+        known = calls.get(key)
     except TypeError:  # a size known only at run time, or a node that is not a tensor
-        return _call_of(node)
+        return _new_call(node)
     if known is None:
-        known = calls[look] = _call_of(node)
+        known = calls[key] = _new_call(node)
     return known
 
 
@@ -145,7 +145,7 @@ def _at_example(value: Any) -> Any:
     return value
 
 
-def _look(value: Any) -> Hashable:
+def _cache_key(value: Any) -> Hashable:
     """Cache key of an argument or value. Constants carry their type, because 1, 1.0 and True are different arguments."""
     kind = type(value)
     if kind in _CONSTANTS:
@@ -158,27 +158,27 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_look, value))
+        return tuple(map(_cache_key, value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise TypeError("symbols cannot be compared before run time")
     if isinstance(value, dict):
-        return tuple((name, _look(item)) for name, item in value.items())
+        return tuple((name, _cache_key(item)) for name, item in value.items())
     return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
 
 
-def _symbolic_look(value: Any) -> Hashable:
-    """``_look`` for symbolic values: a symbolic number is keyed by its expression and its ShapeEnv."""
+def _symbolic_key(value: Any) -> Hashable:
+    """``_cache_key`` for symbolic values: a symbolic number is keyed by its expression and its ShapeEnv."""
     if is_symbolic(value):
         return value.node.shape_env, expression(value)
     if isinstance(value, fx.Node) and is_tensor(value):
-        return _symbolic_look(value.meta["val"])
+        return _symbolic_key(value.meta["val"])
     if isinstance(value, torch.Tensor):
-        return tuple(map(_symbolic_look, value.shape)), value.dtype
+        return tuple(map(_symbolic_key, value.shape)), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_symbolic_look, value))
+        return tuple(map(_symbolic_key, value))
     if isinstance(value, dict):
-        return tuple((name, _symbolic_look(item)) for name, item in value.items())
-    return _look(value)
+        return tuple((name, _symbolic_key(item)) for name, item in value.items())
+    return _cache_key(value)
 
 
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
@@ -192,7 +192,7 @@ def _sizes(value: torch.Tensor) -> tuple[int, ...]:
     return shape
 
 
-def _call_of(node: fx.Node) -> Call:
+def _new_call(node: fx.Node) -> Call:
     read, given = operands(node), outputs_of(node)
     places = iter(range(len(read)))
     args = tuple(_frozen(a, places) for a in node.args)

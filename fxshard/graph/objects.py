@@ -426,7 +426,7 @@ class Outcome:
     values: Sequence[Any]
     after: OutcomeSpec
 
-    def settle(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
+    def apply(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
         """Applies the call's changes to its ``objects``, in place, and returns the model's result. ``given``: leaves of the arguments.
 
         ``device``: the device of the tensors, for attributes that name it: a trace names the CPU.
@@ -435,7 +435,7 @@ class Outcome:
 
     def on_copies(self, given: Sequence[Any]) -> Any:
         """The model's result, built from new objects: those of the call stay unchanged."""
-        return self.settle(Builder(self.after.before, (), given).objects, given)
+        return self.apply(Builder(self.after.before, (), given).objects, given)
 
 
 pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda values, after: Outcome(list(values), after))

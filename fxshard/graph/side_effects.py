@@ -54,7 +54,7 @@ class Write:
     def attribute(self) -> Attribute:
         return self.place, self.name
 
-    def do(self, module: nn.Module, values: Sequence[Any]) -> None:
+    def apply(self, module: nn.Module, values: Sequence[Any]) -> None:
         if self.form == "set":
             setattr(module, self.name, values[0])
             return
@@ -95,10 +95,10 @@ class SideEffects:
             isinstance(states[w.place].get(w.name), dict if w.form == "items" else list) for w in self.writes if w.form != "set"
         )
 
-    def settle(self, modules: Sequence[nn.Module], outputs: Sequence[Any], sizes: Mapping[str, int], device: torch.device) -> None:
+    def apply(self, modules: Sequence[nn.Module], outputs: Sequence[Any], sizes: Mapping[str, int], device: torch.device) -> None:
         """Sets the attributes of ``modules`` after a run with the further outputs ``outputs``, at these dynamic ``sizes``."""
         states = [vars(module) for module in modules]
         values = [outputs[v] if isinstance(v, int) else v.value(states, sizes) for v in self.values]
         builder = Builder(self.nodes, values, device=device)
         for write in self.writes:
-            write.do(modules[write.place], [builder.value(part) for part in write.parts])
+            write.apply(modules[write.place], [builder.value(part) for part in write.parts])

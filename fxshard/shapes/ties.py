@@ -23,7 +23,7 @@ def fixes_jointly(guard: Guard) -> bool:
 def tie_remedy(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | None]]) -> str:
     """The remedy, for an error message, if a model ties ``dims``. ``inputs``: shapes by path, None for a dynamic size."""
     otherwise = "leave it static, or write the model without numbers that hold this size"
-    found = [(dim, path, k) for dim in dims for path, k in _as_long(dim, inputs)]
+    found = [(dim, path, k) for dim in dims for path, k in _same_size(dim, inputs)]
     if not found:
         return otherwise
     said = " and ".join(f"dim {k} of {path} ({dim.example}) is {dim.name}" for dim, path, k in found)
@@ -31,7 +31,7 @@ def tie_remedy(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | N
     return f"if {said} too, name that as well, with dynamic_shapes={named} beside what is named; else {otherwise}"
 
 
-def _as_long(dim: DynamicDim, inputs: Mapping[str, Sequence[int | None]]) -> list[tuple[str, int]]:
+def _same_size(dim: DynamicDim, inputs: Mapping[str, Sequence[int | None]]) -> list[tuple[str, int]]:
     """(path, dim) of static dims of other inputs with the size of ``dim``: one per input, at the same position if possible."""
     own, places = {path for path, _ in dim.places}, [k for _, k in dim.places]
     found = []

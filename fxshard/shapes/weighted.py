@@ -99,7 +99,7 @@ def largest_sizes(dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], 
     if first_broken(guards, most) is None:
         return most
     found = {dim.name: dim.example for dim in dims}
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         before = dict(found)
         for dim in dims:
             found[dim.name] = _grown(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
@@ -115,9 +115,9 @@ def _upper_size(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -
     return dim.most if dim.uneven else -(-dim.most // ranks) * ranks
 
 
-ROUNDS = 100
+MAX_ROUNDS = 100
 """Maximum number of rounds in which dims that bound each other grow in turn."""
-NEAR = 4
+TRIED_LARGEST = 4
 """Number of the largest sizes tried one by one before bisection: the size may have to be a multiple of something."""
 
 
@@ -130,7 +130,7 @@ def _grown(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards:
 
     least = sizes[name]
     low, high = least // unit, largest // unit
-    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= least or holds(size)), None)
+    near = next((size for size in (largest, *(unit * (high - k) for k in range(TRIED_LARGEST))) if size <= least or holds(size)), None)
     if near is not None:
         return max(near, least)
     while high - low > 1:

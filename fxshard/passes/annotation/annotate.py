@@ -87,16 +87,16 @@ def annotate(
     if graph.family is None:
         return found
     family, example = graph.family, tuple(graph.family.example.items())
-    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
-    roomy = _roomy(family.example, family, mesh) if loose else family.example  # an example of one element cuts as larger ones do
-    specs = dict(found.specs if roomy == family.example else at_sizes(graph, mesh, roomy).specs)
+    uneven = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    enlarged = _enlarged(family.example, family, mesh) if uneven else family.example  # an example of one element shards as larger ones do
+    specs = dict(found.specs if enlarged == family.example else at_sizes(graph, mesh, enlarged).specs)
     for sizes in probes(family, mesh):
         _keep_legal(specs, at_sizes(graph, mesh, sizes).specs)
     samples = [(one.weight, found if one.sizes == example else _served_at(graph, mesh, dict(one.sizes))) for one in sampled]
     most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
     for other in (*(one for _, one in samples), *((most,) if most else ())):
         _keep_legal(specs, other.specs)
-    kept = _at_all_sizes(specs, family, mesh, loose) if loose else specs
+    kept = _at_all_sizes(specs, family, mesh, uneven) if uneven else specs
     own = replace(found, specs=kept, sizes=example)
     priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
     counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
@@ -132,15 +132,15 @@ def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple
 
 
 def _at_all_sizes(
-    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, loose: Collection[sympy.Symbol]
+    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, uneven: Collection[sympy.Symbol]
 ) -> dict[str, tuple[OpSpec, ...]]:
-    """The specs that are legal for all values of the symbols ``loose``: those that the rule allows for symbolic sizes, if it can be
+    """The specs that are legal for all values of the symbols ``uneven``: those that the rule allows for symbolic sizes, if it can be
     evaluated without concrete values; otherwise those that shard no dim whose size depends on such a symbol."""
     found = dict(specs)
     for node in family.module.graph.nodes:
         if node.op != "call_function" or node.name not in found:
             continue
-        ins, outs = ([_loose_dims(value, loose) for value in values] for values in (_values(node), outputs_of(node)))
+        ins, outs = ([_uneven_dims(value, uneven) for value in values] for values in (_values(node), outputs_of(node)))
         if not any((*ins, *outs)):
             continue
         legal = _legal_for_symbols(node, mesh)
@@ -166,7 +166,7 @@ def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
         return None
 
 
-def _loose_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
+def _uneven_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
     return [] if value is None else [d for d, size in enumerate(value.shape) if depends_on(size, symbols)]
 
 
@@ -174,9 +174,9 @@ def _cuts(layouts: Sequence[Layout], dims: Sequence[Sequence[int]]) -> bool:
     return any(layout.axes_on(d) for layout, some in zip(layouts, dims, strict=True) for d in some)
 
 
-PROBED, LEAST = 3, 2
+PROBES, MIN_PROBES = 3, 2
 """Number of other sizes at which a spec must be legal, and the minimum if a range is narrow."""
-DRAWN = 2000
+MAX_DRAWS = 2000
 """Number of random draws to find them."""
 
 
@@ -185,24 +185,24 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     are multiples of the mesh's size; for uneven dims, no axis divides them, and unless the range is narrow, no shard is empty. Derived dims
     follow from the others.
 
-    Raises SizesError for fewer than ``LEAST``: a spec that is legal in general could not be told from one that fits the example by chance.
+    Raises SizesError for fewer than ``MIN_PROBES``: a spec that is legal in general could not be told from one that fits by chance.
     """
     found: list[dict[str, int]] = []
     choices = {dim.name: _sizes_of(dim, mesh) for dim in family.dims if dim.name not in family.derived}
     draw = random.Random(0)
-    for _ in range(DRAWN if all(choices.values()) else 0):
+    for _ in range(MAX_DRAWS if all(choices.values()) else 0):
         free = {name: draw.choice(some) for name, some in choices.items()}
         sizes = family.with_derived(free)
         good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and first_broken(family.guards, sizes) is None
         if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
-            if len(found) == PROBED:
+            if len(found) == PROBES:
                 break
-    if len(found) >= LEAST:
+    if len(found) >= MIN_PROBES:
         return found
     names = ", ".join(dim.name for dim in family.dims)
     raise SizesError(
-        f"cannot find {LEAST} sizes of {names} besides the example's, to test which specs are legal at all sizes",
+        f"cannot find {MIN_PROBES} sizes of {names} besides the example's, to test which specs are legal at all sizes",
         remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
     )
 
@@ -221,11 +221,11 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
     last = tuple(n - 1 for n in mesh.shape)
     sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
     odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
-    if len(odd) >= LEAST:
+    if len(odd) >= MIN_PROBES:
         return odd
     narrow = [s for s in range(dim.least, most + 1) if s != dim.example and all(s % n for n in mesh.shape if n > 1)]
     some = (odd, [s for s in narrow if s >= count], narrow, sizes)
-    return next((found for found in some if len(found) >= LEAST), odd or sizes)
+    return next((found for found in some if len(found) >= MIN_PROBES), odd or sizes)
 
 
 def illegal_node_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
@@ -238,8 +238,8 @@ def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
     known = graph.cache.setdefault("always legal", {})
     if id(plan) not in known:
         assert graph.family is not None
-        loose = all(dim.uneven for dim in graph.family.dims)
-        known[id(plan)] = plan, loose and first_illegal(plan, annotate(graph, plan.mesh).specs) is None
+        any_size = all(dim.uneven for dim in graph.family.dims)
+        known[id(plan)] = plan, any_size and first_illegal(plan, annotate(graph, plan.mesh).specs) is None
     found: bool = known[id(plan)][1]
     return found
 
@@ -250,7 +250,7 @@ def specs_for_remainders(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, i
     Lowering handles shards of no or one element, so they make no spec illegal: larger sizes with the same remainders are tested instead.
     """
     assert graph.family is not None
-    return at_sizes(graph, mesh, _roomy(sizes, graph.family, mesh)).specs
+    return at_sizes(graph, mesh, _enlarged(sizes, graph.family, mesh)).specs
 
 
 def first_illegal(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
@@ -259,7 +259,7 @@ def first_illegal(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
 
 
-def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
+def _enlarged(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
     """Sizes with the same remainders that leave each rank at least two elements; ``sizes`` itself if a guard does not hold for them."""
     count = math.prod(mesh.shape)
     larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}

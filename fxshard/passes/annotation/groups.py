@@ -77,9 +77,9 @@ def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group
         first: dict[tuple[fx.Node, ...], fx.Node] = {}
         for node in nodes:
             if node in inside:
-                _join(found, node, [s for s, _ in map(producer, operands(node)) if s in inside and _op(s) != family.final])
+                _merge(found, node, [s for s, _ in map(producer, operands(node)) if s in inside and _op(s) != family.final])
                 if family.siblings:
-                    _join(found, node, [_sibling(node, first)])
+                    _merge(found, node, [_sibling(node, first)])
     parts = {id(part): part for part in found.values() if len(part) > 1 and all(map(free, part))}
     order = {node: k for k, node in enumerate(nodes)}
     return tuple(_group(sorted(part, key=order.__getitem__), readers) for part in parts.values())
@@ -109,26 +109,26 @@ def _joint(sources: tuple[tuple[Source, ...], ...], specs: tuple[tuple[OpSpec, .
             ((*chosen, k), seen)
             for chosen, before in states
             for k, spec in enumerate(options)
-            if (seen := _agreed(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
+            if (seen := _merged_layouts(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
         ]
         if len(states) > MAX_STATES:
             return ()
     return tuple(chosen for chosen, _ in states)
 
 
-def _agreed(spec: OpSpec, sources: Sequence[Source], chosen: Sequence[OpSpec], seen: dict[int, Layout]) -> dict[int, Layout] | None:
+def _merged_layouts(spec: OpSpec, sources: Sequence[Source], chosen: Sequence[OpSpec], seen: dict[int, Layout]) -> dict[int, Layout] | None:
     """The layouts of the values from outside, including those that ``spec`` reads; None if it is incompatible with the specs ``chosen``."""
     seen = dict(seen)
     for want, (member, output, inner) in zip(spec.inputs, sources, strict=True):
         if member < 0:
             if seen.setdefault(output, want) != want:
                 return None
-        elif not _passes(chosen[member].outputs[output], want, inner):
+        elif not _can_pass(chosen[member].outputs[output], want, inner):
             return None
     return seen
 
 
-def _passes(have: Layout | None, want: Layout, inner: bool) -> bool:
+def _can_pass(have: Layout | None, want: Layout, inner: bool) -> bool:
     """Whether a value can pass between members: unchanged, or reduced if only members read it. A reader outside might reduce it too, and
     the cost would be counted twice."""
     if have is None or have == want:
@@ -144,7 +144,7 @@ def _sibling(node: fx.Node, first: dict[tuple[fx.Node, ...], fx.Node]) -> fx.Nod
     return other
 
 
-def _join(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:
+def _merge(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:
     """Merges a node's part with the parts of ``others``."""
     part = found.setdefault(node, [node])
     for other in others:

@@ -120,26 +120,26 @@ class Windows:
         """
         share = self.mesh.hardware.overlap
         if not share:
-            return BUCKETED if value in self._returned or producer(value)[0] in self._given else None
+            return BUCKETED if value in self._gradients or producer(value)[0] in self._parameters else None
         source, output = producer(value)
-        made = source not in self._given
-        early = [reader for reader in readers if reader[0] in self._early]
+        made = source not in self._parameters
+        early = [reader for reader in readers if reader[0] in self._forward]
         places = [(True, (source.name, output))] if made else [(False, reader) for reader in early or readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
         if not window:
             return None
         tensor = value.meta["val"]
-        full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
+        full = _full_time(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
         return OverlapAtSize(share, min(1.0, window / full) if full else 1.0, window)
 
     @cached_property
-    def _early(self) -> set[str]:
+    def _forward(self) -> set[str]:
         """Names of the operators in the forward."""
         times = Lifetimes(self.graph)
         return {n.name for n in times.time if n.op == "call_function" and not times.in_backward(n)}
 
     @cached_property
-    def _given(self) -> set[fx.Node]:
+    def _parameters(self) -> set[fx.Node]:
         """Parameters, and their views and casts (``RELABELS``)."""
         found = {self.graph.by_name[end.node] for end in self.graph.inputs_of("parameter")}
         for node in planned_nodes(self.graph):
@@ -148,7 +148,7 @@ class Windows:
         return found
 
     @cached_property
-    def _returned(self) -> set[fx.Node]:
+    def _gradients(self) -> set[fx.Node]:
         """Values that are used only as a parameter's gradient, or only to make one by views and casts."""
         trained = {end.name for end in self.graph.inputs_of("parameter")}
         ends = zip(self.graph.outputs, operands(self.graph.module.graph.output_node()), strict=True)
@@ -168,7 +168,7 @@ class Windows:
     @cached_property
     def _windows(self) -> Mapping[tuple[bool, Place], float]:
         """Windows in microseconds by (whether the value is made, place): each segment's time is shared among its claims by bytes."""
-        segments, claims = self._anchored()
+        segments, claims = self._segments_and_claims()
         times = [math.fsum(computed) for computed in segments]
         sizes = [0] * len(times)
         for claim in claims:
@@ -176,10 +176,10 @@ class Windows:
                 sizes[k] += claim.size
         return {(c.made, c.place): math.fsum(times[k] * c.size / sizes[k] for k in c.segments(len(times)) if c.size) for c in claims}
 
-    def _anchored(self) -> tuple[list[list[float]], list[Claim]]:
+    def _segments_and_claims(self) -> tuple[list[list[float]], list[Claim]]:
         """(compute times of the operators in each segment, the claims to them)."""
         made: dict[fx.Node, list[fx.Node]] = {}
-        for value in self._returned:
+        for value in self._gradients:
             made.setdefault(producer(value)[0], []).append(value)
         segments: list[list[float]] = [[]]
         claims: list[Claim] = []
@@ -188,26 +188,26 @@ class Windows:
                 continue
             if name_of(node.target) not in RELABELS:
                 anchor, before = len(segments) - 1, len(claims)
-                reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._given]
+                reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._parameters]
                 claims += [Claim(anchor, False, (node.name, k), _bytes(value)) for k, value in reads]
                 claims += [Claim(anchor, True, (node.name, producer(value)[1]), _bytes(value)) for value in made.get(node, ())]
                 if len(claims) > before:
                     segments.append([])
-            segments[-1].append(self._least(node))
+            segments[-1].append(self._min_compute_time(node))
         return segments, claims
 
     @cached_property
     def _cache(self) -> IdentityCache:
         return IdentityCache()
 
-    def _least(self, node: fx.Node) -> float:
+    def _min_compute_time(self, node: fx.Node) -> float:
         """A lower bound of a node's compute time, in microseconds."""
         call, specs = self.calls[node.name], self.specs[node.name]
         return self._cache(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
 
 
 @lru_cache(maxsize=4096)
-def _full(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
+def _full_time(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
     """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to that."""
     paths = table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]

@@ -40,10 +40,10 @@ def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tupl
     others = {n for n in times.time if not times.in_backward(n)}
     found = []
     parts = [set(part) for part in together]
-    for name, ends in _ends(times):
-        inside = _above(ends, others.__contains__)
+    for name, ends in _block_outputs(times):
+        inside = _ancestors_inside(ends, others.__contains__)
         others -= inside
-        nodes = _again(times, inside, [part for part in parts if part & inside])
+        nodes = _nodes_to_recompute(times, inside, [part for part in parts if part & inside])
         late = [r for n in nodes for r in _readers(times, n) if times.in_backward(r)]
         before = min(late, key=times.time.__getitem__, default=None)
         if (
@@ -53,7 +53,7 @@ def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tupl
     return tuple(found)
 
 
-def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
+def _block_outputs(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
     """(name, nodes that it returns) of each call of a module in a list, in graph order. A module that is alone in its list is left out."""
     calls: list[tuple[str, list[fx.Node]]] = []
     names: dict[str, set[str]] = {}
@@ -71,7 +71,7 @@ def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
     return sorted(kept, key=lambda call: max(map(times.time.__getitem__, call[1])))
 
 
-def _above(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
+def _ancestors_inside(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """The nodes ``ends`` and their ancestors, as far as they are ``inside``; getitems count as their producers."""
     found: set[fx.Node] = set()
     todo = [*ends]
@@ -83,21 +83,21 @@ def _above(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx
     return found
 
 
-def _again(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:
+def _nodes_to_recompute(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:
     """The nodes of a block to recompute: those that the backward reads, and their ancestors inside the block."""
-    free = {n for n in inside if _repeats(n) and all(r in inside or times.in_backward(r) for r in _readers(times, n))}
+    free = {n for n in inside if _is_deterministic(n) and all(r in inside or times.in_backward(r) for r in _readers(times, n))}
     while True:
         split = {n for part in parts if not part <= free for n in part}
         smaller = free - split - _bases(times, inside - free)
         if smaller == free:
             break
         free = smaller
-    needed = _above((n for n in free if any(map(times.in_backward, _readers(times, n)))), free.__contains__)
+    needed = _ancestors_inside((n for n in free if any(map(times.in_backward, _readers(times, n)))), free.__contains__)
     while True:
         whole = {n for part in parts if part & needed for n in part}
         if whole <= needed:
             return needed
-        needed = _above(needed | whole, free.__contains__)
+        needed = _ancestors_inside(needed | whole, free.__contains__)
 
 
 def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
@@ -110,7 +110,7 @@ def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _repeats(node: fx.Node) -> bool:
+def _is_deterministic(node: fx.Node) -> bool:
     """Whether recomputing it gives the same result. fxshard's random operators do, because they are functions of their seed."""
     tags = getattr(node.target, "tags", ())
     return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not depends_on_run_time(node)

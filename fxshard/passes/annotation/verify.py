@@ -83,17 +83,17 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
     for move in plan.redistributions:
         for reader in move.readers:
             moves.setdefault(reader, []).append(move)
-        if move.source == _made(graph, plan, move):
+        if move.source == _source_layout(graph, plan, move):
             kept.setdefault(move.value, set()).add(move.target)
     served: dict[tuple[str, int], tuple[str, Layout]] = {}
-    fine: set[Hashable] = set()
+    passed: set[Hashable] = set()
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
         _check_identity(node, planned.pop(node.name), plan)
         reads = operands(node)
-        _check_form(node, spec, plan, reads, fine)
+        _check_form(node, spec, plan, reads, passed)
         for k, (operand, want) in enumerate(zip(reads, spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
@@ -117,7 +117,7 @@ def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tup
             raise PlanError(f"the plan moves {move.value}, which the graph lacks", where=f"node {move.value}", remedy="plan again")
         where = _where(graph.by_name[move.value])
         if not move.readers or move.ahead:  # the others were checked with their readers
-            _check_way(move, graph.by_name[move.value], {_made(graph, plan, move)})
+            _check_steps(move, graph.by_name[move.value], {_source_layout(graph, plan, move)})
         wrong = [reader for reader in move.readers if served.get(reader) != (move.value, move.target)]
         if wrong or not (move.readers or any(other.value == move.value and other.source == move.target for other in plan.redistributions)):
             nobody = "which nobody reads" if len(wrong) == len(move.readers) else f"operand {wrong[0][1]} of {wrong[0][0]} does not read it"
@@ -128,7 +128,7 @@ def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tup
             seen.add(reader)
 
 
-def _made(graph: PlanningGraph, plan: ShardingPlan, move: Redistribution) -> Layout | None:
+def _source_layout(graph: PlanningGraph, plan: ShardingPlan, move: Redistribution) -> Layout | None:
     """The layout in which the redistributed value is produced; None if the plan does not say."""
     node = graph.by_name.get(move.value)
     if node is None or producer(node)[0].name not in plan.specs:
@@ -156,14 +156,14 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
             raise PlanError(f"the plan gives {node.name} the {fact} {said!r}, the model {true!r}", where=_where(node), remedy=remedy)
 
 
-def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], fine: set[Hashable]) -> None:
-    """Raises PlanError unless ``spec`` fits the node's operands, outputs and the mesh. ``fine``: (id of the spec, numbers of dims) that
+def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], passed: set[Hashable]) -> None:
+    """Raises PlanError unless ``spec`` fits the node's operands, outputs and the mesh. ``passed``: (id of the spec, numbers of dims) that
     passed before."""
     gives = outputs_of(node) if node.op != "output" else ()
     form = id(spec), *(o.meta["val"].dim() for o in reads), None, *(None if v is None else v.dim() for v in gives)
-    if form in fine:
+    if form in passed:
         return
-    fine.add(form)
+    passed.add(form)
     if len(spec.inputs) != len(reads) or len(spec.outputs) != len(gives):
         raise PlanError(
             f"the plan's spec {spec} of {node.name} is not for {len(reads)} operands and {len(gives)} outputs",
@@ -184,10 +184,10 @@ def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistributio
     if move is None:
         have = " or ".join(sorted(map(str, given)))
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
-    _check_way(move, operand, given)
+    _check_steps(move, operand, given)
 
 
-def _check_way(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
+def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
     """Raises PlanError unless a redistribution is for this tensor, starts at an available layout and reaches its target by legal steps."""
     where, tensor = _where(value), value.meta["val"]
     if move.shape != plain_shape(tensor.shape) or move.itemsize != tensor.dtype.itemsize:

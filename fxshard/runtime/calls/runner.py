@@ -69,7 +69,7 @@ class Runner:
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
         if self.settles:
             objects = leaves.objects if isinstance(leaves, Leaves) else ()
-            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves, self.bound.device)
+            return pytree.tree_unflatten(outputs, self.program.out_spec).apply(objects, leaves, self.bound.device)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:

@@ -39,7 +39,7 @@ class Row:
     tensors: tuple[tuple[str, ...], ...]
     submodules: tuple[tuple[str, ...], ...]
 
-    def kept(self, copy: int) -> int:
+    def index_of(self, copy: int) -> int:
         """The index in the whole row of the traced layer number ``copy``."""
         return copy if copy < KEPT // 2 else len(self.modules) - KEPT + copy
 
@@ -186,7 +186,7 @@ class _Writer:
         for copy, call in enumerate(kept):
             nodes = self._written(body, call) if call.stub else body.nodes
             if kept is not row:
-                self._label(nodes, copy, self.rows[-1].tensors[self.rows[-1].kept(copy)])
+                self._label(nodes, copy, self.rows[-1].tensors[self.rows[-1].index_of(copy)])
 
     def order_attributes(self) -> None:
         """Orders the attributes by first use, as Dynamo does."""
@@ -200,7 +200,7 @@ class _Writer:
             if node.op == "get_attr" and id(self._value(node)) in self.first_names:
                 name = self.first_names[id(self._value(node))]
                 at = (node.meta.get("custom") or {}).get(LABEL)
-                if name in owners and (at is None or (at[0], self.rows[at[0]].kept(at[1])) != owners[name]):
+                if name in owners and (at is None or (at[0], self.rows[at[0]].index_of(at[1])) != owners[name]):
                     raise NotAlike(f"{name} is read outside of its layer")
 
     def _module(self, call: _Call) -> nn.Module:

@@ -35,16 +35,16 @@ def unroll(joint: fx.GraphModule, shortened: Shortened) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """The position of a node: its row, its layer among the kept ones, its pass through the row (``_Turn``), and its index in the block."""
+    """The position of a node: its row, its layer among the kept ones, its pass through the row, and its index in the block."""
 
     row: int
     copy: int
-    turn: int
+    row_pass: int
     index: int
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _RowPass:
     """One pass through the layers of a row: their consecutive blocks, by layer. ``down``: the last layer comes first (a backward)."""
 
     number: int
@@ -66,19 +66,19 @@ class _Unroller:
         self.shift: dict[str, int] = {}
         self.numbers: dict[tuple[int, int], int] = {}
         self.fresh = itertools.count(1 << 32)
-        self.turns: list[_Turn] = []
+        self.row_passes: list[_RowPass] = []
 
     def run(self) -> None:
         labels = self._labels()
         parts = self._parts(list(zip(self.nodes, labels, strict=True)))
         own = {node for node, (label, _) in zip(self.nodes, labels, strict=True) if label is not None}
-        for turn in self.turns:
-            for copy, block in enumerate(turn.blocks):
-                self.place.update({node: _Place(turn.row, copy, turn.number, i) for i, node in enumerate(block) if node in own})
+        for row_pass in self.row_passes:
+            for copy, block in enumerate(row_pass.blocks):
+                self.place.update({node: _Place(row_pass.row, copy, row_pass.number, i) for i, node in enumerate(block) if node in own})
         for part in parts:
-            if isinstance(part, _Turn):
+            if isinstance(part, _RowPass):
                 self._compare(part)
-                self._emit_turn(part)
+                self._emit_pass(part)
             else:
                 self._emit(part)
         self._emit_output()
@@ -103,10 +103,10 @@ class _Unroller:
             return self.attributes[desc.target][:2]
         return None
 
-    def _parts(self, labelled: Sequence[tuple[Any, Any]]) -> list[_Turn | list[Any]]:
+    def _parts(self, labelled: Sequence[tuple[Any, Any]]) -> list[_RowPass | list[Any]]:
         """Splits the graph into passes through rows, and the nodes between them."""
         blocks = _joined([(key, [item for item, _ in items]) for key, items in itertools.groupby(labelled, key=lambda pair: pair[1])])
-        parts: list[_Turn | list[Any]] = []
+        parts: list[_RowPass | list[Any]] = []
         while blocks:
             (label, _), items = blocks[0]
             if label is None:
@@ -119,17 +119,17 @@ class _Unroller:
                 raise NotAlike("its layers are not done one after the other")
             made = tuple(items for _, items in blocks[:KEPT])
             down = copies != up
-            turn = _Turn(len(self.turns), label[0], made[::-1] if down else made, down)
-            self.turns.append(turn)
-            parts.append(turn)
+            row_pass = _RowPass(len(self.row_passes), label[0], made[::-1] if down else made, down)
+            self.row_passes.append(row_pass)
+            parts.append(row_pass)
             del blocks[:KEPT]
         return parts
 
     # Comparison
 
-    def _compare(self, turn: _Turn) -> None:
+    def _compare(self, row_pass: _RowPass) -> None:
         """Raises NotAlike unless the two inner layers are identical up to their position."""
-        one, two = (turn.blocks[c] for c in INNER)
+        one, two = (row_pass.blocks[c] for c in INNER)
         if len(one) != len(two):
             raise NotAlike(f"a layer is {len(one)} operators, the next one {len(two)}")
         for a, b in zip(one, two, strict=True):
@@ -157,24 +157,24 @@ class _Unroller:
         if mine is None or theirs is None or mine.row != theirs.row:
             return a is b and (mine is None or mine.copy not in INNER)
         inner = mine.copy in INNER and theirs.copy in INNER
-        return mine.turn == theirs.turn and theirs.copy - mine.copy == 1 and (not inner or mine.index == theirs.index)
+        return mine.row_pass == theirs.row_pass and theirs.copy - mine.copy == 1 and (not inner or mine.index == theirs.index)
 
     # Emission
 
-    def _emit_turn(self, turn: _Turn) -> None:
-        row = self.rows[turn.row]
-        order = range(KEPT - 1, -1, -1) if turn.down else range(KEPT)
-        first, second = INNER[::-1] if turn.down else INNER
-        steps = _steps(turn.blocks[first], turn.blocks[second])
+    def _emit_pass(self, row_pass: _RowPass) -> None:
+        row = self.rows[row_pass.row]
+        order = range(KEPT - 1, -1, -1) if row_pass.down else range(KEPT)
+        first, second = INNER[::-1] if row_pass.down else INNER
+        steps = _steps(row_pass.blocks[first], row_pass.blocks[second])
         between = range(KEPT // 2, len(row.modules) - KEPT // 2)
         for copy in order:
-            self._emit(turn.blocks[copy])
+            self._emit(row_pass.blocks[copy])
             if copy == first:
-                for number in reversed(between) if turn.down else between:
+                for number in reversed(between) if row_pass.down else between:
                     for base, step in steps.items():
                         self.shift[base] = self.shift.get(base, 0) + step
-                    for index, node in enumerate(turn.blocks[first]):
-                        self._put(turn, row, number, index, self._counted(node.name))
+                    for index, node in enumerate(row_pass.blocks[first]):
+                        self._put(row_pass, row, number, index, self._counted(node.name))
 
     def _counted(self, name: str) -> str:
         """The name of a node, its number shifted by the layers inserted so far."""
@@ -187,9 +187,9 @@ class _Unroller:
             args, kwargs = fx.map_arg((node.args, node.kwargs), partial(self._read, self.place.get(node)))
             self.made[node] = self._add(node, args, kwargs, self._counted(node.name), dict(node.meta))
 
-    def _put(self, turn: _Turn, row: Row, number: int, index: int, name: str) -> None:
+    def _put(self, row_pass: _RowPass, row: Row, number: int, index: int, name: str) -> None:
         """Emits the node at ``index`` of a block for the removed layer ``number``."""
-        one, two = (turn.blocks[c][index] for c in INNER)
+        one, two = (row_pass.blocks[c][index] for c in INNER)
         args, kwargs = _zipped((one.args, one.kwargs), (two.args, two.kwargs), lambda a, b: self._between(number, a, b))
         meta = renamed_meta(one.meta, row.modules[1], row.modules[number])
         if one.op == "placeholder":
@@ -202,7 +202,7 @@ class _Unroller:
             at = NUMBERED[one.target]
             key = (one.args[at], number)
             args = (*args[:at], self.numbers.setdefault(key, next(self.fresh)), *args[at + 1 :])
-        self.put[turn.number, number, index] = self._add(one, args, kwargs, name, meta)
+        self.put[row_pass.number, number, index] = self._add(one, args, kwargs, name, meta)
 
     def _add(self, node: fx.Node, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         target = name if node.op == "placeholder" else node.target
@@ -227,16 +227,16 @@ class _Unroller:
             if other.copy in INNER:
                 raise NotAlike(f"{read.name} of a layer is read outside of it")
             return self.made[read]
-        return self._of(other, self.rows[place.row].kept(place.copy) + other.copy - place.copy)
+        return self._of(other, self.rows[place.row].index_of(place.copy) + other.copy - place.copy)
 
     def _of(self, place: _Place, number: int) -> fx.Node:
         """The new node at this position of its block in layer ``number``."""
         row, half = self.rows[place.row], KEPT // 2
         count = len(row.modules)
         if half <= number < count - half:
-            return self.put[place.turn, number, place.index]
+            return self.put[place.row_pass, number, place.index]
         copy = number if number < half else number - count + KEPT
-        block = self.turns[place.turn].blocks[copy]
+        block = self.row_passes[place.row_pass].blocks[copy]
         if place.index >= len(block):
             raise NotAlike("its first or last layer is unlike the others")
         return self.made[block[place.index]]
@@ -249,7 +249,7 @@ class _Unroller:
         values: list[Any] = []
         descs: list[Any] = []
         for part in self._parts(list(zip(entries, keys, strict=True))):
-            for value, desc in self._results(part) if isinstance(part, _Turn) else [(self._result(v, d), d) for v, d in part]:
+            for value, desc in self._results(part) if isinstance(part, _RowPass) else [(self._result(v, d), d) for v, d in part]:
                 values.append(value)
                 descs.append(desc)
         end = self.graph.output(tuple(values))
@@ -263,14 +263,14 @@ class _Unroller:
             return self._read(None, value)
         return self._read(_Place(*owner, -1, -1), value)
 
-    def _results(self, turn: _Turn) -> list[tuple[Any, Any]]:
-        row, half = self.rows[turn.row], KEPT // 2
-        if turn.down or len(turn.blocks[1]) != len(turn.blocks[2]):
+    def _results(self, row_pass: _RowPass) -> list[tuple[Any, Any]]:
+        row, half = self.rows[row_pass.row], KEPT // 2
+        if row_pass.down or len(row_pass.blocks[1]) != len(row_pass.blocks[2]):
             raise NotAlike("its layers do not have the same gradients")
         made = []
         for number in range(len(row.modules)):
             if half <= number < len(row.modules) - half:
-                for (a, about), (b, _) in zip(turn.blocks[1], turn.blocks[2], strict=True):
+                for (a, about), (b, _) in zip(row_pass.blocks[1], row_pass.blocks[2], strict=True):
                     if not self._same_argument(a, b):
                         raise NotAlike("the gradients of its layers do not come from the same places")
                     end = _about(about)
@@ -278,7 +278,7 @@ class _Unroller:
                     made.append((self._between(number, a, b) if isinstance(a, fx.Node) else a, type(about)(type(end)(name))))
             else:
                 copy = number if number < half else number - len(row.modules) + KEPT
-                made += [(self._result(value, desc), desc) for value, desc in turn.blocks[copy]]
+                made += [(self._result(value, desc), desc) for value, desc in row_pass.blocks[copy]]
         return made
 
 

@@ -43,7 +43,7 @@ def after(effects: SideEffects, *outputs: Tensor, **sizes: int) -> Net:
     """A module, whose k is 100, after a run of the program."""
     model = Net(lambda self, x: x)
     model.k = 100
-    effects.settle([*model.modules()], outputs, sizes, torch.device("cpu"))
+    effects.apply([*model.modules()], outputs, sizes, torch.device("cpu"))
     return model
 
 
