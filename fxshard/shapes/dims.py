@@ -26,7 +26,7 @@ class DynamicDim:
 
     ``places``: every (path of the tensor, dim) that has this size, such as ``args[0]`` and 1; ``example``: its value in the example;
     ``least``, ``most``: the user's range, both included. ``asked``: whether the user requires it to be dynamic; otherwise tracing may find
-    it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is.
+    it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
     """
 
     name: str

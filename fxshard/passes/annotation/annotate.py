@@ -181,7 +181,7 @@ MAX_DRAWS = 2000
 
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
-    """Sizes at which to test specs. They satisfy the trace's guards, differ from the example in each dim, and differ from dim to dim. They
+    """Sizes at which to test specs. They satisfy the trace's guards, differ from the example in each dim, and are distinct among dims. They
     are multiples of the mesh's size; for uneven dims, no axis divides them, and unless the range is narrow, no shard is empty. Derived dims
     follow from the others.
 

@@ -81,7 +81,7 @@ class Taps:
         return tuple(TappedCall(c.module, tuple(c.sides[0]), tuple(c.sides[1]), c.begins, c.ends) for c in self.calls)
 
     def hooks(self, name: str) -> tuple[Hook, Hook]:
-        """The two hooks that add taps to a module's arguments and results; they run after its own pre-hooks and before its own hooks."""
+        """The two hooks that add taps to a module's arguments and results; they run after its own forward hooks of the same kind."""
         begins, ends = while_capturing(lambda: self._begin(name)), while_capturing(self._end)
         unfit = while_capturing(lambda: self.unfit.append(name))
         sides = [(while_capturing_tensor(self._noting(side)), while_capturing(self._passing(side))) for side in (0, 1)]
