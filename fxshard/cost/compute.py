@@ -15,7 +15,7 @@ import torch
 
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
-from fxshard.graph.planning_graph import FREE, UNKNOWN
+from fxshard.graph.planning_graph import UNKNOWN, VIEWS
 from fxshard.layout.layouts import ceil_shape
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
@@ -48,7 +48,7 @@ NORM_SUMS = {
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of one operator on one rank; 0 for free operators, the sums of norms, and unknown shapes."""
-    if call.op in FREE or call.op in NORM_SUMS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
+    if call.op in VIEWS or call.op in NORM_SUMS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
         return 0.0
     inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]

@@ -20,7 +20,7 @@ from fxshard._torch_compat import OpOverload
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.graph.call import Call, example_call
-from fxshard.graph.planning_graph import FREE, example_shape, is_getitem
+from fxshard.graph.planning_graph import VIEWS, example_shape, is_getitem
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
@@ -110,7 +110,7 @@ def operator_time(node: fx.Node, mesh: Mesh) -> float:
 
 
 def _operator_time(node: fx.Node, mesh: Mesh) -> float:
-    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in FREE:
+    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in VIEWS:
         return 0.0
     call = example_call(node)
     return _unsharded_time(call, mesh) if call.is_hashable else _unsharded_time.__wrapped__(call, mesh)

@@ -35,7 +35,7 @@ from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
 from fxshard.runtime.simulate.values import argument_values, check_arguments, check_value, sizes_of_call
-from fxshard.shapes import broken, evaluate_all
+from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
 
@@ -156,7 +156,7 @@ class BoundModule(nn.Module):
         key = tuple(sizes.values())
         if key in self._served:
             return self._served[key]
-        guard = broken(self._compiled.guards, sizes)
+        guard = first_broken(self._compiled.guards, sizes)
         mine = None if guard is None else str(guard)
         found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
         compiled = self._compiled

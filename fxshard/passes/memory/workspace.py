@@ -22,7 +22,7 @@ from torch import fx
 from fxshard._torch_compat import pytree, schema_of
 from fxshard.cost.workspace import peak_bytes
 from fxshard.graph.call import Call, call_of
-from fxshard.graph.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operands, outputs_of, plain_shape
+from fxshard.graph.planning_graph import UNKNOWN, VIEWS, depends_on_run_time, is_tensor, operands, outputs_of, plain_shape
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.layout.redistribution import PathTable, Step, walk
@@ -65,13 +65,13 @@ def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
 
 def takes(node: fx.Node) -> bool:
     """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
-    if node.op != "call_function" or name_of(node.target) in FREE:
+    if node.op != "call_function" or name_of(node.target) in VIEWS:
         return False
     entry = lookup(name_of(node.target))
     local = node.target in KERNELS or (entry is not None and entry.local is not None)
     if not local and is_tensor(node):  # one result
         return False
-    return not at_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
+    return not depends_on_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
 
 
 @dataclass(frozen=True)

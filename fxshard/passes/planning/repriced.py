@@ -61,7 +61,7 @@ def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annota
         return found
     hides = hiding(own, plan.recomputed)
     sent = communication_along(entry.source, entry.steps, *nodes.prices.extent(value), own.mesh, time_price(own.mesh))
-    halves = [[r for r in found if times.late(times.graph.by_name.get(r[0], value)) is late] for late in (False, True)]
+    halves = [[r for r in found if times.in_backward(times.graph.by_name.get(r[0], value)) is late] for late in (False, True)]
     for some in (found, *halves):
         beside = hides(entry.value, some)
         if math.isclose(0.0 if beside is None else float(beside.hidden(sent)), entry.hidden, rel_tol=SAME, abs_tol=SAME):

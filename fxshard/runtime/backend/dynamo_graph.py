@@ -208,7 +208,7 @@ def trace_graph(
         joint = joint_graph(module, flat, train)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
-        graph = symbols.settled(graph)
+        graph = symbols.at_example(graph)
     kind = dict(zip(names, kinds, strict=True))
     ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
     return replace(graph, inputs=ends)

@@ -17,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard._torch_compat import FakeTensorMode, storage_key
 from fxshard.errors import RunError, TraceError
-from fxshard.passes.trace.captured.probe import probe
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
+from fxshard.passes.trace.rewrites.probe import probe
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
-from fxshard.graph.objects import COUNTED, is_length, lengths_after, outputs_in_objects
+from fxshard.graph.objects import COUNTER_LIMIT, is_length, lengths_after, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph, operands
-from fxshard.passes.annotation.annotate import legal_at
+from fxshard.passes.annotation.annotate import illegal_node_at
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
-from fxshard.shapes import DynamicDim, broken
+from fxshard.shapes import DynamicDim, first_broken
 
 UNEVEN = "%s is no multiple of what cuts it: the next program is for shards of unequal lengths, and serves every size"
 NOT_THIS = "that program is kept for other calls, and compiled when the first of them comes: %s"
@@ -90,7 +90,7 @@ def _refusal_before_compiling(runner: Sized, shapes: Shapes, leaves: Sequence[An
 
 
 def _refusal_of_compiler(runner: Sized, leaves: Sequence[Any]) -> str | None:
-    guard = broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
+    guard = first_broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
@@ -102,7 +102,7 @@ def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMes
     runner, program = found.runner, found.runner.program
     reason = _refusal_before_compiling(runner, found.shapes, leaves)
     if reason is None and any(one.uneven for one in program.sizes):
-        node = legal_at(found.graph, program.plan, runner.sizes_of(leaves))
+        node = illegal_node_at(found.graph, program.plan, runner.sizes_of(leaves))
         reason = None if node is None else f"the plan of {node} is not legal there"
     if reason is not None:
         return reason
@@ -227,7 +227,7 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
     left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
     numbers = zip(named, lengths_after(graph.out_spec, len(named)), strict=True)
-    left |= {path: (number, 0) for path, number in numbers if number is not None and number < COUNTED}
+    left |= {path: (number, 0) for path, number in numbers if number is not None and number < COUNTER_LIMIT}
     leaves = {path: x.shape for path, x in named.items() if isinstance(x, torch.Tensor) and (x.numel() or (is_length(x) and len(x)))}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for path, shape in leaves.items():

@@ -174,7 +174,7 @@ class HooksAfter:
             self.tapping.wait(taps)
         if self.side_effects is not None:
             found, further = found if self.side_effects.reads else (found, ())
-            self.side_effects.settle(self.modules, further, sizes, self.device)
+            self.side_effects.apply(self.modules, further, sizes, self.device)
         if self.calls is None:
             return found
         outputs, given = found

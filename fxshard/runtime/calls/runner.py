@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held
-from fxshard.graph.objects import after_of, leaves_in_objects, outputs_in_objects
+from fxshard.graph.objects import leaves_in_objects, outcome_spec_of, outputs_in_objects
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.calls.inputs import Leaves, check_whole, global_result, reader, write_back
@@ -47,7 +47,7 @@ class Runner:
         self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
         self.in_objects = leaves_in_objects(self.program.in_spec)
         self.paths = outputs_in_objects(self.program.out_spec)
-        self.settles = after_of(self.program.out_spec) is not None
+        self.settles = outcome_spec_of(self.program.out_spec) is not None
         self.single = self.program.out_spec.is_leaf()
         self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in self.program.sizes]
         self.fresh = True
@@ -69,7 +69,7 @@ class Runner:
         outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
         if self.settles:
             objects = leaves.objects if isinstance(leaves, Leaves) else ()
-            return pytree.tree_unflatten(outputs, self.program.out_spec).settle(objects, leaves, self.bound.device)
+            return pytree.tree_unflatten(outputs, self.program.out_spec).apply(objects, leaves, self.bound.device)
         return outputs[0] if self.single else pytree.tree_unflatten(outputs, self.program.out_spec)
 
     def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:

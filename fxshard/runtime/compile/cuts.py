@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import OpOverload, schema_of
-from fxshard.graph.planning_graph import FREE, is_getitem
+from fxshard.graph.planning_graph import VIEWS, is_getitem
 from fxshard.program.sharded_program import is_collective, is_wait
 from fxshard.runtime.compile.repeats import Run
 from fxshard.runtime.compile.size_nodes import bytes_at_example, values_read
@@ -26,7 +26,7 @@ def is_view(node: fx.Node) -> bool:
         return is_view(node.all_input_nodes[0])
     schema = schema_of(node.target)
     aliases = schema is not None and not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
-    return aliases or str(node.target) in FREE
+    return aliases or str(node.target) in VIEWS
 
 
 def leaves(graph: fx.Graph) -> set[fx.Node]:

@@ -12,7 +12,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.module.served import Made
-from fxshard.shapes import WeightedSizes, broken, sizes_named
+from fxshard.shapes import WeightedSizes, first_broken, sizes_named
 from fxshard.sizes import size_text
 
 log = logging.getLogger("fxshard")
@@ -27,7 +27,7 @@ def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first
     if family is None or not asked or not {name for name, _ in asked[0].sizes} <= family.example.keys():
         return ()
     found = [replace(one, sizes=tuple({**family.example, **dict(one.sizes)}.items())) for one in asked]
-    kept = found if first else [one for one in found if broken(family.guards, dict(one.sizes)) is None]
+    kept = found if first else [one for one in found if first_broken(family.guards, dict(one.sizes)) is None]
     total = math.fsum(one.weight for one in kept)
     return tuple(replace(one, weight=one.weight / total) for one in kept)
 

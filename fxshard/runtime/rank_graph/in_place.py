@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fxshard.graph.planning_graph import FREE
+from fxshard.graph.planning_graph import VIEWS
 from fxshard.passes.after_lowering.forward_backward import returned
 from fxshard.program.sharded_program import ShardedProgram
 
@@ -46,7 +46,7 @@ COPIES = {"aten.clone.default", "aten._to_copy.default", "prims.convert_element_
 
 def _base(node: fx.Node) -> fx.Node:
     """What a value is a view or a copy of, or itself."""
-    while str(node.target) in FREE | COPIES:
+    while str(node.target) in VIEWS | COPIES:
         node = node.all_input_nodes[-1]  # of ``aten.copy`` the second, what is copied
     return node
 
@@ -55,7 +55,7 @@ def _made_of(place: fx.Node, value: fx.Node, changed: set[fx.Node]) -> bool:
     """Whether ``value`` is what an operator makes of an input, and not, where the operator does nothing, another input that is changed."""
     first = value.args[0] if value.op == "call_function" and value.args else None
     others = [_base(n) for n in value.all_input_nodes if n is not first]
-    return first is place and str(value.target) not in FREE | COPIES and not any(n in changed for n in others)
+    return first is place and str(value.target) not in VIEWS | COPIES and not any(n in changed for n in others)
 
 
 def _alike(place: fx.Node, value: fx.Node) -> bool:

@@ -62,7 +62,7 @@ def settled(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, 
         return result
     paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
     named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
-    return result.apart([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
+    return result.on_copies([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
 
 
 def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:

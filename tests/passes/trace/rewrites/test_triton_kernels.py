@@ -18,7 +18,7 @@ from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard.errors import FileError, TraceError
 from fxshard.mesh.mesh import Mesh
 from fxshard.ops.user_kernel import KernelCall, keep_call
-from fxshard.passes.trace.captured.kernels_of_users import carry_kernels
+from fxshard.passes.trace.rewrites.triton_kernels import replace_kernel_calls
 from fxshard.passes.trace.trace import trace
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.passes.tracing import SQUARE, TWO, Function, real, simulated
@@ -149,5 +149,5 @@ def test_a_call_that_was_not_made_functional() -> None:
     given = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1,)], "tma_descriptor_metadata": {}, "kwargs": {"x": x}}
     graph.call_function(torch.ops.higher_order.triton_kernel_wrapper_mutation, (), given)
     graph.output(x)
-    with pytest.raises(TraceError, match=r"only running tells(.|\n)*custom_op"):
-        carry_kernels(fx.GraphModule(nn.Module(), graph))
+    with pytest.raises(TraceError, match=r"known only at run time(.|\n)*custom_op"):
+        replace_kernel_calls(fx.GraphModule(nn.Module(), graph))

@@ -1,8 +1,8 @@
-"""Numbers that a model takes out of tensors and computes with (``x / count.item()``) stay tensors of no dims, which ranks can run.
+"""Keeps numbers that a model reads from tensors and computes with (``x / count.item()``) as 0-dim tensors, which ranks can run.
 
-Done for sums, products and quotients of numbers, and of a tensor with one; a number read otherwise (as a size) stays a number.
-A quotient of numbers by zero is infinite then, where Python raises ZeroDivisionError, and sums of whole numbers and their
-products with a literal wrap around at 2^63, where Python's have no end (a product of two that are read stays a number).
+Covers sums, differences, products and quotients of numbers, and of a tensor with a number; a number used otherwise (as a size) stays one.
+Two results differ from Python: division by zero gives infinity, not ZeroDivisionError, and sums of integers and their products with a
+literal wrap around at 2^63 (a product of two integers read from tensors stays a number).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OF_NUMBERS = {
 }
 OF_TENSORS = tuple(OF_NUMBERS.values())
 DTYPES = {torch.SymBool: torch.bool, torch.SymInt: torch.int64, torch.SymFloat: torch.float64}
-"""Those of Python's own numbers."""
+"""The dtypes that correspond to Python's numbers."""
 
 
 def keep_numbers_in_tensors(joint: fx.GraphModule) -> None:
-    """Rewrites what reads the numbers; those that nobody reads any more are gone."""
+    """Rewrites the users of such numbers, and removes the numbers that are no longer used."""
     if not any(joint.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)):
         return
     numbers = _Numbers(joint.graph)
@@ -61,14 +61,14 @@ class _Numbers:
             self._replace(node)
 
     def _is_known(self, value: Any) -> bool:
-        """Symbolic sizes among the arguments are no nodes, and cannot be looked up."""
+        """Whether it is a number with a tensor; symbolic sizes are not nodes, and not hashable."""
         return isinstance(value, fx.Node) and value in self.known
 
     def _all_known(self, args: Any) -> bool:
         return any(map(self._is_known, args)) and all(self._is_known(a) or isinstance(a, int | float) for a in args)
 
     def _replace(self, node: fx.Node) -> None:
-        """Not where the tensor's kind is another than the number's: a tensor of no dims would turn it into 64 bits."""
+        """Replaces the number by its tensor, unless type promotion with the 0-dim tensor would change the result's dtype."""
         if not is_tensor(node.args[0]):
             return
         call = self._call(node, node.target, node.args[0], self.known[node.args[1]])
@@ -94,5 +94,5 @@ class _Numbers:
 
 
 def _may_wrap(node: fx.Node, dtype: torch.dtype) -> bool:
-    """A product of whole numbers that are both read stays a number: it has no end, and that of tensors wraps around at 2^63."""
+    """Whether it is a product of two integers read from tensors: as a tensor, it could wrap around at 2^63."""
     return node.target is operator.mul and dtype == torch.int64 and all(isinstance(a, fx.Node) for a in node.args)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.graph.planning_graph import at_run_time
+from fxshard.graph.planning_graph import depends_on_run_time
 from fxshard.mesh.mesh import Mesh
 from tests.passes.tracing import Function, check_eager, real, targets
 
@@ -32,7 +32,7 @@ KEPT_IN_TENSORS: dict[str, Callable[..., Any]] = {
 def test_no_number_is_left(name: str) -> None:
     graph, result = check_eager(Function(KEPT_IN_TENSORS[name]), real(3, 5), rtol=1e-6 if "narrow" in name else 1e-9, plans=3)
     assert NUMBER not in targets(graph)
-    assert not any(at_run_time(node) for node in graph.nodes if node.op == "call_function")
+    assert not any(depends_on_run_time(node) for node in graph.nodes if node.op == "call_function")
     want = KEPT_IN_TENSORS[name](None, real(3, 5))
     for mine, theirs in zip(*(torch.utils._pytree.tree_leaves(x) for x in (result.outputs, want)), strict=True):
         assert type(mine) is type(theirs)

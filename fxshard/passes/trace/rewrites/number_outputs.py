@@ -1,4 +1,4 @@
-"""Numbers that a model computes and returns (``x.sum().item()``): a graph returns tensors, so each becomes one of no dims."""
+"""Turns numbers that a model computes and returns (``x.sum().item()``) into 0-dim tensors, because a graph returns tensors only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ((torch.SymBool, torch.bool), (torch.SymInt, torch.int64), (torch.SymFl
 
 
 def tensors_of_numbers(joint: fx.GraphModule) -> frozenset[int]:
-    """Rewrites the outputs that are numbers; returns their places among the model's outputs."""
+    """Rewrites the outputs that are numbers; returns their indices among the model's outputs."""
     output = joint.graph.output_node()
     values, places = list(output.args[0]), set()
     for i, (value, desc) in enumerate(zip(values, output.meta["desc"], strict=True)):
@@ -28,7 +28,8 @@ def tensors_of_numbers(joint: fx.GraphModule) -> frozenset[int]:
 
 
 def drop_wrong_bounds(joint: fx.GraphModule) -> None:
-    """torch bounds what masked_select gives by the size of its first operand, which is too little where the mask is larger."""
+    """Removes torch's upper bound on the result size of masked_select: it is the size of the first operand, too small if the mask
+    broadcasts it to more elements."""
     for select in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
         x, mask = (n.meta["val"].shape for n in select.args)
         if x != mask:
@@ -37,7 +38,7 @@ def drop_wrong_bounds(joint: fx.GraphModule) -> None:
 
 
 def _fake(graph: fx.Graph, dtype: torch.dtype) -> torch.Tensor:
-    """A fake like those of the graph, in which a number comes from some tensor."""
+    """A 0-dim fake in the graph's fake mode; the graph has a fake, because a number is computed from some tensor."""
     mode = next(v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor))
     with mode:
         return torch.empty((), dtype=dtype)

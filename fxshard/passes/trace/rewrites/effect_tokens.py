@@ -1,6 +1,6 @@
-"""Operators that have an effect and no result (a check that raises): AOTAutograd strings them on tokens; here they are plain calls.
+"""Turns operators with side effects, such as assertions, back into plain calls: AOTAutograd orders them by effect tokens.
 
-A graph runs in its order, so nothing else is needed to keep them in order; that they are kept at all is said to torch.fx.
+A graph runs in order, so no tokens are needed. ``torch.fx.has_side_effect`` keeps the calls from being removed as dead code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fxshard._torch_compat import TOKEN_INPUTS, TOKEN_OUTPUTS, schema_of
 
 
 def drop_tokens(joint: fx.GraphModule) -> None:
-    """Unwraps every ``with_effects(token, operator, *args)`` and takes the tokens out of the graph's ends."""
+    """Unwraps every ``with_effects(token, operator, *args)`` and removes the tokens from the graph's inputs and outputs."""
     for node in list(joint.graph.nodes):
         if node.target is torch.ops.higher_order.with_effects:
             _unwrap(joint.graph, node)

@@ -13,7 +13,7 @@ from torch import nn
 import fxshard
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph
-from fxshard.passes.trace.captured.constants import MAX_CONSTANT_ELEMENTS
+from fxshard.passes.trace.rewrites.constants import MAX_CONSTANT_ELEMENTS
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, check_eager, real, targets
 

@@ -1,6 +1,6 @@
-"""Constant tensors of a model (``torch.tensor([...])`` in the forward, attributes that are no buffers) as calls in the graph.
+"""Turns constant tensors of a model (``torch.tensor([...])`` in the forward, attributes that are not buffers) into calls in the graph.
 
-A graph has no tensors of its own: so it can be stored, compared by its hash and run on any device.
+A planning graph contains no tensors, so that it can be stored, hashed, and run on any device.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 from fxshard.graph.side_effects import Attribute
 from fxshard.ops.creation import MAX_CONSTANT_ELEMENTS
-from fxshard.passes.trace.captured.probe import probe
+from fxshard.passes.trace.rewrites.probe import probe
 
 BUFFER = "register it as a buffer (register_buffer(name, value, persistent=False) keeps it out of the state_dict)"
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors among the attributes of ``module`` itself that are neither parameters nor buffers, in containers too, by path."""
+    """The tensor attributes of ``module`` itself, also inside containers, that are neither parameters nor buffers, by path."""
     own = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
     found = {}
     for name, value in own.items():
@@ -33,12 +33,12 @@ def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def spell_attributes(
+def replace_tensor_attributes(
     captured: fx.GraphModule, model: nn.Module, fake_model: nn.Module, names: Mapping[str, str], flat_args: Sequence[Any]
 ) -> frozenset[Attribute]:
-    """Tensors in ``captured`` that are none of the model's parameters and buffers become calls that make them; which attributes these are.
+    """Replaces tensors in ``captured`` that are not parameters or buffers by calls that create them; returns the attributes replaced.
 
-    ``names``: as ``parameter_names`` gives them. Raises TraceError for what is too large, trained or changed.
+    ``names``: from ``parameter_names``. Raises TraceError for a tensor that is too large, requires a gradient, or is changed.
     """
     registered = {id(t) for t in (*fake_model.parameters(), *fake_model.buffers())}
     held = dict(captured.named_buffers(remove_duplicate=False))
@@ -80,8 +80,8 @@ def _refuse_changed(
             raise TraceError(f"the attribute {path} is changed in the forward but is no buffer", remedy=BUFFER)
 
 
-def spell_constants(joint: fx.GraphModule) -> None:
-    """Tensors that the joint graph holds become calls that make them."""
+def replace_constants(joint: fx.GraphModule) -> None:
+    """Replaces the tensor attributes of the joint graph by calls that create them."""
     for node in list(joint.graph.nodes):
         if node.op == "get_attr" and node.users:
             value = getattr(joint, node.target, None)
@@ -104,7 +104,10 @@ def _replace(module: fx.GraphModule, node: fx.Node, target: Any, args: tuple[Any
 
 
 def creation(value: torch.Tensor, what: str, where: str | None) -> Call:
-    """The call that makes ``value``: ``aten.full`` where all elements are equal, else ``fxshard.constant``."""
+    """The call that creates ``value``: ``aten.full`` if all elements are equal, else ``fxshard.constant``.
+
+    Raises TraceError, with ``what`` and ``where``, for a tensor that a graph cannot contain.
+    """
     if value.requires_grad:
         raise TraceError(f"{what} requires a gradient but is no parameter", where=where, remedy="make it an nn.Parameter, or detach it")
     if isinstance(value, FakeTensor) or value.is_meta:

@@ -1,4 +1,4 @@
-"""What a captured graph returns, seen on fakes where the graph alone does not tell: nothing is computed, no random number is drawn."""
+"""Runs a captured graph on fakes to see what it returns; nothing is computed, and no random numbers are drawn."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fxshard._torch_compat.questions import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
 NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})
-"""Functions that models end with, whose result shares memory with nothing."""
+"""Common last functions of models, whose result shares memory with no other tensor."""
 
 
 def returns_new_memory(graph: fx.Graph) -> bool:
-    """Whether the graph says by itself that no output shares memory with an input or with another output; of one with sizes that only
-    running tells it is not asked: AOTAutograd counts on those having been seen before."""
+    """Whether it is evident, without running the graph, that no output shares memory with an input or another output. False for graphs
+    with sizes known only at run time: AOTAutograd relies on a run that has seen them before."""
     if any(node.meta.get("unbacked_bindings") for node in graph.nodes):
         return False
     leaves = [leaf for leaf in pytree.tree_leaves(graph.output_node().args[0]) if isinstance(leaf, fx.Node)]
@@ -28,10 +28,10 @@ def returns_new_memory(graph: fx.Graph) -> bool:
 
 
 def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:
-    """The results of ``module`` on fake ``args``, in one list. ``grad``: under autograd. The user's random generator stays as it was."""
+    """The flat results of ``module`` on fake ``args``. ``grad``: with autograd enabled. Restores the user's random state."""
     held = (*args, *module.parameters(), *module.buffers())
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
-    env = mode.shape_env  # sizes that only running tells are new symbols here, which nobody will define
+    env = mode.shape_env  # sizes known only at run time become new symbols here, which no node will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
     with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
-"""``as_strided`` speaks of memory, which a shard has another part of: here it becomes what it does to elements.
+"""Replaces ``as_strided``, which addresses memory and so has no meaning for shards, by operators on elements.
 
-A value that fills its memory is, in the order of its strides, a contiguous tensor. Read by strides that fill as much it
-is a reshape between two permutations; any other strides are an index, offset + sum_d i_d stride_d, into it flattened.
+A value without gaps in memory becomes contiguous if its dims are permuted into the order of its strides. If the new strides leave no gaps
+either, ``as_strided`` is a reshape between two permutations. Otherwise it indexes the flattened value at offset + sum_d i_d stride_d.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fxshard.graph.planning_graph import source_line
 aten = torch.ops.aten
 
 
-def spell_strides(joint: fx.GraphModule) -> None:
-    """Replaces ``as_strided`` and ``as_strided_scatter``; raises TraceError for one that reads what no value of the graph holds."""
+def replace_as_strided(joint: fx.GraphModule) -> None:
+    """Replaces ``as_strided`` and ``as_strided_scatter``; raises TraceError for one that addresses memory outside the graph's values."""
     for node in list(joint.graph.nodes):
         if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
             with joint.graph.inserting_before(node):
@@ -42,7 +42,7 @@ def _read(make: _Maker, node: fx.Node) -> fx.Node:
 
 
 def _write(make: _Maker, node: fx.Node) -> fx.Node:
-    """The source in place of the elements that the strides name."""
+    """``as_strided_scatter``: the base with the elements that the strides address replaced by the source."""
     base, source = _base(node.args[0], node), node.args[1]
     if base is not node.args[0]:
         raise _hidden(node)
@@ -65,7 +65,7 @@ def _strides(node: fx.Node, first: int) -> tuple[list[int], list[int], int]:
 
 
 def filling(size: Sequence[int], stride: Sequence[int]) -> list[int] | None:
-    """The dims from outermost to innermost in memory, if they leave no gap in it and do not overlap; None otherwise."""
+    """The dims from outermost to innermost in memory; None if the elements overlap or leave gaps."""
     order = sorted(range(len(size)), key=lambda d: (size[d] != 1, -stride[d], d))
     step = 1
     for d in reversed(order):
@@ -81,7 +81,7 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def _base(value: fx.Node, node: fx.Node) -> fx.Node:
-    """``value``, or what it is a view of: the node that holds all of its memory."""
+    """``value`` or the value of which it is a view: the node whose tensor covers the whole storage."""
     memory = storage_key(value.meta["val"])
     while True:
         tensor = value.meta["val"]
@@ -104,7 +104,7 @@ def _hidden(node: fx.Node) -> TraceError:
 
 
 class _Maker:
-    """Adds calls in place of a node; they carry its meta and a fake value of their own."""
+    """Adds calls in place of a node, with its meta and their own fake values."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self.graph, self.node = graph, node
@@ -124,7 +124,7 @@ class _Maker:
         return x if list(x.meta["val"].shape) == shape else self(aten.reshape.default, x, shape)
 
     def places(self, size: list[int], stride: list[int], offset: int) -> fx.Node:
-        """Where each element lies in memory: int64 of shape ``size``."""
+        """The memory index of each element: int64 of shape ``size``."""
         total = self(aten.full.default, [1] * len(size), offset, dtype=torch.int64)
         for d, (count, step) in enumerate(zip(size, stride, strict=True)):
             along = self(aten.mul.Tensor, self(aten.arange.default, count, dtype=torch.int64), step)

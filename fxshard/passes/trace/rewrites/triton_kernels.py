@@ -1,7 +1,7 @@
 """Users' Triton kernels in a traced graph: each call becomes one ``fxshard_users::triton_kernel``, which runs on whole tensors.
 
-A call holds the sizes, strides and the grid of the whole tensors as numbers, which nobody but its author could make those of a
-shard: it has no rule. In an operator of the user's the numbers come from what it is given, so that such a one can have a rule.
+A call contains the grid, sizes and strides of the whole tensors as numbers, and only its author could adapt them to a shard. It therefore
+has no rule. A custom operator computes these numbers from its operands, so a kernel wrapped in one can have a rule.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fxshard.graph.planning_graph import source_line
 from fxshard.ops.user_kernel import KernelCall, keep_call
 
 
-def carry_kernels(joint: fx.GraphModule) -> None:
-    """Rewrites the calls of Triton kernels, also those inside of a ``triton_op``, which torch expands while it traces.
+def replace_kernel_calls(joint: fx.GraphModule) -> None:
+    """Rewrites the calls of Triton kernels, including those inside a ``triton_op``, which torch expands during tracing.
 
-    Raises TraceError for one whose grid or sizes only running tells.
+    Raises TraceError for a grid or sizes that are known only at run time.
     """
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and node.target in (FUNCTIONAL, MUTATION):
-            _carry(joint.graph, node)
+            _replace_call(joint.graph, node)
 
 
-def _carry(graph: fx.Graph, node: fx.Node) -> None:
+def _replace_call(graph: fx.Graph, node: fx.Node) -> None:
     given: dict[str, Any] = dict(node.kwargs)
     arguments = given["kwargs"]
     tensors = {name: x for name, x in arguments.items() if isinstance(x, fx.Node) and isinstance(x.meta.get("val"), torch.Tensor)}
     plain = {name: x for name, x in arguments.items() if name not in tensors}
     if node.target is MUTATION or fx.map_arg((plain, given["grid"]), lambda n: None) != (plain, given["grid"]):
         raise TraceError(
-            f"{node.name} calls a Triton kernel with sizes or a grid that only running tells",
+            f"{node.name} calls a Triton kernel with sizes or a grid known only at run time",
             where=source_line(node) or node.name,
             remedy="put the call into an operator: @torch.library.custom_op with register_fake and register_autograd",
         )

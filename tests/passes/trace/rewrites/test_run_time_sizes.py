@@ -84,7 +84,7 @@ def test_within_a_memory_limit() -> None:
 def test_they_are_listed_and_unknown_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)
-    assert annotated.fallbacks == (("nonzero", "it gives a tensor whose size only running tells"),)
+    assert annotated.fallbacks == (("nonzero", "it gives a tensor whose size is known only at run time"),)
     plan = random_graph_plan(annotated, 0)
     assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
     assert ShardingPlan.from_json(plan_json.dumps(plan)) == plan
@@ -107,7 +107,7 @@ def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:
     plan = fxshard.plan(model, (X,), MESH, train=False)
     reasons = dict(plan.fallbacks)
     assert reasons["special_airy_ai"] == "no rule for aten.special_airy_ai.default"
-    assert reasons["exp"] == "it reads a tensor whose size only running tells"
+    assert reasons["exp"] == "it reads a tensor whose size is known only at run time"
     assert "1 node is replicated for want of a rule: special_airy_ai;" in caplog.text
     assert "nodes are replicated, rule or not: " in caplog.text
     for said in (str(plan), fxshard.inspect.summary(plan)):
