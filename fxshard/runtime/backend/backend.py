@@ -57,18 +57,18 @@ from fxshard.runtime.backend.graph_requests import Held, check_held, request_of
 from fxshard.runtime.backend.graph_runner import GraphRunner
 from fxshard.runtime.backend.graph_sizes import dims_of
 from fxshard.runtime.backend.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
-from fxshard.runtime.calls.any_size import (
-    UNEVEN,
+from fxshard.runtime.calls.dynamic_sizes import (
+    UNEVEN_SIZES,
     Shapes,
-    dims_of_call,
-    less_even,
-    refusal_of_ranks,
-    replanned,
+    agreed_refusal,
+    dynamic_dims_of_call,
+    fallback_dims,
+    refusal_message,
+    replan_message,
     shapes_of,
-    traced_where_it_can_be,
-    why_kept,
+    trace_with_static_fallback,
 )
-from fxshard.runtime.calls.inputs import check_whole, others_text
+from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
 from fxshard.runtime.calls.options import BackendOptions, read_options
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram, plain_arithmetic
@@ -195,7 +195,7 @@ class GraphPrograms:
         return None
 
     def _refusal(self, planned: Planned, tensors: Sequence[torch.Tensor]) -> str | None:
-        return refusal_of_ranks(planned, tensors, self.device_mesh, self.options.timeout)
+        return agreed_refusal(planned, tensors, self.device_mesh, self.options.timeout)
 
     def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, once_more: bool = False) -> GraphRunner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
@@ -220,7 +220,7 @@ class GraphPrograms:
                 if not dims:
                     raise
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self._make(args, less_even(dims), once_more=True)
+                return self._make(args, fallback_dims(dims), once_more=True)
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
         planned = Planned(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
         self.made.setdefault(numbers, []).append(planned)
@@ -228,7 +228,7 @@ class GraphPrograms:
             text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"
             self._say(logging.WARNING, text, MANY, self._changing(args))
         if (reason := self._refusal(planned, tensors)) is not None:  # it serves others, not the call that it was made for
-            self._say(*why_kept(planned, reason))
+            self._say(*refusal_message(planned, reason))
             return self._make(args, once_more=True)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return runner
@@ -245,9 +245,9 @@ class GraphPrograms:
             return ()
         named = {self.graph.names[i]: args[i] for i in self.places}
         pairs = [(planned.runner, planned.shapes) for planned in made]
-        dims, uneven = dims_of_call(named, opened, (), pairs)
+        dims, uneven = dynamic_dims_of_call(named, opened, (), pairs)
         if uneven:
-            self._say(logging.INFO, UNEVEN, ", ".join(uneven))
+            self._say(logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
     def _static(self, args: Sequence[Any]) -> str | None:
@@ -267,7 +267,7 @@ class GraphPrograms:
         other = bool(self.made.get(self._numbers(args)))
         if before:
             kind, values = "training" if train else "inference", self._values(args)
-            self._say(*replanned(once_more, silent=not other), kind, values + others_text(dims, {}))
+            self._say(*replan_message(once_more, silent=not other), kind, values + other_calls_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
             self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 
@@ -292,7 +292,7 @@ class GraphPrograms:
         plan = self._plan(graph, held, distributed, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
         check_held(program, held, options)
-        check_whole(program, held, distributed)
+        check_plain_results(program, held, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
@@ -310,7 +310,7 @@ class GraphPrograms:
                 return found
         names, kinds = ([of[i] for i in self.places] for of in (self.graph.names, self.graph.kinds))
         trace = partial(trace_graph, module, tensors, names, kinds)
-        return traced_where_it_can_be(trace, dims, self.device_mesh), names
+        return trace_with_static_fallback(trace, dims, self.device_mesh), names
 
     def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
         options = self.options

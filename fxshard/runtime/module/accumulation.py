@@ -54,7 +54,7 @@ class Accumulation:
                 compiled = compile_program(
                     bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug, cache=self.cache
                 )
-            self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout, whole.cut)
+            self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout, whole.requested_outputs)
         return self.runners[whole]
 
     def watch(self) -> None:

@@ -33,24 +33,24 @@ from fxshard.passes.trace.fakes.rebind import rebound
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.calls.any_size import (
-    UNEVEN,
-    Shapes,
-    alike_key,
-    dims_of_call,
-    growing_dims,
-    less_even,
-    refusal,
-    refusal_of_ranks,
-    replanned,
-    shapes_of,
-    traced_where_it_can_be,
-    why_kept,
-)
-from fxshard.runtime.calls.attributes import AttributeReader, Attributes, KeptAttributes, attributes_text
-from fxshard.runtime.calls.called_hooks import hooks_after
+from fxshard.runtime.calls.after_run import after_run_of
+from fxshard.runtime.calls.attributes import AttributeHistory, AttributeReader, Attributes, attributes_text
 from fxshard.runtime.calls.counts import new_counters, warn_of_counts
-from fxshard.runtime.calls.inputs import check_whole, flatten_call, leaf_key, leaf_names, others_text, shapes_text
+from fxshard.runtime.calls.dynamic_sizes import (
+    UNEVEN_SIZES,
+    Shapes,
+    agreed_refusal,
+    dynamic_dims_of_call,
+    fallback_dims,
+    growing_dims,
+    refusal,
+    refusal_message,
+    replan_message,
+    shapes_of,
+    size_free_key,
+    trace_with_static_fallback,
+)
+from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, leaf_names, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import (
     check_device_mesh,
     check_plan,
@@ -64,10 +64,10 @@ from fxshard.runtime.compile.compiled import plain_arithmetic
 from fxshard.runtime.compile.compiler_check import ask_compiler
 from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.loading import take_whole_values
+from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, planned_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
-from fxshard.runtime.module.served import Made
 from fxshard.runtime.module.several_sizes import sampled_sizes, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
@@ -155,8 +155,8 @@ class ShardedForward:
     model: nn.Module
     device_mesh: DeviceMesh
     settings: Settings
-    runners: dict[Any, list[Made]] = field(default_factory=dict)
-    alike: dict[Any, list[Made]] = field(default_factory=dict)
+    runners: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
+    alike: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
     """By what calls have in common whose sizes differ."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
     """Programs with pending gradients, and shapes that they are known to serve."""
@@ -179,7 +179,7 @@ class ShardedForward:
     def watch(self) -> None:
         """Begins to look at the modules that there are."""
         self.state = ModuleState(self.model, self.device_mesh)
-        self.attributes, self.kept = AttributeReader(self.model), KeptAttributes(type(self.model).__name__)
+        self.attributes, self.kept = AttributeReader(self.model), AttributeHistory(type(self.model).__name__)
         s = self.settings
         self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
@@ -221,9 +221,9 @@ class ShardedForward:
         self.watch()
         take_whole_values(self.model)
 
-    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> Made | None:
+    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> ModuleProgram | None:
         """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
-        for made in self.alike.get(alike_key(key), ()):
+        for made in self.alike.get(size_free_key(key), ()):
             if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
                 self.runners.setdefault(key, []).append(made)
                 if leads(self.device_mesh):
@@ -231,8 +231,8 @@ class ShardedForward:
                 return made
         return None
 
-    def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.timeout)
+    def _refusal(self, made: ModuleProgram, leaves: Sequence[Any]) -> str | None:
+        return agreed_refusal(made, leaves, self.device_mesh, self.settings.timeout)
 
     @few_collections()
     def prepare(
@@ -243,7 +243,7 @@ class ShardedForward:
         plan: ShardingPlan | None = None,
         dims: tuple[DynamicDim, ...] | None = None,
         once_more: bool = False,
-    ) -> Made:
+    ) -> ModuleProgram:
         """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks.
 
         ``dims``: those that are dynamic, by default as settings and programs so far tell. ``once_more``: the program just
@@ -265,8 +265,8 @@ class ShardedForward:
         dump = self._dump(train)
         attributes, hooks = self.attributes.now(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.held(), train)
-        others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
-        self.kept.changed |= {a for made in self.runners.get(key, ()) for a in made.differing(attributes) if a[1] != "training"}
+        others = [] if first else [made for made in self.alike.get(size_free_key(key), ()) if made.spec == spec]
+        self.kept.changed |= {a for made in self.runners.get(key, ()) for a in made.changed_attributes(attributes) if a[1] != "training"}
         grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
@@ -280,7 +280,7 @@ class ShardedForward:
         dims = () if graph.family is None else graph.family.dims
         self.kept.note(graph, attributes, plan)
         warn_of_counts(graph, self.told, self.device_mesh)
-        after = hooks_after(self.model, graph, self.device)
+        after = after_run_of(self.model, graph, self.device)
         named |= after.taps()
         for made in self.runners.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
@@ -289,10 +289,10 @@ class ShardedForward:
                 return also
         if not first:
             last = [*others, *self.runners.get(key, ())][-1:]
-            changed = {a for made in last for a in made.differing(attributes) - made.unread if a[1] != "training"}
+            changed = {a for made in last for a in made.changed_attributes(attributes) - made.unread if a[1] != "training"}
             values = attributes_text(self.model, changed, attributes)
-            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + others_text(dims, named)
-            announce(self.device_mesh, *replanned(once_more), _KIND[train], text)
+            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
+            announce(self.device_mesh, *replan_message(once_more), _KIND[train], text)
         with plain_arithmetic(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
@@ -305,9 +305,9 @@ class ShardedForward:
                 if any(dim.asked for dim in dims):
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self.prepare(args, kwargs, train, None, less_even(dims), once_more=True)
-            cut = self.requests.cut(graph, bool(self.runners))
-            check_whole(program, named, cut=cut)
+                return self.prepare(args, kwargs, train, None, fallback_dims(dims), once_more=True)
+            requested_outputs = self.requests.requested_outputs(graph, bool(self.runners))
+            check_plain_results(program, named, requested_outputs=requested_outputs)
             if first:
                 source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
                 with timed("shard parameters"):
@@ -316,19 +316,24 @@ class ShardedForward:
             check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, later=True)
-        runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
+        runner = Runner(self.model, compiled, list(named), self.settings.timeout, requested_outputs)
         key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
-        self.alike.setdefault(alike_key(key), []).append(made)
+        made = ModuleProgram(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        self.alike.setdefault(size_free_key(key), []).append(made)
         reason = self._refusal(made, leaves)
         if reason is not None:  # it serves others, not the call that it was made for
-            announce(self.device_mesh, *why_kept(made, reason))
+            announce(self.device_mesh, *refusal_message(made, reason))
             return self.prepare(args, kwargs, train, once_more=True)
         self.runners.setdefault(key, []).append(made)
         return made
 
     def _dynamic_dims(
-        self, others: Sequence[Made], serving: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        others: Sequence[ModuleProgram],
+        serving: Sequence[ModuleProgram],
+        named: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[DynamicDim, ...]:
         """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size.
 
@@ -340,9 +345,9 @@ class ShardedForward:
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
-        dims, uneven = dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
+        dims, uneven = dynamic_dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
         if uneven:
-            announce(self.device_mesh, logging.INFO, UNEVEN, ", ".join(uneven))
+            announce(self.device_mesh, logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
@@ -352,7 +357,7 @@ class ShardedForward:
         def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
             return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
 
-        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
+        return trace_with_static_fallback(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         precision, written = self.settings.mixed_precision, self.kept.written | self.kept.changed

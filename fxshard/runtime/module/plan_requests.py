@@ -73,7 +73,7 @@ class PlanRequests:
                 default[name] = Layout(before.placements)
         return {**default, **(given or {})} or None
 
-    def cut(self, graph: PlanningGraph, later: bool) -> frozenset[str]:
+    def requested_outputs(self, graph: PlanningGraph, later: bool) -> frozenset[str]:
         """The outputs whose layouts the user asked for, one by one."""
         given = self._given(self.settings.output_layouts, graph, "output", later)
         return frozenset(given) if isinstance(given, Mapping) else frozenset()

@@ -11,7 +11,7 @@ from typing import Any
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.calls.runner import Runner
-from fxshard.runtime.module.served import Made
+from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.shapes import WeightedSizes, broken, sizes_named
 from fxshard.sizes import size_text
 
@@ -32,7 +32,7 @@ def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first
     return tuple(replace(one, weight=one.weight / total) for one in kept)
 
 
-def warn_beyond_limit(made: Made, leaves: Sequence[Any], optimizer: Any, warned: set[Runner]) -> None:
+def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any, warned: set[Runner]) -> None:
     """Says, once for a program, that a call takes more than the memory limit that its plan was made under, by the plan's own count.
 
     Nothing is counted of a call that is nowhere larger than the sizes at which the limit is known to hold.

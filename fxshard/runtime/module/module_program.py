@@ -10,15 +10,15 @@ from torch import nn
 from fxshard._torch_compat import pytree
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.graph.side_effects import Attribute
-from fxshard.runtime.calls.any_size import Shapes
-from fxshard.runtime.calls.attributes import Attributes, differing
-from fxshard.runtime.calls.called_hooks import HooksAfter, hooks_after
+from fxshard.runtime.calls.after_run import AfterRun, after_run_of
+from fxshard.runtime.calls.attributes import Attributes, changed_attributes
+from fxshard.runtime.calls.dynamic_sizes import Shapes
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.module.module_state import Hooks, same_hooks
 
 
 @dataclass(frozen=True)
-class Made:
+class ModuleProgram:
     """A program that was made, and for what: the structure of the arguments, their shapes, the modules' attributes and hooks.
 
     ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
@@ -31,7 +31,7 @@ class Made:
     graph: PlanningGraph
     shapes: Shapes
     hooks: Hooks
-    after: HooksAfter
+    after: AfterRun
     unread: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -39,13 +39,17 @@ class Made:
             self.unread.update(self.graph.side_effects.unread)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
-        return self.spec == spec and same_hooks(self.hooks, hooks) and self.after.fits and self.differing(now) <= self.unread
+        return (
+            self.spec == spec and same_hooks(self.hooks, hooks) and self.after.still_valid and self.changed_attributes(now) <= self.unread
+        )
 
-    def differing(self, now: Attributes) -> set[Attribute]:
+    def changed_attributes(self, now: Attributes) -> set[Attribute]:
         """The attributes that are others now than when the program was made."""
-        return differing(self.attributes, now, self.graph.fixed)
+        return changed_attributes(self.attributes, now, self.graph.fixed)
 
-    def also_for(self, now: Attributes, hooks: Hooks, after: HooksAfter, graph: PlanningGraph, written: Collection[Attribute]) -> Made:
+    def also_for(
+        self, now: Attributes, hooks: Hooks, after: AfterRun, graph: PlanningGraph, written: Collection[Attribute]
+    ) -> ModuleProgram:
         """The same program for other attributes and hooks, ``graph`` having been found to be the same.
 
         Of attributes that are ``written``, by calls or between them, that proves nothing: two values of a counter may do the same, and a
@@ -55,10 +59,10 @@ class Made:
             return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())
         if same_hooks(self.hooks, hooks):
             kept = {*written, *self.graph.fixed}
-            self.unread.update((i, name) for i, name in self.differing(now) if name != "training" and (i, name) not in kept)
+            self.unread.update((i, name) for i, name in self.changed_attributes(now) if name != "training" and (i, name) not in kept)
         return replace(self, attributes=now, hooks=hooks, after=after)
 
-    def moved(self, model: nn.Module) -> Made:
+    def moved(self, model: nn.Module) -> ModuleProgram:
         """The same program for a copy of the module that it was made for."""
-        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.cut)
-        return replace(self, runner=runner, after=hooks_after(model, self.graph, runner.bound.device), unread=set(self.unread))
+        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.requested_outputs)
+        return replace(self, runner=runner, after=after_run_of(model, self.graph, runner.bound.device), unread=set(self.unread))
