@@ -197,9 +197,9 @@ class GraphPrograms:
     def _refusal(self, planned: Planned, tensors: Sequence[torch.Tensor]) -> str | None:
         return agreed_refusal(planned, tensors, self.device_mesh, self.options.timeout)
 
-    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, once_more: bool = False) -> GraphRunner:
+    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> GraphRunner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
-        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell. ``once_more``: the program
+        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell. ``retry``: the program
         just planned for this call does not serve it."""
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
@@ -211,7 +211,7 @@ class GraphPrograms:
             module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
             graph, names = self._trace(module, tensors, dims)
         dims = () if graph.family is None else graph.family.dims
-        self._tell(args, before, dims, graph.train, once_more)
+        self._tell(args, before, dims, graph.train, retry)
         held = dict(zip(names, tensors, strict=True))
         with plain_arithmetic(device):
             try:
@@ -220,7 +220,7 @@ class GraphPrograms:
                 if not dims:
                     raise
                 self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self._make(args, fallback_dims(dims), once_more=True)
+                return self._make(args, fallback_dims(dims), retry=True)
         runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
         planned = Planned(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
         self.made.setdefault(numbers, []).append(planned)
@@ -229,7 +229,7 @@ class GraphPrograms:
             self._say(logging.WARNING, text, MANY, self._changing(args))
         if (reason := self._refusal(planned, tensors)) is not None:  # it serves others, not the call that it was made for
             self._say(*refusal_message(planned, reason))
-            return self._make(args, once_more=True)
+            return self._make(args, retry=True)
         self._compare({})  # all have compiled: none waits in a collective for one that still does
         return runner
 
@@ -262,12 +262,12 @@ class GraphPrograms:
             return None
         return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own part asks for it"
 
-    def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool, once_more: bool) -> None:
+    def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool, retry: bool) -> None:
         """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
         other = bool(self.made.get(self._numbers(args)))
         if before:
             kind, values = "training" if train else "inference", self._values(args)
-            self._say(*replan_message(once_more, silent=not other), kind, values + other_calls_text(dims, {}))
+            self._say(*replan_message(retry, silent=not other), kind, values + other_calls_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
             self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 

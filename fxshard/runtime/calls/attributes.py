@@ -51,14 +51,14 @@ class AttributeReader:
     """Reads the attributes of a model's modules on each call; rebuilds only those of modules that changed."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.seen = [_Snapshot(vars(module)) for module in model.modules()]
-        self.last: Attributes = tuple(seen.found for seen in self.seen)
+        self.snapshots = [_Snapshot(vars(module)) for module in model.modules()]
+        self.last: Attributes = tuple(seen.found for seen in self.snapshots)
 
-    def now(self) -> Attributes:
+    def current(self) -> Attributes:
         """The current attributes; for an unchanged module, or model, the same object as before."""
-        if not all(map(_Snapshot.unchanged, self.seen)):
-            self.seen = [seen if seen.unchanged() else _Snapshot(seen.state) for seen in self.seen]
-            self.last = tuple(seen.found for seen in self.seen)
+        if not all(map(_Snapshot.unchanged, self.snapshots)):
+            self.snapshots = [seen if seen.unchanged() else _Snapshot(seen.state) for seen in self.snapshots]
+            self.last = tuple(seen.found for seen in self.snapshots)
         return self.last
 
 
@@ -76,7 +76,7 @@ class AttributeHistory:
         new.values = {attribute: [*values] for attribute, values in self.values.items()}
         return new
 
-    def note(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
+    def record(self, graph: PlanningGraph, now: Attributes, plan: ShardingPlan | None = None) -> None:
         """Records a call that was traced with the attributes ``now``.
 
         Raises RunError for an attribute that the forward keeps changing, and PlanError for a ``plan`` whose graph does not return the

@@ -119,12 +119,12 @@ def refusal_message(found: CachedProgram, reason: str) -> tuple[int, str, str]:
     return logging.INFO, REFUSED_BEFORE_COMPILING, reason
 
 
-def replan_message(once_more: bool, silent: bool = False) -> tuple[int, str]:
+def replan_message(retry: bool, silent: bool = False) -> tuple[int, str]:
     """(log level, message) for planning another program: a WARNING once per call.
 
-    INFO for a further program for the same call (``once_more``), and if ``silent``.
+    INFO for a further program for the same call (``retry``), and if ``silent``.
     """
-    if once_more:
+    if retry:
         return logging.INFO, "planning once more for %s: %s"
     return logging.INFO if silent else logging.WARNING, "planning again for %s: %s"
 

@@ -1,4 +1,4 @@
-"""A program of a parallelized module, and which calls it serves."""
+"""A program of a parallelized module, and the calls that it serves."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fxshard.runtime.module.module_state import Hooks, same_hooks
 
 @dataclass(frozen=True)
 class ModuleProgram:
-    """A program that was made, and for what: the structure of the arguments, their shapes, the modules' attributes and hooks.
+    """A program and what it was made for: the structure of the arguments, their shapes, the modules' attributes and hooks.
 
-    ``unread``: (module, attribute) whose changes were found to leave its graph as it is; never ``training``, for which a
-    program is looked up exactly.
+    ``after``: what to do after a run. ``unread``: (module, attribute) pairs whose changes proved not to change the graph; never
+    ``training``, which must match exactly.
     """
 
     spec: pytree.TreeSpec
@@ -39,21 +39,22 @@ class ModuleProgram:
             self.unread.update(self.graph.side_effects.unread)
 
     def serves(self, spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> bool:
+        """Whether the program serves a call of this structure with these attributes and hooks, if its sizes fit."""
         return (
             self.spec == spec and same_hooks(self.hooks, hooks) and self.after.still_valid and self.changed_attributes(now) <= self.unread
         )
 
     def changed_attributes(self, now: Attributes) -> set[Attribute]:
-        """The attributes that are others now than when the program was made."""
+        """The attributes that differ from those that the program was made for."""
         return changed_attributes(self.attributes, now, self.graph.fixed)
 
-    def also_for(
+    def extended_to(
         self, now: Attributes, hooks: Hooks, after: AfterRun, graph: PlanningGraph, written: Collection[Attribute]
     ) -> ModuleProgram:
-        """The same program for other attributes and hooks, ``graph`` having been found to be the same.
+        """The same program for other attributes and hooks, for which tracing gave the same ``graph``.
 
-        Of attributes that are ``written``, by calls or between them, that proves nothing: two values of a counter may do the same, and a
-        third one not.
+        That proves nothing about attributes that are ``written``, by calls or between them: two values of a counter may give the same
+        graph, a third one another.
         """
         if graph.side_effects != self.graph.side_effects:
             return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())
@@ -62,7 +63,7 @@ class ModuleProgram:
             self.unread.update((i, name) for i, name in self.changed_attributes(now) if name != "training" and (i, name) not in kept)
         return replace(self, attributes=now, hooks=hooks, after=after)
 
-    def moved(self, model: nn.Module) -> ModuleProgram:
-        """The same program for a copy of the module that it was made for."""
+    def copied_to(self, model: nn.Module) -> ModuleProgram:
+        """The same program for ``model``, a copy of the module that it was made for."""
         runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.requested_outputs)
         return replace(self, runner=runner, after=after_run_of(model, self.graph, runner.bound.device), unread=set(self.unread))

@@ -1,4 +1,4 @@
-"""Sizes beside the example's, of a parallelized module: those at which its plans are to be good, and those that fit in memory."""
+"""Sizes other than the example's: those for which the plans of a parallelized module are optimised, and those that exceed its memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger("fxshard")
 
 
 def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first: bool) -> tuple[WeightedSizes, ...]:
-    """At which sizes the plan of ``graph`` is to be good: those ``asked`` for of the dims that the user named, others as in its example.
+    """The sizes for which to optimise the plan of ``graph``: those ``asked`` for, with the example's for dims that they do not name.
 
-    Programs after the ``first`` are for calls that it does not serve: of the sizes those count for which their graphs hold, if any.
+    Later programs are for calls that the ``first`` does not serve: for them only sizes at which the guards of ``graph`` hold count, if any.
     """
     family = graph.family
     if family is None or not asked or not {name for name, _ in asked[0].sizes} <= family.example.keys():
@@ -33,9 +33,9 @@ def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first
 
 
 def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any, warned: set[Runner]) -> None:
-    """Says, once for a program, that a call takes more than the memory limit that its plan was made under, by the plan's own count.
+    """Warns, once per program, that a call takes more than the memory limit of its plan, by the plan's own memory model.
 
-    Nothing is counted of a call that is nowhere larger than the sizes at which the limit is known to hold.
+    Calls without a size larger than those at which the limit is known to hold are not counted.
     """
     plan, sizes = made.runner.program.plan, made.runner.sizes_of(leaves)
     limit, known = plan.memory_limit, plan.memory_sizes

@@ -84,7 +84,7 @@ def it_is_no_warning() -> None:
 
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
     sharded(*rows(7))
-    (first, *_) = next(iter(sharded.forward.alike.values()))
+    (first, *_) = next(iter(sharded.forward.by_size_free_key.values()))
     assert first.shapes == shapes_of(rows(4)) and first.runner.compiled.is_compiled
     assert refusal_message(first, "")[0] == logging.WARNING
     later = copy.copy(first.runner.compiled)
