@@ -112,7 +112,7 @@ class BoundModule(nn.Module):
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
         self._compile, self._bound = compiled, bound
         self._compiled = compiled(bound)
-        self._ranks_alike = self._compiled.ranks_alike
+        self._ranks_alike = self._compiled.same_guards_on_ranks
         self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
         self._runners: dict[Any, Runner] = {}
         self._served: dict[tuple[int, ...], CompiledProgram] = {} if program.sizes else {(): self._compiled}

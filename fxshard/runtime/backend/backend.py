@@ -71,8 +71,8 @@ from fxshard.runtime.calls.dynamic_sizes import (
 from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
 from fxshard.runtime.calls.options import BackendOptions, read_options
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import CompiledProgram, plain_arithmetic
-from fxshard.runtime.compile.compiler_check import ask_compiler
+from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
+from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.ranks.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
@@ -205,7 +205,7 @@ class GraphPrograms:
         """
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
-            ask_compiler(self.options.cache)
+            start_compiler_check(self.options.cache)
         numbers, before = self._numbers(args), [p for found in self.by_numbers.values() for p in found]
         if dims is None:
             dims = self._dims(args, self.by_numbers.get(numbers, ()))
@@ -215,7 +215,7 @@ class GraphPrograms:
         dims = () if graph.family is None else graph.family.dims
         self._announce_program(args, before, dims, graph.train, retry)
         named = dict(zip(names, tensors, strict=True))
-        with plain_arithmetic(device):
+        with without_autocast(device):
             try:
                 compiled = self._compile(graph, named, outputs)
             except SizesError as error:

@@ -109,7 +109,7 @@ def agreed_refusal(found: CachedProgram, leaves: Sequence[Any], device_mesh: Dev
     compiled = runner.compiled
     compiled.compile()
     mine = _refusal_of_compiler(runner, leaves)
-    return mine if compiled.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+    return mine if compiled.same_guards_on_ranks else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 
 def refusal_message(found: CachedProgram, reason: str) -> tuple[int, str, str]:

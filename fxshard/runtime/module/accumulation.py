@@ -21,7 +21,7 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.pipeline import lower_deferred
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import plain_arithmetic
+from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.rank_graph.bind import bind
 from fxshard.runtime.ranks.launch import compare, mesh_ranks
 
@@ -48,7 +48,7 @@ class Accumulation:
         """The runner of the same plan with pending gradients; every rank calls this."""
         if reducing not in self.runners:
             bound = reducing.bound
-            with plain_arithmetic(bound.device.type):
+            with without_autocast(bound.device.type):
                 program = lower_deferred(graph, reducing.program.plan, self.rng)
                 compare({"program": program.hash}, ranks=mesh_ranks(bound.device_mesh), timeout=reducing.timeout)
                 compiled = compile_program(

@@ -60,8 +60,8 @@ from fxshard.runtime.calls.options import (
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings, settings_of
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import plain_arithmetic
-from fxshard.runtime.compile.compiler_check import ask_compiler
+from fxshard.runtime.compile.compiled import without_autocast
+from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
@@ -131,7 +131,7 @@ def parallelize(
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
-            ask_compiler(settings.cache)
+            start_compiler_check(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
@@ -299,7 +299,7 @@ class ShardedForward:
             values = attributes_text(self.model, changed, attributes)
             text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
             announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[train], text)
-        with plain_arithmetic(self.device.type), without_global_hooks():
+        with without_autocast(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
                     probes(graph.family, self.mesh)  # an error in planning would reach the other ranks without its reason
@@ -321,7 +321,7 @@ class ShardedForward:
                 self.sharded = True
             check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
-            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, later=True)
+            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
         runner = Runner(self.model, compiled, list(named), self.settings.timeout, requested_outputs)
         key = self._key(leaves, self.state.snapshot(), train)
         made = ModuleProgram(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)

@@ -31,7 +31,7 @@ def compiled() -> Iterator[list[ShardedProgram]]:
     found: list[ShardedProgram] = []
     real = compiling._made
 
-    def noted(building: compiling.Building, *how: object) -> object:
+    def noted(building: compiling.CompileState, *how: object) -> object:
         found.append(building.program)
         return real(building, *how)
 

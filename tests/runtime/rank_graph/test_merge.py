@@ -14,7 +14,7 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.runner import run_passes
 from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import is_collective
-from fxshard.runtime.compile.compile import COMPILING, Building
+from fxshard.runtime.compile.compile import COMPILING, CompileState
 from fxshard.runtime.rank_graph.memory import program_memory, unbound
 from fxshard.runtime.rank_graph.merge import merge_equal
 from fxshard.runtime.rank_graph.rank_graph import profile, rank_graph
@@ -94,7 +94,7 @@ def test_what_is_equal_is_kept_once_and_counted_once() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     graph = trace(Masked(), (x,))
     bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
-    before, after = (run_passes(COMPILING[:count], Building(bound, "inductor"), None) for count in (2, 3))
+    before, after = (run_passes(COMPILING[:count], CompileState(bound, "inductor"), None) for count in (2, 3))
     assert before.parts is not None and after.parts is not None and before.module is not None
     assert before.parts.kept - after.parts.kept == 3
     given = after.parts.backward.graph.find_nodes(op="placeholder")
@@ -162,7 +162,7 @@ def test_under_a_limit_nothing_lives_longer_for_it() -> None:
         bound = unbound(lower_plan(graph, plan))
         module = rank_graph(bound, "inductor")
         before = profile(bound, module, None).peak
-        artefact = run_passes(COMPILING[:3], Building(bound, "inductor"), None)
+        artefact = run_passes(COMPILING[:3], CompileState(bound, "inductor"), None)
         dumps[limit] = before, profile(bound, artefact.module, artefact.parts).peak
     assert dumps[None][0] < dumps[None][1], "otherwise this tests nothing"
     assert dumps[peak][0] == dumps[peak][1] <= peak
