@@ -76,7 +76,7 @@ from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.ranks.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
-from fxshard.runtime.simulate.values import check_memory
+from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
 WARN_AT_PROGRAMS = 8
@@ -365,7 +365,7 @@ def _fields(graph: PlanningGraph, named: NamedTensors, options: BackendOptions) 
         value = named.get(end.name)
         if value is None:
             continue
-        check_memory(end.kind, end.name, value)
+        check_has_data(end.kind, end.name, value)
         if end.kind == "input":
             fields |= shape_fields({end.name: value})
         if value.grad_fn is None:

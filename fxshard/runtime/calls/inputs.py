@@ -23,7 +23,7 @@ from fxshard.runtime.calls.options import check_device_mesh
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.ranks.watchdog import watching
 from fxshard.runtime.simulate.shards import scatter
-from fxshard.runtime.simulate.values import check_memory
+from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
 
@@ -130,7 +130,7 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
     def read(value: torch.Tensor) -> torch.Tensor:
         if whole and type(value) in DENSE and value.device == device:
             return value
-        check_memory("input", name, value)
+        check_has_data("input", name, value)
         if not isinstance(value, DTensor):
             moved = value.to(device)
             return moved if whole else scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)

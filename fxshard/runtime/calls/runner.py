@@ -19,7 +19,7 @@ from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import Fields, SeedWatch, draw_seed, value_field
 from fxshard.runtime.ranks.launch import compare, mesh_ranks
-from fxshard.runtime.simulate.values import check_memory
+from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import evaluate_all
 
 Read = Callable[[Sequence[Any]], torch.Tensor]
@@ -136,7 +136,7 @@ class Runner:
         """Raises RunError for a parameter or buffer that is still on meta."""
         for end in self.program.inputs:
             if end.kind in ("parameter", "buffer"):
-                check_memory(end.kind, end.name, self._target(end.name, ()))
+                check_has_data(end.kind, end.name, self._target(end.name, ()))
 
     def _check_first(self, leaves: Sequence[Any]) -> None:
         """Raises RunError on all ranks if a plain input differs among them."""

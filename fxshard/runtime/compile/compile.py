@@ -29,11 +29,11 @@ from fxshard.runtime.compile.compiled import Artefact, BoxedFunction, CompiledPr
 from fxshard.runtime.compile.compiler_check import wait_for_compiler_check
 from fxshard.runtime.compile.outline import outline
 from fxshard.runtime.rank_graph.bind import BoundProgram
+from fxshard.runtime.rank_graph.common_subexpressions import merge_equal_calls, merge_equal_in_halves
 from fxshard.runtime.rank_graph.expand_draws import expand_draws
 from fxshard.runtime.rank_graph.in_place import write_in_place
-from fxshard.runtime.rank_graph.merge import merge_equal, merge_halves
 from fxshard.runtime.rank_graph.partition import Partition, is_size
-from fxshard.runtime.rank_graph.rank_graph import check_limit, differentiates, parts_of, rank_graph, takes_more
+from fxshard.runtime.rank_graph.rank_graph import breaks_limit, check_limit, has_backward, rank_graph, split_graph
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.watchdog import Watchdog
 
@@ -125,7 +125,7 @@ def _bind(b: CompileState) -> tuple[CompileState, str]:
 
 def _partition(b: CompileState) -> tuple[CompileState, str]:
     assert b.module is not None
-    parts = parts_of(b.bound, b.module)
+    parts = split_graph(b.bound, b.module)
     if b.compiler == "eager":  # other compilers fuse operators, which the graph does not show
         check_limit(b.bound, b.module, parts)
     if parts is None:
@@ -141,13 +141,13 @@ def _merge(b: CompileState) -> tuple[CompileState, str]:
         return b, "calls stay as they are"
     if b.parts is None:
         module = _copy_module(b.module)
-        merged, dropped = replace(b, module=module), merge_equal(module)
+        merged, dropped = replace(b, module=module), merge_equal_calls(module)
     else:
         copies = replace(b.parts, forward=_copy_module(b.parts.forward), backward=_copy_module(b.parts.backward))
-        parts, dropped = merge_halves(copies, forward_results(b.program))
+        parts, dropped = merge_equal_in_halves(copies, forward_results(b.program))
         merged = replace(b, parts=parts)
     said = f"{dropped} calls that others make too"
-    if takes_more(b.bound, (b.module, b.parts), (merged.module, merged.parts)):
+    if breaks_limit(b.bound, (b.module, b.parts), (merged.module, merged.parts)):
         return b, f"{said}, left: merged they would take more than memory_limit"
     return merged, said
 
@@ -201,7 +201,7 @@ def _artefact_fields(
 ) -> Any:
     """The fields of an artefact after its callables."""
     results = forward_results(b.program)
-    if not differentiates(b.program):
+    if not has_backward(b.program):
         return results, (), (), (), (), (), graphs, written
     of = _gradient_of(b.program, len(b.bound.axes))
     return results, kept_inputs, _tangent_of(b.program), of, _gradient_layouts(b.program, of), numbers, graphs, written

@@ -20,7 +20,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.no_double_backward import forbid_double_backward
 from fxshard.runtime.rank_graph.bind import BoundProgram
-from fxshard.runtime.rank_graph.in_place import apart
+from fxshard.runtime.rank_graph.in_place import copy_aliased
 from fxshard.runtime.ranks.launch import agreed, mesh_ranks
 from fxshard.runtime.ranks.watchdog import BACKWARD, FORWARD, Watchdog
 from fxshard.shapes import Guard, distinct
@@ -118,7 +118,7 @@ class CompiledProgram:
     def _infer(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
         local, written = locals_of(inputs), self.artefact.written
         if written:
-            local = apart(local, written, self.may_alias)
+            local = copy_aliased(local, written, self.may_alias)
         with kernels_only():
             out = self.watchdog.run(FORWARD, self.artefact.forward, [*local, *sizes])
         return tuple(out[: self.artefact.results])
