@@ -29,13 +29,13 @@ pytestmark = pytest.mark.distributed
 def compiled() -> Iterator[list[ShardedProgram]]:
     """The programs that are compiled meanwhile."""
     found: list[ShardedProgram] = []
-    real = compiling._made
+    real = compiling._load_or_compile
 
     def noted(building: compiling.CompileState, *how: object) -> object:
         found.append(building.program)
         return real(building, *how)
 
-    with mock.patch.object(compiling, "_made", noted):
+    with mock.patch.object(compiling, "_load_or_compile", noted):
         yield found
 
 
