@@ -97,7 +97,7 @@ def fxshard(
 
     Raises:
         OptionError: an unknown option, or a bad value. TraceError: a graph that cannot be planned. ConstraintError,
-        LayoutError: pins or layouts that cannot hold. PlanError: a plan for another graph, a DTensor on another mesh.
+        LayoutError: pins or layouts that cannot be satisfied. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
     graph = read_graph(module, example_inputs)

@@ -222,7 +222,7 @@ def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
     """The dims, besides ``known``, that the call of the leaves ``named`` itself changes in the objects that it is given.
 
-    The same for numbers that it changes there: the next call of this kind sees other sizes. Dims of other arguments that have the new
+    They include numbers that it changes there. The next call of this kind has other sizes. Dims of other arguments that have the new
     size change along with them, such as those of the mask over a cache and the new token.
     """
     taken = {place for dim in known for place in dim.places}

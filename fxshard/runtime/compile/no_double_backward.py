@@ -13,7 +13,7 @@ from fxshard.errors import RunError
 def forbid_double_backward(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     """``gradients`` of a backward under ``create_graph=True``; differentiating one of them raises RunError.
 
-    torch's ``once_differentiable`` raises only if an input of the backward requires a gradient. Mostly none does, although the gradients
+    torch's ``once_differentiable`` raises only if an input of the backward requires a gradient. Usually none does, although the gradients
     depend on parameters.
     """
     with torch.enable_grad():

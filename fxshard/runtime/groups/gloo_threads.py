@@ -22,7 +22,7 @@ BATCH, USUAL = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None
 def set_policy(policy: int | None = BATCH) -> int:
     """Sets the policy of the network threads of this process's gloo groups; returns their number, 0 on other systems.
 
-    Threads with another policy than these two keep it, because someone chose it on purpose.
+    A thread with neither policy keeps the one that it has, because someone chose it on purpose.
     """
     found = 0
     if policy is None:

@@ -181,7 +181,7 @@ class ShardedForward:
         self.track_modules()
 
     def track_modules(self) -> None:
-        """Starts to track the state of the module's current submodules."""
+        """Starts tracking the state of the module's current submodules."""
         self.state = ModuleState(self.model, self.device_mesh)
         self.attributes, self.history = AttributeReader(self.model), AttributeHistory(type(self.model).__name__)
         s = self.settings

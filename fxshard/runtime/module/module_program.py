@@ -54,7 +54,7 @@ class ModuleProgram:
         """The same program for other attributes and hooks, for which tracing gave the same ``graph``.
 
         That proves nothing about attributes that are ``written``, by calls or between them: two values of a counter may give the same
-        graph, a third one another.
+        graph, and a third value another graph.
         """
         if graph.side_effects != self.graph.side_effects:
             return replace(self, attributes=now, hooks=hooks, after=after, graph=graph, unread=set())

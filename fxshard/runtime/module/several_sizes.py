@@ -21,7 +21,7 @@ log = logging.getLogger("fxshard")
 def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first: bool) -> tuple[WeightedSizes, ...]:
     """The sizes for which to optimise the plan of ``graph``: those ``asked`` for, with the example's for dims that they do not name.
 
-    Later programs are for calls that the ``first`` does not serve: for them only sizes at which the guards of ``graph`` hold count, if any.
+    A program after the ``first`` serves calls that the first does not: of the sizes only those at which its guards hold count, if any.
     """
     family = graph.family
     if family is None or not asked or not {name for name, _ in asked[0].sizes} <= family.example.keys():
