@@ -50,7 +50,7 @@ IDENTITY = View()
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a graph: computed; or ``view`` of input ``of_input`` or of output ``of_output``; or the Python value ``value``."""
+    """One output of a graph: computed, or the ``view`` of input ``of_input`` or of output ``of_output``, or the Python value ``value``."""
 
     computed: bool = False
     of_input: int | None = None

@@ -1,4 +1,4 @@
-"""Runs a compiled program on the inputs of a Dynamo graph: the user's tensors in, what the user expects out."""
+"""GraphRunner: a compiled program of a Dynamo graph; takes the user's tensors and returns the graph's outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GraphRunner:
         self.seeds = [i for i, (place, _) in enumerate(self.readers) if place is None]
         in_order = [place for place, _ in self.readers] == list(range(len(named)))
         whole = all(layout.is_replicated for _, layout in ends)
-        here = all(x.device == self.bound.device for x in named.values())  # and in later calls: Dynamo guards devices
+        here = all(x.device == self.bound.device for x in named.values())  # the same in later calls, because Dynamo guards devices
         self.passes_inputs_through = in_order and whole and here
         returned = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in returned if end.kind != "gradient"]

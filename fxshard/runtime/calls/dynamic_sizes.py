@@ -238,7 +238,7 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
                 groups.setdefault((size, new), []).append((path, dim))
     counts = {path for path, leaf in named.items() if is_length(leaf)}
     for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
-        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # a mask
+        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # such as a mask
         along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
         if along := [place for place in along if place not in taken]:
             groups[(size,)] = along

@@ -32,9 +32,9 @@ def set_policy(policy: int | None = BATCH) -> int:
             if os.sched_getscheduler(thread) in (BATCH, USUAL):
                 os.sched_setscheduler(thread, policy, os.sched_param(0))
                 found += 1
-        except ProcessLookupError:  # its group is gone
+        except ProcessLookupError:  # the thread has ended with its group
             continue
-        except OSError as error:  # a container may forbid it, or not know it
+        except OSError as error:  # a container may forbid or lack the call
             log.info("gloo's threads stay as they are, and each collective may take some milliseconds more: %s", error)
             return found
     return found
@@ -45,5 +45,5 @@ def _threads() -> Iterator[int]:
         try:
             if (folder / "comm").read_bytes().strip() == NAME:
                 yield int(folder.name)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue

@@ -90,7 +90,7 @@ def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
 
 
 def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
-    """Raises PlanError naming both meshes unless axes and sizes agree; unnamed axes of a DeviceMesh go by position."""
+    """Raises PlanError, with both meshes, unless axes and sizes agree; unnamed axes of a DeviceMesh match by position."""
     have = as_mesh(device_mesh)
     named = device_mesh.mesh_dim_names is not None
     if program.mesh.shape != have.shape or (named and program.mesh.axis_names != have.axis_names):
@@ -101,7 +101,7 @@ def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
 
 
 def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = None) -> torch.device:
-    """``device``, or where this process keeps its tensors of ``device_mesh``: the current device of its kind."""
+    """``device``, by default the current device of the mesh's device type."""
     if device is not None:
         return torch.device(device)
     kind = device_mesh.device_type

@@ -18,7 +18,7 @@ from fxshard.runtime.simulate.shards import gather, scatter
 
 @dataclass(frozen=True, repr=False)
 class RankValues:
-    """One value a rank, in rank order: ``values[rank]``, or by coordinate ``values[1, 0]``."""
+    """One value per rank, in rank order; indexed by rank, ``values[3]``, or by coordinate, ``values[1, 0]``."""
 
     mesh: Mesh
     values: tuple[Any, ...]

@@ -26,7 +26,7 @@ def program_values(
     tangents: Any = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or unlike what was traced."""
+    """One global tensor per entry of ``program.inputs``; raises RunError for a value that is missing or differs from the traced one in shape or dtype."""
     args, kwargs, _ = open_call(args, kwargs or {})
     check_arguments(program, args, kwargs)
     named = dict(weights or {})
@@ -75,7 +75,7 @@ def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> di
 
 
 def sizes_of_call(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, int]:
-    """The dynamic sizes of a call by name; raises RunError for a missing tensor, and where dims of one name differ."""
+    """The dynamic sizes of a call by name; raises RunError for a missing tensor, or if dims of one name differ."""
     named, found = argument_values(args, kwargs), dict[str, int]()
     for one in program.sizes:
         for path, dim in one.places:
