@@ -26,7 +26,7 @@ def program_values(
     tangents: Any = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """One global tensor per entry of ``program.inputs``; raises RunError for a value that is missing or differs from the traced one in shape or dtype."""
+    """One global tensor per entry of ``program.inputs``; raises RunError if one is missing or has another shape or dtype than traced."""
     args, kwargs, _ = open_call(args, kwargs or {})
     check_arguments(program, args, kwargs)
     named = dict(weights or {})
