@@ -112,7 +112,7 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
             return Calibration(rounded(hardware), _effort(mesh, device, quick), tuple(op_errors(hardware, ops)))
         _say(rank, f"measuring collectives on {mesh} ...")
         device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
-        gloo_threads.schedule()
+        gloo_threads.set_policy()
         times = measure_collectives(clock, device_mesh)
         for what in _lost_in_noise(mesh, times):
             _say(rank, f"warning: {what}; is other work running here? Measure again, without --quick")

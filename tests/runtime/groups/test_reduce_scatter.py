@@ -15,7 +15,7 @@ from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import KINDS, ShardedProgram, is_collective
-from fxshard.runtime.groups.exchange import exchange_instead, kind_on
+from fxshard.runtime.groups.reduce_scatter import issued_kind, replace_by_all_to_all
 from fxshard.runtime.rank_graph.bind import bind_graph
 from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.simulate import Recorded, run_lockstep
@@ -33,7 +33,7 @@ def exchanged(program: ShardedProgram) -> ShardedProgram:
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
         for node in [n for n in graph.nodes if KINDS.get(n.target) == "reduce_scatter"]:
-            exchange_instead(graph, node)
+            replace_by_all_to_all(graph, node)
         graph.lint()
         modules[key] = fx.GraphModule(torch.nn.Module(), graph)
     return program.with_modules(modules, program.collectives)
@@ -57,7 +57,7 @@ def test_the_same_numbers_and_order(name: str, mesh: str, seed: int) -> None:
     values = program_values(program, model, args, kwargs, tangents)
     want, ran = results(program, values)
     have, instead = results(exchanged(program), values)
-    assert [kind_on("gloo", r.kind) for r in ran] == [r.kind for r in instead]
+    assert [issued_kind("gloo", r.kind) for r in ran] == [r.kind for r in instead]
     assert [(r.axis, r.shape, r.dtype) for r in ran] == [(r.axis, r.shape, r.dtype) for r in instead]
     for coordinate, own in want.items():
         torch.testing.assert_close(have[coordinate], own, rtol=1e-12, atol=1e-12)
@@ -75,4 +75,4 @@ def test_only_where_the_backend_has_none() -> None:
 
     whole = kinds(None)
     assert kinds({"a": "nccl", "b": "nccl"}) == whole and {axis for kind, axis in whole if kind == "reduce_scatter"} == {"a", "b"}
-    assert kinds({"a": "gloo", "b": "nccl"}) == [(kind_on("gloo", kind) if axis == "a" else kind, axis) for kind, axis in whole]
+    assert kinds({"a": "gloo", "b": "nccl"}) == [(issued_kind("gloo", kind) if axis == "a" else kind, axis) for kind, axis in whole]

@@ -1,4 +1,4 @@
-"""A plan made by ``fxshard.plan`` for a graph that Dynamo gave to the backend: its inputs come in another order, under other names."""
+"""Applies a plan made by ``fxshard.plan`` to a Dynamo graph, whose inputs have another order and other names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxshard.runtime.backend.dynamo_graph import DynamoGraph, trace_graph
 KINDS = ("parameter", "buffer", "input")
 
 
-def traced_for(
+def trace_for_plan(
     plan: ShardingPlan, graph: DynamoGraph, module: fx.GraphModule, tensors: Sequence[torch.Tensor]
 ) -> tuple[PlanningGraph, list[str]] | None:
-    """The graph with its inputs as ``plan`` has them, and the plan's names of ``tensors``; None if the plan is for another graph."""
+    """(the graph traced with the inputs of ``plan`` in its order, its names of ``tensors``); None if ``plan`` is for another graph."""
     places = graph.tensor_places
     names, kinds = [graph.names[i] for i in places], [graph.kinds[i] for i in places]
     ends = [end for end in plan.inputs if end.kind in KINDS]
@@ -35,7 +35,7 @@ def traced_for(
 
 
 def _reordered(module: fx.GraphModule, order: Sequence[int]) -> fx.GraphModule:
-    """A copy whose placeholders stand in ``order``."""
+    """A copy whose placeholders are in ``order``."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

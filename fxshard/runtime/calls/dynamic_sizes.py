@@ -1,4 +1,4 @@
-"""Programs that serve calls of several sizes: which do, which dims are dynamic by themselves, and why a program refuses a call."""
+"""Programs that serve calls of several sizes: which dims become dynamic, which program serves a call, and why another refuses it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, first_broken
 
-UNEVEN = "%s is no multiple of what cuts it: the next program is for shards of unequal lengths, and serves every size"
-NOT_THIS = "that program is kept for other calls, and compiled when the first of them comes: %s"
-COMPILED_IN_VAIN = "that program is kept for other calls, another is made for this one: %s"
+UNEVEN_SIZES = "%s is no multiple of its number of shards: the next program allows shards of unequal lengths, and serves every size"
+REFUSED_BEFORE_COMPILING = "that program is kept for other calls, and compiled when the first of them comes: %s"
+REFUSED_AFTER_COMPILING = "that program is kept for other calls, another is made for this one: %s"
 
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""Of the leaves of a call's arguments; None for those that are no tensors."""
+"""The shapes of the leaves of a call's arguments; None for a leaf that is no tensor."""
 
 
-class Sized(Protocol):
-    """What runs a compiled program on the leaves of a call. ``leaf_of``: the place of each among them, by its name; ``sizes``: (leaf, dim,
-    unit) where the program's dynamic sizes are read."""
+class SizedRunner(Protocol):
+    """Runs a compiled program on the leaves of a call. ``leaf_of``: the index of each leaf by name; ``sizes``: (leaf, dim, unit), the dim
+    from which each dynamic size of the program is read."""
 
     @property
     def compiled(self) -> CompiledProgram: ...
@@ -44,11 +44,11 @@ class Sized(Protocol):
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]: ...
 
 
-class Found(Protocol):
-    """A program that was made for a call of ``shapes``, and its graph."""
+class CachedProgram(Protocol):
+    """A program, its graph, and the ``shapes`` of the call that it was made for."""
 
     @property
-    def runner(self) -> Sized: ...
+    def runner(self) -> SizedRunner: ...
     @property
     def graph(self) -> PlanningGraph: ...
     @property
@@ -59,22 +59,22 @@ def shapes_of(leaves: Sequence[Any]) -> Shapes:
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
 
 
-def alike_key(key: Any) -> Any:
-    """What a call's key (``ShardedForward``) has in common with those of calls whose sizes alone differ: of a shape its length."""
+def size_free_key(key: Any) -> Any:
+    """A call's key (see ``ShardedForward``) with each shape replaced by its rank: equal for calls that differ in sizes only."""
     *others, leaves = key
     return *others, tuple((len(leaf[0]), *leaf[1:]) if isinstance(leaf[0], torch.Size) else leaf for leaf in leaves)
 
 
-def refusal(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
-    """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None where it can.
+def refusal(runner: SizedRunner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None if it can.
 
-    The leaves are those of a call like the one that it was made for, but for sizes.
+    The call may differ from the one that the program was made for in sizes only.
     """
     return _refusal_before_compiling(runner, shapes, leaves) or _refusal_of_compiler(runner, leaves)
 
 
-def _refusal_before_compiling(runner: Sized, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
-    """What the lowered program alone tells."""
+def _refusal_before_compiling(runner: SizedRunner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+    """The reason that the lowered program alone gives, without its compiled code."""
     program = runner.program
     places = {(runner.leaf_of[path], dim): one for one in program.sizes for path, dim in one.places}
     sizes: dict[str, int] = {}
@@ -89,15 +89,15 @@ def _refusal_before_compiling(runner: Sized, shapes: Shapes, leaves: Sequence[An
     return program.refuses(sizes)
 
 
-def _refusal_of_compiler(runner: Sized, leaves: Sequence[Any]) -> str | None:
+def _refusal_of_compiler(runner: SizedRunner, leaves: Sequence[Any]) -> str | None:
     guard = first_broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
 
-def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
-    """As ``refusal``; ranks that take different things for granted agree. Every rank calls this.
+def agreed_refusal(found: CachedProgram, leaves: Sequence[Any], device_mesh: DeviceMesh, timeout: float = TIMEOUT) -> str | None:
+    """As ``refusal``, but the same on all ranks, whose compiled code may have different guards. Every rank calls this.
 
-    A program that is not compiled yet is compiled here, unless the lowered program alone, the same on all ranks, refuses the call.
+    Compiles a program that is not compiled yet, unless the lowered program, the same on all ranks, already refuses the call.
     """
     runner, program = found.runner, found.runner.program
     reason = _refusal_before_compiling(runner, found.shapes, leaves)
@@ -109,37 +109,37 @@ def refusal_of_ranks(found: Found, leaves: Sequence[Any], device_mesh: DeviceMes
     compiled = runner.compiled
     compiled.compile()
     mine = _refusal_of_compiler(runner, leaves)
-    return mine if compiled.ranks_alike else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
+    return mine if compiled.same_guards_on_ranks else objection(mine, ranks=mesh_ranks(device_mesh), timeout=timeout)
 
 
-def why_kept(found: Found, reason: str) -> tuple[int, str, str]:
-    """What to log (level, text, its argument) of a program that does not serve the call that it was made for, for that ``reason``."""
+def refusal_message(found: CachedProgram, reason: str) -> tuple[int, str, str]:
+    """(log level, text, its argument) for a program that does not serve the call that it was made for; ``reason``: why."""
     if found.runner.compiled.is_compiled:
-        return logging.WARNING, COMPILED_IN_VAIN, reason
-    return logging.INFO, NOT_THIS, reason
+        return logging.WARNING, REFUSED_AFTER_COMPILING, reason
+    return logging.INFO, REFUSED_BEFORE_COMPILING, reason
 
 
-def replanned(once_more: bool, silent: bool = False) -> tuple[int, str]:
+def replan_message(retry: bool, silent: bool = False) -> tuple[int, str]:
     """(log level, message) for planning another program: a WARNING once per call.
 
-    INFO for a further program of the same call (``once_more``), and if the caller asks for it (``silent``).
+    INFO for a further program for the same call (``retry``), and if ``silent``.
     """
-    if once_more:
+    if retry:
         return logging.INFO, "planning once more for %s: %s"
     return logging.INFO if silent else logging.WARNING, "planning again for %s: %s"
 
 
-def uneven_sizes(runner: Sized, leaves: Sequence[Any]) -> set[str]:
-    """The sizes of a call that are no multiples of their unit in a program that serves calls like it."""
+def uneven_sizes(runner: SizedRunner, leaves: Sequence[Any]) -> set[str]:
+    """The dynamic sizes of a call that are no multiples of their unit in the program of ``runner``."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
     return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
 
 
-def traced_where_it_can_be(
+def trace_with_static_fallback(
     trace: Callable[[tuple[DynamicDim, ...]], PlanningGraph], dims: tuple[DynamicDim, ...], device_mesh: DeviceMesh, *, silent: bool = False
 ) -> PlanningGraph:
-    """The graph that ``trace`` gives; dims that are dynamic by themselves stay static where the model does not let them change, which is
-    said unless ``silent``. Raises what ``trace`` does for dims that the user asked for, and where none is dynamic."""
+    """The graph that ``trace`` returns. Automatic dynamic dims that the model does not let change become static, with a warning unless
+    ``silent``. Raises what ``trace`` raises if the user asked for the dim, or if no dim is dynamic."""
     while True:
         try:
             return trace(dims)
@@ -152,20 +152,20 @@ def traced_where_it_can_be(
             dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
 
-def dims_of_call(
+def dynamic_dims_of_call(
     named: Mapping[str, Any],
     asked: Sequence[DynamicDim],
     seen: Sequence[Shapes],
-    made: Sequence[tuple[Sized, Shapes]],
+    made: Sequence[tuple[SizedRunner, Shapes]],
     *,
     everything: bool = False,
 ) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
-    """(the dims that are dynamic in a program for the leaves ``named``, those of them of which no program so far cuts the size evenly).
+    """(the dynamic dims of the next program for the leaves ``named``, the names of those that no program so far shards evenly).
 
-    ``seen``: shapes of calls like this one. ``made``: programs that would serve it but for its sizes, and their shapes. Other
-    arguments as ``changed_dims``. Where one for shards of unequal lengths does not serve it either, the model takes something else for
-    granted: the next one is for such lengths too. Where a program was made for this very call and does not serve it, dims whose size is 1
-    stay static, which kernels ask for; then none is dynamic. Nor is one for tensors without elements.
+    ``seen``: shapes of similar calls. ``made``: programs that would serve the call but for its sizes, and their shapes. Other
+    arguments as in ``changed_dims``. If a program with uneven shards does not serve the call either, some other assumption of the model
+    fails, and the next program allows uneven shards too. If a program made for exactly these shapes refuses them, first the dims of
+    size 1 become static, because kernels specialise on them, then all dims. If a tensor is empty, no dim is dynamic.
     """
     leaves = list(named.values())
     tried = {one.name for runner, _ in made for one in runner.program.sizes if one.uneven}
@@ -184,8 +184,8 @@ def dims_of_call(
     return found, tuple(sorted(uneven - tried))
 
 
-def less_even(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """What to try where no program for ``dims`` can be: with shards of unequal lengths, then with none of them dynamic."""
+def fallback_dims(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+    """The dims to try next if no program for ``dims`` is possible: the same with uneven shards, then none."""
     if any(dim.uneven for dim in dims):
         return ()
     return tuple(replace(dim, uneven=True) for dim in dims)
@@ -194,9 +194,9 @@ def less_even(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
 def changed_dims(
     named: Mapping[str, Any], asked: Sequence[DynamicDim], seen: Sequence[Shapes], *, everything: bool = False
 ) -> tuple[DynamicDim, ...]:
-    """The dims that are dynamic in a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
+    """The dynamic dims of a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
 
-    Of the latter those that have always had one size are one. ``everything``: all dims of tensors that have more than one element.
+    Dims whose sizes have been equal in every call become one dynamic dim. ``everything``: makes every dim dynamic whose size is not 1.
     """
     taken = {place for dim in asked for place in dim.places}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
@@ -206,23 +206,25 @@ def changed_dims(
             moved = any(one != size for one in before) or (everything and size > 1)
             if moved and (path, dim) not in taken:
                 groups.setdefault((size, *before), []).append((path, dim))
-    found = [*asked, *(_by_itself(places, sizes[0]) for sizes, places in groups.items())]
+    found = [*asked, *(_automatic_dim(places, sizes[0]) for sizes, places in groups.items())]
     names = [dim.name for dim in found]
     if len(set(names)) < len(names):
         raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
     return tuple(found)
 
 
-def _by_itself(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
-    """A dim that nobody asked for, called after its first place."""
+def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
+    """A dynamic dim that the user did not ask for, named after its first place."""
     path, dim = places[0]
     return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
 
 
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """The dims beside ``known`` that the call of the leaves ``named`` changes itself, in tensors of objects that it is given and leaves,
-    and the numbers in these: in the next call of its kind they have another size. With them go other arguments' dims that are as long as
-    what becomes of one, as a mask over a cache and the new token is."""
+    """The dims, besides ``known``, that the call of the leaves ``named`` itself changes in the objects that it is given.
+
+    They include numbers that it changes there. The next call of this kind has other sizes. Dims of other arguments that have the new
+    size change along with them, such as those of the mask over a cache and the new token.
+    """
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
     left = {path: after[name].shape for name, path in outputs_in_objects(graph.out_spec).items() if isinstance(after[name], torch.Tensor)}
@@ -236,8 +238,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
                 groups.setdefault((size, new), []).append((path, dim))
     counts = {path for path, leaf in named.items() if is_length(leaf)}
     for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
-        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # a mask
+        others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # such as a mask
         along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
         if along := [place for place in along if place not in taken]:
             groups[(size,)] = along
-    return tuple(_by_itself(places, sizes[0]) for sizes, places in groups.items())
+    return tuple(_automatic_dim(places, sizes[0]) for sizes, places in groups.items())

@@ -1,8 +1,8 @@
-"""merge: equal calls of aten operators in one graph become one, as torch's own compiler makes them, but for collectives.
+"""Common-subexpression elimination: merges equal calls of aten operators in one graph, but no collectives.
 
-Operators whose local form has several parts, a softmax for one, say the same twice. Inductor then computes it twice, where it keeps what
-two read. Forward and backward each for itself: what is computed again in the backward is so by choice. The pass that
-torch's own compiler has for that would merge collectives, which ranks must issue one for one.
+The local forms of operators such as softmax contain equal calls, which Inductor would compute twice. Forward and backward are separate,
+because the backward recomputes values by choice. torch's own pass would also merge collectives, whose number must be the same on all
+ranks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fxshard.runtime.rank_graph.partition import Partition
 PURE = frozenset({"aten", "prims"})
 
 
-def merge_equal(module: fx.GraphModule, results: int | None = None) -> int:
-    """Merges equal calls of ``module``, in place. Returns how many were dropped.
+def merge_equal_calls(module: fx.GraphModule, results: int | None = None) -> int:
+    """Merges equal calls of ``module``, in place. Returns the number of calls removed.
 
-    ``results``: how many of the values that it returns somebody gets (all by default); the others are kept for the backward.
+    ``results``: how many of the returned values go to the caller (by default all); the others are saved for the backward.
     """
     graph, seen, dropped = module.graph, dict[Hashable, fx.Node](), 0
-    if any(map(_writes, graph.nodes)):  # of two equal values one may be written into
+    if any(map(_may_mutate, graph.nodes)):  # a call might mutate one of two equal values
         return 0
     own = {storage_key(n.meta["val"]) for n in returned(graph)[:results] if isinstance(n, fx.Node) and _is_dense(n)}
     for node in list(graph.nodes):
         if not _is_pure(node) or not _is_dense(node) or storage_key(node.meta["val"]) in own:
-            continue  # what somebody gets stays a tensor of its own
-        first = seen.setdefault(_said(node), node)
+            continue  # results that the caller gets must not share memory
+        first = seen.setdefault(_call_signature(node), node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -43,12 +43,12 @@ def merge_equal(module: fx.GraphModule, results: int | None = None) -> int:
     return dropped
 
 
-def merge_halves(parts: Partition, results: int) -> tuple[Partition, int]:
-    """Merges equal calls of both halves, in place, and keeps what became one value once; the parts, and how many calls were dropped.
+def merge_equal_in_halves(parts: Partition, results: int) -> tuple[Partition, int]:
+    """Merges equal calls of both halves, in place, and saves merged values once. Returns (the halves, the number of calls removed).
 
-    ``results``: how many of the forward's values somebody gets.
+    ``results``: how many of the forward's returned values go to the caller.
     """
-    dropped = merge_equal(parts.forward, results)
+    dropped = merge_equal_calls(parts.forward, results)
     values = returned(parts.forward.graph)
     places = parts.backward.graph.find_nodes(op="placeholder")[len(parts.kept_inputs) :]
     once: dict[fx.Node, fx.Node] = {}
@@ -60,7 +60,7 @@ def merge_halves(parts: Partition, results: int) -> tuple[Partition, int]:
     parts.forward.graph.output_node().args = ((*values[:results], *once),)
     parts.forward.recompile()
     parts.backward.recompile()
-    return replace(parts, kept=len(once)), dropped + merge_equal(parts.backward)
+    return replace(parts, kept=len(once)), dropped + merge_equal_calls(parts.backward)
 
 
 def _is_dense(node: fx.Node) -> bool:
@@ -69,22 +69,22 @@ def _is_dense(node: fx.Node) -> bool:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether the call gives the same each time: no random numbers, no memory as it is found."""
+    """Whether the call always gives the same result: no random numbers, no uninitialised memory."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace not in PURE:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and "empty" not in target.name()
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether a call may write into what it is given; what has no schema, as a user's kernel, may."""
+def _may_mutate(node: fx.Node) -> bool:
+    """Whether a call may mutate an operand; assumed for calls without a schema, such as a user's kernel."""
     if node.op != "call_function" or getattr(node.target, "__module__", None) == "_operator":
         return False
     schema = schema_of(node.target)
     return schema is None or schema.is_mutable
 
 
-def _said(node: fx.Node) -> Hashable:
-    """The call as it is written, with the kind of each argument: 1 is not 1.0, and 0.0 not -0.0."""
+def _call_signature(node: fx.Node) -> Hashable:
+    """The target and arguments of a call, with their types: 1 differs from 1.0, and 0.0 from -0.0."""
     flat, spec = pytree.tree_flatten((node.args, dict(node.kwargs)))
     return node.target, str(spec), tuple(x if isinstance(x, fx.Node) else (type(x), repr(x)) for x in flat)

@@ -1,5 +1,7 @@
-"""What is done after a program: hooks of submodules that no graph can do are called, with the values that they would have seen, and
-attributes are set."""
+"""What happens after a program has run: module attributes are set, and hooks that no graph can contain are called.
+
+The hooks get the values that they would have seen in the original model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from fxshard.shapes import evaluate_all
 
 @dataclass(frozen=True)
 class HookCall:
-    """``opaque``: why the hook is in no graph; "" where the graph has what it computes, and only the rest is done here."""
+    """A hook to call after a run. ``opaque``: why the graph cannot contain it; "" if the graph computes its tensors and only its other
+    effects are left."""
 
     module: nn.Module
     name: str
@@ -34,7 +37,7 @@ class HookCall:
     opaque: str
 
     def __call__(self, given: Sequence[Any]) -> None:
-        """Raises RunError where the hook does what could not have an effect any more."""
+        """Calls the hook; raises RunError if it does something that can have no effect after the run."""
         tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
         before, held = versions_of(tensors), self._held()
         result = self.hook.call(self.module, *given)
@@ -51,7 +54,7 @@ class HookCall:
             )
 
     def _held(self) -> list[tuple[int, int]]:
-        """The module's parameters and buffers, and how often each was written into."""
+        """(identity, version) of the module's parameters and buffers."""
         found = [*self.module.parameters(), *self.module.buffers()]
         return [(id(x), version) for x, version in zip(found, versions_of(found), strict=True)]
 
@@ -61,7 +64,7 @@ class HookCall:
 
 
 def _hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[HookCall, ...] | None:
-    """The hooks that hang on ``model`` now; None for a program that returns what the model returns and no more."""
+    """The calls of the hooks registered on ``model`` now; None for a program without hooked values among its outputs."""
     if watched is None:
         return None
     everywhere = {hook.key: hook for hook in global_hooks()}
@@ -75,7 +78,7 @@ def _hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[Ho
 
 @dataclass(frozen=True)
 class BackwardHooks:
-    """The hooks of the backward of one call of a module, and the taps whose gradients they get."""
+    """The backward hooks of one call of a module, and the taps whose gradients they receive."""
 
     module: nn.Module
     name: str
@@ -83,12 +86,12 @@ class BackwardHooks:
     call: TappedCall
 
     def events(self) -> list[tuple[int, Hook]]:
-        """Each hook and when it is called: as the backward comes to the end of the call, and as it leaves by its beginning."""
+        """(time, hook): pre-hooks run when the backward reaches the end of the call, the others when it leaves through its beginning."""
         end = self.call.begins if any(i is not None for i in self.call.given) else self.call.ends
         return [(self.call.ends, h) for h in self.hooks if h.kind == BACKWARD_PRE] + [(end, h) for h in self.hooks if h.kind == BACKWARD]
 
     def __call__(self, hook: Hook, grads: Sequence[torch.Tensor | None]) -> None:
-        """Raises RunError where a hook returns other gradients: the backward has ended."""
+        """Calls the hook; raises RunError if it returns other gradients, because the backward has ended."""
         out, given = (tuple(None if i is None else grads[i] for i in side) for side in (self.call.out, self.call.given))
         if all(grad is None for grad in out):
             return
@@ -100,15 +103,15 @@ class BackwardHooks:
 
 
 @dataclass(frozen=True)
-class Tapping:
-    """The taps of a program: what they are, and whose hooks wait for their gradients."""
+class GradientTaps:
+    """The taps of a program: zero inputs whose gradients the backward hooks receive. ``kinds``: (shape, dtype) of each."""
 
     kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     calls: tuple[BackwardHooks, ...]
     device: torch.device
 
     def zeros(self, program: ShardedProgram | None = None, sizes: Mapping[str, int] | None = None) -> list[torch.Tensor]:
-        """What the taps of a call are; ``sizes``: the dynamic ones of it, by default those of the example."""
+        """The taps of a call; ``sizes``: its dynamic sizes, by default those of the example."""
         shapes = [shape for shape, _ in self.kinds]
         if program is not None and program.sizes:
             values = program.values(sizes or {})
@@ -117,20 +120,20 @@ class Tapping:
         kinds = [dtype for _, dtype in self.kinds]
         return [torch.zeros(s, dtype=d, device=self.device, requires_grad=True) for s, d in zip(shapes, kinds, strict=True)]
 
-    def wait(self, taps: Sequence[torch.Tensor]) -> None:
-        """Calls the hooks once the backward has given all gradients, in the order in which it would have come by."""
+    def call_after_backward(self, taps: Sequence[torch.Tensor]) -> None:
+        """Has the hooks called once the backward has computed all gradients, in the order in which autograd would call them."""
         events = [(event, call, hook) for call in self.calls for event, hook in call.events()]
 
-        def come(grads: Sequence[torch.Tensor | None]) -> None:
+        def call_hooks(grads: Sequence[torch.Tensor | None]) -> None:
             for _, call, hook in sorted(events, key=lambda e: -e[0]):
                 call(hook, grads)
 
         if taps:
-            torch.autograd.graph.register_multi_grad_hook(taps, come)
+            torch.autograd.graph.register_multi_grad_hook(taps, call_hooks)
 
 
-def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Tapping | None:
-    """None for a program without taps."""
+def _gradient_taps(model: nn.Module, graph: PlanningGraph, device: torch.device) -> GradientTaps | None:
+    """The taps of ``graph`` and the hooks of ``model`` for them; None for a program without taps."""
     if not graph.tapped:
         return None
     everywhere, nodes = global_hooks(), {i.name: i.node for i in graph.inputs}
@@ -141,37 +144,37 @@ def _tapping(model: nn.Module, graph: PlanningGraph, device: torch.device) -> Ta
         module = model.get_submodule(call.module)
         hooks = tuple(h for h in (*everywhere, *hooks_of(module)) if h.kind in (BACKWARD, BACKWARD_PRE))
         calls.append(BackwardHooks(module, call.module, hooks, call))
-    return Tapping(tuple((tuple(v.shape), v.dtype) for v in values), tuple(calls), device)
+    return GradientTaps(tuple((tuple(v.shape), v.dtype) for v in values), tuple(calls), device)
 
 
 @dataclass(frozen=True)
-class HooksAfter:
-    """What is done after a run of a program. ``calls``: of hooks, None for a program that returns what the model returns and no more;
+class AfterRun:
+    """What to do after a run of a program. ``calls``: the hooks to call, None for a program without hooked values among its outputs;
     ``side_effects``: what the forward sets in attributes of ``modules``."""
 
     calls: tuple[HookCall, ...] | None
-    tapping: Tapping | None
+    gradient_taps: GradientTaps | None
     side_effects: SideEffects | None
     modules: tuple[nn.Module, ...]
     device: torch.device
 
     @property
-    def fits(self) -> bool:
-        """Whether the attributes that the forward counts or adds to are such still."""
+    def still_valid(self) -> bool:
+        """Whether the attributes that the forward increments or appends to still have types that allow it."""
         return self.side_effects is None or self.side_effects.serves([vars(module) for module in self.modules])
 
     def taps(self) -> dict[str, torch.Tensor]:
-        """Further inputs of the program, by name."""
-        return {} if self.tapping is None else {tap_name(i): zero for i, zero in enumerate(self.tapping.zeros())}
+        """The taps at the example's sizes, further inputs of the program, by name."""
+        return {} if self.gradient_taps is None else {tap_name(i): zero for i, zero in enumerate(self.gradient_taps.zeros())}
 
     def run(self, program: Runner, leaves: Sequence[Any]) -> Any:
-        """What the model returns for the ``leaves`` of its arguments; then attributes are set, and hooks are called, or wait for the
-        backward."""
+        """What the model returns for the ``leaves`` of its arguments. Sets the attributes, calls the forward hooks and registers the
+        backward hooks."""
         sizes = program.sizes_of(leaves)
-        taps = [] if self.tapping is None else self.tapping.zeros(program.program, sizes)
-        found = program(_and_taps(leaves, taps) if taps else leaves)
-        if self.tapping is not None:
-            self.tapping.wait(taps)
+        taps = [] if self.gradient_taps is None else self.gradient_taps.zeros(program.program, sizes)
+        found = program(_with_taps(leaves, taps) if taps else leaves)
+        if self.gradient_taps is not None:
+            self.gradient_taps.call_after_backward(taps)
         if self.side_effects is not None:
             found, further = found if self.side_effects.reads else (found, ())
             self.side_effects.apply(self.modules, further, sizes, self.device)
@@ -183,12 +186,13 @@ class HooksAfter:
         return outputs
 
 
-def _and_taps(leaves: Sequence[Any], taps: Sequence[torch.Tensor]) -> Leaves:
+def _with_taps(leaves: Sequence[Any], taps: Sequence[torch.Tensor]) -> Leaves:
     found = Leaves([*leaves, *taps])
     found.objects = leaves.objects if isinstance(leaves, Leaves) else ()
     return found
 
 
-def hooks_after(model: nn.Module, graph: PlanningGraph, device: torch.device) -> HooksAfter:
-    """For the hooks that hang on ``model`` now, which ``graph`` was traced with."""
-    return HooksAfter(_hook_calls(model, graph.watched), _tapping(model, graph, device), graph.side_effects, tuple(model.modules()), device)
+def after_run_of(model: nn.Module, graph: PlanningGraph, device: torch.device) -> AfterRun:
+    """What to do after a run of the program of ``graph``, which was traced with the hooks that ``model`` has now."""
+    taps = _gradient_taps(model, graph, device)
+    return AfterRun(_hook_calls(model, graph.watched), taps, graph.side_effects, tuple(model.modules()), device)

@@ -14,9 +14,9 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.runner import run_passes
 from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import is_collective
-from fxshard.runtime.compile.compile import COMPILING, Building
+from fxshard.runtime.compile.compile import COMPILING, CompileState
+from fxshard.runtime.rank_graph.common_subexpressions import merge_equal_calls
 from fxshard.runtime.rank_graph.memory import program_memory, unbound
-from fxshard.runtime.rank_graph.merge import merge_equal
 from fxshard.runtime.rank_graph.rank_graph import profile, rank_graph
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ c10d = torch.ops._c10d_functional
 def merged(function: Callable[..., object], *inputs: Tensor) -> tuple[int, list[str], torch.fx.GraphModule]:
     """(how many were dropped, the operators that are left, the graph)."""
     traced = make_fx(function, tracing_mode="fake")(*inputs)
-    dropped = merge_equal(traced)
+    dropped = merge_equal_calls(traced)
     return dropped, [str(n.target) for n in traced.graph.nodes if n.op == "call_function"], traced
 
 
@@ -66,7 +66,7 @@ def test_what_is_kept_for_the_backward_is_merged() -> None:
         return x.neg(), x.neg().view(-1), x.neg()
 
     traced = make_fx(kept, tracing_mode="fake")(torch.randn(2, 3))
-    assert merge_equal(traced, 1) == 1
+    assert merge_equal_calls(traced, 1) == 1
     first, second, third = traced(torch.ones(2, 3))
     assert first.data_ptr() != second.data_ptr() == third.data_ptr()
     assert torch.equal(second.view(2, 3), first) and torch.equal(third, first)
@@ -94,7 +94,7 @@ def test_what_is_equal_is_kept_once_and_counted_once() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     graph = trace(Masked(), (x,))
     bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
-    before, after = (run_passes(COMPILING[:count], Building(bound, "inductor"), None) for count in (2, 3))
+    before, after = (run_passes(COMPILING[:count], CompileState(bound, "inductor"), None) for count in (2, 3))
     assert before.parts is not None and after.parts is not None and before.module is not None
     assert before.parts.kept - after.parts.kept == 3
     given = after.parts.backward.graph.find_nodes(op="placeholder")
@@ -110,7 +110,7 @@ def test_a_product_and_its_gradient_read_one_copy() -> None:
     graph = trace(Heads(), (x, x.detach().clone().requires_grad_()))
     bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
     module = rank_graph(bound, "inductor")
-    merge_equal(module)
+    merge_equal_calls(module)
     tangents = {n for n, end in zip(module.graph.find_nodes(op="placeholder"), bound.program.inputs, strict=False) if end.kind == "tangent"}
     copies = [n for n in module.graph.find_nodes(op="call_function", target=aten.clone.default) if not ancestors([n]) & tangents]
     assert len(tangents) == 1 and len(copies) == 2, copies
@@ -162,7 +162,7 @@ def test_under_a_limit_nothing_lives_longer_for_it() -> None:
         bound = unbound(lower_plan(graph, plan))
         module = rank_graph(bound, "inductor")
         before = profile(bound, module, None).peak
-        artefact = run_passes(COMPILING[:3], Building(bound, "inductor"), None)
+        artefact = run_passes(COMPILING[:3], CompileState(bound, "inductor"), None)
         dumps[limit] = before, profile(bound, artefact.module, artefact.parts).peak
     assert dumps[None][0] < dumps[None][1], "otherwise this tests nothing"
     assert dumps[peak][0] == dumps[peak][1] <= peak
