@@ -88,7 +88,7 @@ def _collectives(mesh: Any) -> Iterator[tuple[str, Callable[[], Any], int]]:
     """(name, call, predicted bytes) of each kind, by the calls that programs make."""
     import torch
 
-    from fxshard.runtime.groups.exchange import reduce_scatter
+    from fxshard.runtime.groups.reduce_scatter import reduce_scatter
 
     c10d, n, group = torch.ops._c10d_functional, mesh.size(), mesh.get_group().group_name
     buffer, wait = torch.ones(n, FLOATS // n), c10d.wait_tensor

@@ -34,7 +34,7 @@ from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.simulate.reductions import check_reduction
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program, simulated_mesh
-from fxshard.runtime.simulate.values import program_values, settled, sizes_of_call
+from fxshard.runtime.simulate.values import program_values, returned_by_model, sizes_of_call
 from fxshard.shapes import dynamic_dims, weighted_sizes
 
 
@@ -276,7 +276,7 @@ class Simulate:
             weights = model_or_program.weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
         simulation = simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
-        return replace(simulation, outputs=settled(simulation.outputs, args, kwargs, simulation.mutations))
+        return replace(simulation, outputs=returned_by_model(simulation.outputs, args, kwargs, simulation.mutations))
 
     def shard(self, value: torch.Tensor, layout: Layout | str, mesh: Mesh | DeviceMesh) -> RankValues:
         """What each rank of ``mesh`` holds of the global tensor ``value`` in ``layout`` (``"S(0)R"``). Replicas share memory."""

@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import OptionError
 from fxshard.layout.layouts import Layout, placement_str
-from fxshard.strategies.engine.user_rules import given_rules
+from fxshard.strategies.engine.user_rules import all_user_rules
 
 log = logging.getLogger("fxshard")
 
@@ -61,7 +61,7 @@ def file_for(kind: str, **asked: Any) -> Path | None:
         return None
     try:
         code = {"fxshard": code_digest(), "torch": torch.__version__, **_versions()}
-        decides = {"asked": _plain(asked), "rules": given_rules(), "code": code}
+        decides = {"asked": _plain(asked), "rules": all_user_rules(), "code": code}
     except (TypeError, OSError) as error:
         log.debug("no %s is looked up in the cache: %s", kind, error)
         return None

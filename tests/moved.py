@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Step, table_of, walk
-from fxshard.layout.steps import bytes_price, in_any_order
+from fxshard.layout.redistribution import Step, path_table_for, walk
+from fxshard.layout.steps import bytes_price, reductions_commute
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import LocalGraph
@@ -63,9 +63,9 @@ def _emitted(local: LocalGraph, x: fx.Node, path: Sequence[tuple[Layout, Step, L
 def run_pairs(pairs: Mapping[Layout, Sequence[Layout]], shape: tuple[int, ...], mesh: Mesh) -> None:
     """Each source to each of its targets by the steps that send least; none where pending reductions are mixed."""
     for source, targets in pairs.items():
-        good = [target for target in targets if in_any_order(target)]
-        if in_any_order(source) and good:
-            paths = table_of([source, *good], shape, 8, mesh, bytes_price)
+        good = [target for target in targets if reductions_commute(target)]
+        if reductions_commute(source) and good:
+            paths = path_table_for([source, *good], shape, 8, mesh, bytes_price)
             run(source, [paths.steps(source, target) for target in good], shape, mesh)
 
 

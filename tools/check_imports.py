@@ -42,7 +42,7 @@ FLOORS = (
     "solver.limits",
     "solver",
     "passes.trace.functions",
-    "passes.trace.captured",
+    "passes.trace.rewrites",
     "passes.trace.fakes",
     "passes.trace.python_state passes.trace.repeats",
     "passes.trace",

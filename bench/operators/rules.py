@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from bench.operators.state import Record, read_records, resumed
 from fxshard.graph.call import Operand
-from fxshard.strategies.oracle import BUDGET, IDEMPOTENT, Sample, Verdict, check_op, direct, operator, record, spread_out
+from fxshard.strategies.oracle import BUDGET, IDEMPOTENT, Sample, Verdict, check_op, direct_samples, operator, record, spread_out
 
 STATE = Path(".ops/rules.jsonl")
 SAMPLES = 6
@@ -77,7 +77,7 @@ def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: 
 def _write_samples(ops: Sequence[str], count: int) -> None:
     """For the processes; they are recorded in one run of torch's entries."""
     found = record(ops)
-    chosen = {op: spread_out(found.get(op) or direct(op), count) for op in tqdm(ops, desc="samples", unit="operator")}
+    chosen = {op: spread_out(found.get(op) or direct_samples(op), count) for op in tqdm(ops, desc="samples", unit="operator")}
     torch.save({op: [(s.args, s.kwargs) for s in samples if _is_plain(s)] for op, samples in chosen.items()}, STATE.with_name("samples.pt"))
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bench.redistribution.torchs import PLANNERS, Sent, fake_ranks, sent
 from fxshard.layout.layouts import Layout, all_layouts
-from fxshard.layout.redistribution import bytes_price, table_of
-from fxshard.layout.steps import in_any_order
+from fxshard.layout.redistribution import bytes_price, path_table_for
+from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 
 ITEMSIZE = 4
@@ -35,11 +35,11 @@ class Pair:
 
 def compare(mesh: Mesh, shape: tuple[int, ...], most: int | None, ops: tuple[str, ...] = ("sum",)) -> list[Pair]:
     """All pairs of unlike layouts, or a fixed sample of at most ``most``, between which torch moves a tensor too."""
-    layouts = list(filter(in_any_order, all_layouts(len(shape), mesh.ndim, ops)))
+    layouts = list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops)))
     every = list(itertools.permutations(layouts, 2))
     if most is not None and len(every) > most:
         every = random.Random(0).sample(every, most)
-    paths = table_of(layouts, shape, ITEMSIZE, mesh, bytes_price)
+    paths = path_table_for(layouts, shape, ITEMSIZE, mesh, bytes_price)
     found = []
     with fake_ranks(mesh) as ranks:
         for ends in every:

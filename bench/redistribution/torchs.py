@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached as transforms_of
 
 from fxshard.layout.layouts import Layout
-from fxshard.layout.steps import in_any_order
+from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 
 PLANNERS = {"greedy": False, "min-cost": True}
@@ -43,7 +43,7 @@ def fake_ranks(mesh: Mesh) -> Iterator[Any]:
 
 def sent(device_mesh: Any, source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, planner: str) -> Sent | None:
     """What one planner sends; None where torch cannot do it: pending reductions of several kinds, or what becomes pending at once."""
-    if not in_any_order(source) or not in_any_order(target):
+    if not reductions_commute(source) or not reductions_commute(target):
         return None
     like = torch.empty(shape, dtype={4: torch.float32, 8: torch.float64}[itemsize], device="meta")
     meta = TensorMeta(like.shape, like.stride(), like.dtype)

@@ -117,7 +117,7 @@ def _made(name: str, chosen: Any) -> tuple[dict[str, Any], Any]:
     gradients = {n: p.grad for n, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
-    with mock.patch.object(outline, "LEAST", 10**6 if name == "one by one" else outline.LEAST):
+    with mock.patch.object(outline, "MIN_REPEATS", 10**6 if name == "one by one" else outline.MIN_REPEATS):
         start, before = time.perf_counter(), os.times()
         metrics.reset()
         sharded = fxshard.parallelize(model, (tokens, targets), mesh, **({"pins": TENSOR} if chosen.tensor else {"input_layouts": "S(0)"}))

@@ -100,9 +100,9 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
     for _ in range(job["rounds"]):
         for name, way in ways.items():
             if name not in OURS:
-                gloo_threads.schedule(gloo_threads.USUAL)
+                gloo_threads.set_policy(gloo_threads.USUAL)
                 times[name]["ms"].append(_timed(way.step))
-            gloo_threads.schedule()
+            gloo_threads.set_policy()
             times[name]["ms" if name in OURS else "batch"].append(_timed(way.step))
     if rank == 0:
         Path(job["folder"], "times").write_text(json.dumps(times))

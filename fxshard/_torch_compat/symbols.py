@@ -90,15 +90,15 @@ def symbolic_number(env: ShapeEnv, expression: sympy.Basic, hint: Any) -> Any:
 
 
 @contextlib.contextmanager
-def noting_lines(of_user: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> Iterator[None]:
+def noting_lines(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> Iterator[None]:
     """While it lasts, a guard is noted with the line that asked, of the function that Dynamo is in, and the user's line that called it.
 
-    ``of_user``: whether a file is the user's; ``in_trace``: the user's line in the text of a stack trace.
+    ``is_user_file``: whether a file is the user's; ``in_trace``: the user's line in the text of a stack trace.
     """
     noted = ShapeEnv._get_sloc
 
     def at_line(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return type(noted(self, *args, **kwargs))(None, _asking_line(of_user, in_trace))
+        return type(noted(self, *args, **kwargs))(None, _asking_line(is_user_file, in_trace))
 
     ShapeEnv._get_sloc = at_line
     try:
@@ -120,7 +120,7 @@ def asking(what: str) -> Iterator[None]:
         _ASKING.reset(token)
 
 
-def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
+def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
     """``file:line`` of the user's innermost function that Dynamo looks into, or of the node that is traced; then, where that is another,
     of the innermost function or, outside of Dynamo, of the innermost frame that is not about symbols: ``model.py:8 (torch/nn/...:560)``."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -131,7 +131,7 @@ def _asking_line(of_user: Callable[[str], bool], in_trace: Callable[[str], str |
         translator = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "run") else None
         if isinstance(translator, InstructionTranslatorBase):
             asked = asked or _shortened(f"{translator.f_code.co_filename}:{translator.lineno}")
-            if of_user(translator.f_code.co_filename):
+            if is_user_file(translator.f_code.co_filename):
                 user = f"{translator.f_code.co_filename}:{translator.lineno}"
                 break
         if not outside and frame.f_code.co_filename not in passed:

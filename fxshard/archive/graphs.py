@@ -34,7 +34,7 @@ from fxshard.files import Field, parse_json
 from fxshard.layout.layouts import REDUCE_OPS
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.program.size_inputs import add_size_inputs
-from fxshard.shapes.expressions import written
+from fxshard.shapes.expressions import to_text
 
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
@@ -83,7 +83,7 @@ def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None
             top.prepend(node)
         if "val" in node.meta:
             if is_symbolic(node.meta["val"]):
-                written(expression(node.meta["val"]))  # raises for one that the reader would refuse
+                to_text(expression(node.meta["val"]))  # raises for one that the reader would refuse
             continue
         if _name(node.target) not in SIZE_CALLS:
             raise FileError(f"a size is computed by {_name(node.target)}, which cannot be stored", remedy="export with static sizes")

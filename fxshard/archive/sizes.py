@@ -17,8 +17,8 @@ from fxshard.errors import FileError
 from fxshard.files import Field
 from fxshard.mesh.mesh import Mesh
 from fxshard.program.sharded_program import ProgramSize, rank_numbers
-from fxshard.shapes import Guard, counted_range, depends
-from fxshard.shapes.expressions import parsed, written
+from fxshard.shapes import Guard, depends_on, range_in_units
+from fxshard.shapes.expressions import from_text, to_text
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
 _GUARD = ("condition", "sizes", "ranks", "where")
@@ -28,7 +28,7 @@ MAX_SIZES, MAX_GUARDS, LARGEST = 32, 2_000, 2**40
 
 def write_size(size: Any) -> int | str:
     """A number as it is, an expression as text."""
-    return written(expression(size)) if is_symbolic(size) else size
+    return to_text(expression(size)) if is_symbolic(size) else size
 
 
 def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
     number by name and how many there are."""
     return [
         {
-            "condition": written(g.expression),
+            "condition": to_text(g.expression),
             "sizes": [[name, str(symbol), unit] for name, symbol, unit in g.symbols],
             **({"ranks": [[name, str(symbol), count] for name, symbol, count in g.ranks]} if g.ranks else {}),
             "where": g.where,
@@ -89,7 +89,7 @@ class FileSizes:
             name=name,
             places=field.get("places", lambda f: f.tuple_of(_place)),
             unit=unit,
-            value=self.env.symbol(name, example, *counted_range(least, most, unit, example)),
+            value=self.env.symbol(name, example, *range_in_units(least, most, unit, example)),
             least=least,
             most=most,
             uneven=field.get("uneven", Field.boolean),
@@ -102,7 +102,7 @@ class FileSizes:
         number = self.number(field)
         if not isinstance(number, (int, torch.SymInt)) or isinstance(number, bool):
             raise field.fail("a size is a whole number")
-        if any(depends(number, {symbol_of(one.value)}) for one in self.ranks):
+        if any(depends_on(number, {symbol_of(one.value)}) for one in self.ranks):
             raise field.fail("the whole size of a tensor does not depend on the rank")
         return number
 
@@ -111,7 +111,7 @@ class FileSizes:
         text = field.text()
         if text not in self.known:
             try:
-                expr = parsed(text, self.symbols)
+                expr = from_text(text, self.symbols)
                 hint = evaluated(expr, self.example)
                 self.known[text] = self.env.value(expr, hint)
             except FileError as error:
@@ -129,7 +129,7 @@ def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, 
     else."""
     field.known(_GUARD)
     try:
-        condition = field.get("condition", lambda f: parsed(f.text(), None))
+        condition = field.get("condition", lambda f: from_text(f.text(), None))
     except FileError as error:
         raise error if error.where else field.fail(error.what, error.remedy) from None
     rows = field.get("sizes", lambda f: f.tuple_of(_named))

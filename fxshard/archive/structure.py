@@ -16,7 +16,7 @@ from typing import Any
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.graph.objects import LISTS, MAPPINGS, After, Builder, Opened, Part, after_of
+from fxshard.graph.objects import LISTS, MAPPINGS, Builder, Opened, OutcomeSpec, Part, outcome_spec_of
 from fxshard.graph.planning_graph import Fixed, Number
 
 log = logging.getLogger("fxshard")
@@ -25,14 +25,14 @@ _KEYS = (str, int)
 
 def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
     """``spec`` as plain data; ``replace``: another class becomes a dict or tuple, else it is a FileError naming it."""
-    after = after_of(spec)
+    after = outcome_spec_of(spec)
     if after is not None:
         return _write_part(after.root, after, spec.children(), set(), what)
     leaves = iter(range(spec.num_leaves))
     return _write(spec, leaves, what, replace)
 
 
-def _write_part(part: Part, after: After, ends: Sequence[Any], done: set[int], what: str) -> Any:
+def _write_part(part: Part, after: OutcomeSpec, ends: Sequence[Any], done: set[int], what: str) -> Any:
     """What a program returns where objects are among it, these as dicts of those of their attributes that a file can hold."""
     kind = part[0]
     if kind == "tensor" and part[1] not in done:

@@ -1,19 +1,18 @@
-"""Collectives by alpha-beta: hops times latency plus bytes over bandwidth, in the form that is cheapest for the size.
+"""Time of collectives by alpha-beta: hops times latency plus bytes over bandwidth, for the algorithm that is cheapest at the size.
 
-A form is a line, ``latency + per_byte x N`` for a buffer of N bytes (what all-reduce reduces, all-gather gathers,
-reduce-scatter scatters, all-to-all holds on a rank). On n ranks and one kind of link:
+An algorithm takes ``latency + per_byte x N`` for a buffer of N bytes (all-reduce: the tensor; all-gather: its result;
+reduce-scatter: its operand; all-to-all: the local shard). On n ranks and one kind of link:
 
-- ring (Thakur et al., 2005): all-reduce 2(n-1) hops and 2(n-1)/n N; all-gather, reduce-scatter n-1 and (n-1)/n N; all-to-all
-  sends n-1 messages, (n-1)/n N together.
-- double binary tree (Sanders, Speck, Träff, 2009), all-reduce between nodes only: 2 ceil(log2 n) hops, 2 N. Inside a node NCCL's
-  tree is a chain and saves nothing.
+- ring (Thakur et al., 2005): all-reduce 2(n-1) hops and 2(n-1)/n N bytes; all-gather and reduce-scatter n-1 hops and (n-1)/n N;
+  all-to-all n-1 messages, (n-1)/n N in total.
+- double binary tree (Sanders, Speck, Träff, 2009), for all-reduce between nodes only: 2 ceil(log2 n) hops, 2 N bytes. Inside a node
+  NCCL's tree is a chain and saves nothing.
 
-A group with g ranks in each of m nodes, n = g m, has the ring and tree through all of them, with the hops of either kind counted
-as NCCL's tuner does (2(m-1) of an all-reduce's between nodes, the rest inside) and g rings or trees at once, one per rank's share
-of the network; and the hierarchical form: reduce-scatter inside, all-reduce of N/g between, all-gather inside (likewise the others,
-an all-to-all inside and then between). Bytes that plans report stay those of the ring (``redistribution.sent_bytes``).
-Where the hardware holds a measurement of such a group, that is the time; where it says what a kind of collective reaches of the
-links (``Measured.efficiency``), forms take that.
+A group with g ranks on each of m nodes, n = g m, can use a ring or tree through all ranks, with hops counted as NCCL's tuner does
+(an all-reduce has 2(m-1) between nodes, the rest inside) and g rings or trees in parallel, one per rank's share of the network; or a
+hierarchical algorithm: reduce-scatter inside nodes, all-reduce of N/g between them, all-gather inside (the others likewise; all-to-all
+inside, then between). Plans always report the bytes of the ring (``redistribution.sent_bytes``).
+A measured curve of such a group takes precedence over the model; ``Measured.efficiency`` scales the links of the model.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from fxshard.mesh.hardware import Efficiency, Link
 from fxshard.mesh.mesh import Mesh, Span
 
 LOCAL_STEP = 0.1
-"""Microseconds charged to a slice or a mask beside its bytes: it usually fuses, but is not nothing."""
+"""Microseconds charged to a slice or mask beside its bytes: it usually fuses, but is not free."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """One way to run a collective: ``latency`` in microseconds, ``per_byte`` in microseconds per byte of the buffer."""
+class Algorithm:
+    """One algorithm of a collective: ``latency`` in microseconds, ``per_byte`` in microseconds per byte of the buffer."""
 
     name: str
     latency: float
@@ -45,32 +44,32 @@ class Form:
 
 
 def hops(kind: str, n: int) -> int:
-    """Latency terms of a ring collective on ``n`` ranks."""
+    """Hops of a ring collective on ``n`` ranks."""
     return 2 * (n - 1) if kind == "all_reduce" else n - 1
 
 
-def share(kind: str, n: int) -> float:
+def sent_fraction(kind: str, n: int) -> float:
     """Bytes that a rank sends in a ring collective, per byte of the buffer."""
     return hops(kind, n) / n
 
 
-def forms(kind: str, span: Span, inside: Link, between: Link | None) -> tuple[Form, ...]:
-    """The forms of a collective on groups that lie as ``span`` says; ``between`` may be None for groups inside nodes."""
+def algorithms(kind: str, span: Span, inside: Link, between: Link | None) -> tuple[Algorithm, ...]:
+    """The algorithms of a collective on groups placed as in ``span``; ``between`` may be None for groups inside nodes."""
     if span.is_inside:
         return (_ring(kind, span.size, inside),)
     assert between is not None, "Mesh has checked its links"
     if span.per_node is None or span.per_node == 1:
-        return _flat(kind, span.size, between)
-    return _across(kind, span.per_node, span.size // span.per_node, inside, between)
+        return _one_rank_per_node(kind, span.size, between)
+    return _multi_node(kind, span.per_node, span.size // span.per_node, inside, between)
 
 
-def _ring(kind: str, n: int, link: Link) -> Form:
-    return Form("ring", hops(kind, n) * link.latency, share(kind, n) / link.bandwidth * 1e6)
+def _ring(kind: str, n: int, link: Link) -> Algorithm:
+    return Algorithm("ring", hops(kind, n) * link.latency, sent_fraction(kind, n) / link.bandwidth * 1e6)
 
 
-def _flat(kind: str, n: int, link: Link) -> tuple[Form, ...]:
-    """Ranks in nodes of their own."""
-    tree = Form("tree", 2 * _depth(n) * link.latency, 2 / link.bandwidth * 1e6)
+def _one_rank_per_node(kind: str, n: int, link: Link) -> tuple[Algorithm, ...]:
+    """Algorithms for ``n`` ranks, each on another node."""
+    tree = Algorithm("tree", 2 * _depth(n) * link.latency, 2 / link.bandwidth * 1e6)
     return (_ring(kind, n, link), tree) if kind == "all_reduce" else (_ring(kind, n, link),)
 
 
@@ -78,81 +77,81 @@ def _depth(n: int) -> int:
     return (n - 1).bit_length()
 
 
-def _across(kind: str, g: int, m: int, inside: Link, between: Link) -> tuple[Form, ...]:
-    """``g`` ranks in each of ``m`` nodes."""
+def _multi_node(kind: str, g: int, m: int, inside: Link, between: Link) -> tuple[Algorithm, ...]:
+    """Algorithms for ``g`` ranks on each of ``m`` nodes."""
     n, together = g * m, 1e6 / min(inside.bandwidth, g * between.bandwidth)
-    outer = _flat(kind, m, between)
+    outer = _one_rank_per_node(kind, m, between)
     if kind == "all_to_all":
         latency = (g - 1) * inside.latency + (n - g) * between.latency
-        straight = Form("ring", latency, max((g - 1) / inside.bandwidth, (n - g) / between.bandwidth) / n * 1e6)
-        return straight, *(_after(_ring(kind, g, inside), o, 1) for o in outer)
+        straight = Algorithm("ring", latency, max((g - 1) / inside.bandwidth, (n - g) / between.bandwidth) / n * 1e6)
+        return straight, *(_hierarchical(_ring(kind, g, inside), o, 1) for o in outer)
     latency = hops(kind, m) * between.latency + (hops(kind, n) - hops(kind, m)) * inside.latency
-    found = [Form("ring", latency, share(kind, n) * together)]
+    found = [Algorithm("ring", latency, sent_fraction(kind, n) * together)]
     if kind == "all_reduce":
-        found.append(Form("tree", 2 * ((g - 1) * inside.latency + _depth(m) * between.latency), 2 * together))
-    return *found, *(_after(_ring(kind, g, inside), o, g) for o in outer)
+        found.append(Algorithm("tree", 2 * ((g - 1) * inside.latency + _depth(m) * between.latency), 2 * together))
+    return *found, *(_hierarchical(_ring(kind, g, inside), o, g) for o in outer)
 
 
-def _after(inner: Form, outer: Form, parts: int) -> Form:
-    """``inner`` inside nodes and ``outer`` between them on a buffer that is ``parts`` times smaller."""
-    return Form(f"hierarchical, {outer.name}", inner.latency + outer.latency, inner.per_byte + outer.per_byte / parts)
+def _hierarchical(inner: Algorithm, outer: Algorithm, parts: int) -> Algorithm:
+    """``inner`` inside nodes, then ``outer`` between them on a buffer ``parts`` times smaller."""
+    return Algorithm(f"hierarchical, {outer.name}", inner.latency + outer.latency, inner.per_byte + outer.per_byte / parts)
 
 
 @lru_cache(maxsize=1024)
-def timing(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
-    """Microseconds of a collective on ``axis`` by the bytes that each rank sends: as measured on such groups, else by the formula."""
+def time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
+    """Function from the bytes that each rank sends on ``axis`` to microseconds: the measured curve of such groups, else the model."""
     span, h = mesh.span(axis), mesh.hardware
     if mesh.axis_names[axis] in h.axes or span.per_node is None:
-        return formula(mesh, kind, axis)
-    return h.measured.collectives.get((kind, span.size, span.stride)) or formula(mesh, kind, axis)
+        return modelled_time_by_bytes(mesh, kind, axis)
+    return h.measured.collectives.get((kind, span.size, span.stride)) or modelled_time_by_bytes(mesh, kind, axis)
 
 
-def formula(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
-    """Microseconds of the cheapest form by the bytes that each rank sends."""
+def modelled_time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
+    """Function from the bytes that each rank sends to the microseconds of the cheapest algorithm."""
     span, h = mesh.span(axis), mesh.hardware
     own = h.axes.get(mesh.axis_names[axis])
     if own is None:
-        found = forms(kind, span, h.inside, h.between)
+        found = algorithms(kind, span, h.inside, h.between)
     else:
-        found = (_ring(kind, span.size, own),) if span.is_inside else _flat(kind, span.size, own)
+        found = (_ring(kind, span.size, own),) if span.is_inside else _one_rank_per_node(kind, span.size, own)
     reached = Efficiency() if own else h.measured.efficiency.get(kind, Efficiency())
-    lines = [(h.launch + f.latency * reached.latency, f.per_byte / reached.bandwidth / share(kind, span.size)) for f in found]
+    lines = [(h.launch + f.latency * reached.latency, f.per_byte / reached.bandwidth / sent_fraction(kind, span.size)) for f in found]
     return lambda sent: min(start + slope * sent for start, slope in lines)
 
 
 def collective_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
-    """Microseconds of one collective in which each rank sends ``sent`` bytes (those of the ring form) on mesh axis ``axis``."""
-    return timing(mesh, kind, axis)(sent) if mesh.shape[axis] > 1 else 0.0
+    """Microseconds of one collective in which each rank sends ``sent`` bytes (of the ring algorithm) on mesh axis ``axis``."""
+    return time_by_bytes(mesh, kind, axis)(sent) if mesh.shape[axis] > 1 else 0.0
 
 
 def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
-    """Microseconds of packing a collective's buffer with others' and, where its result lies in pieces, of taking that apart.
+    """Microseconds to pack a collective's operand into a bucket and, for an all-gather, to unpack its result.
 
-    What is all-reduced is computed in the buffer and read there (decision 0034).
+    An all-reduce needs neither: its operand is computed in the bucket and its result read there (decision 0034).
     """
     n = mesh.shape[axis]
     if n == 1 or kind == "all_reduce":
         return 0.0
-    buffer = sent / (n - 1) if kind == "all_gather" else sent / share(kind, n)
+    buffer = sent / (n - 1) if kind == "all_gather" else sent / sent_fraction(kind, n)
     return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))
 
 
-LARGEST = 1 << 50
-"""Bytes that no collective sends."""
-FULL = 10
-"""Collectives are joined until they take so many starts: another start is little beside that, and a bucket runs while others are filled."""
+MAX_BYTES = 1 << 50
+"""Upper bound on the bytes that a collective sends."""
+FULL_BUCKET_LATENCIES = 10
+"""A bucket is full at this many latencies: one more latency adds little, and smaller buckets overlap better with compute."""
 
 
 def full_bucket(kind: str, axis: int, mesh: Mesh) -> int:
-    """Bytes that each rank sends in a collective that takes ``FULL`` starts; 0 where starting costs nothing."""
-    time = timing(mesh, kind, axis)
-    full = FULL * time(0)
-    return bisect.bisect_left(range(LARGEST), full, key=time) if full > 0 else 0
+    """Bytes that each rank sends in a collective that takes ``FULL_BUCKET_LATENCIES`` latencies; 0 if there is no latency."""
+    time = time_by_bytes(mesh, kind, axis)
+    full = FULL_BUCKET_LATENCIES * time(0)
+    return bisect.bisect_left(range(MAX_BYTES), full, key=time) if full > 0 else 0
 
 
 @lru_cache(maxsize=64)
-def joining_price(mesh: Mesh) -> Price:
-    """What a collective on ``mesh`` costs less in a bucket: what it takes beyond its share of a full one and its packing, if anything."""
+def bucketing_saving(mesh: Mesh) -> Price:
+    """Microseconds that a collective saves in a bucket: its time alone, less its share of a full bucket and its packing; at least 0."""
     full = {(kind, axis): full_bucket(kind, axis, mesh) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 
     def price(step: Step, sent: int, written: int) -> float:
@@ -169,7 +168,7 @@ def joining_price(mesh: Mesh) -> Price:
 def time_price(mesh: Mesh) -> Price:
     """The price of redistribution steps in microseconds on ``mesh``; a local step costs the bytes that it writes."""
 
-    times = {(kind, axis): timing(mesh, kind, axis) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
+    times = {(kind, axis): time_by_bytes(mesh, kind, axis) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 
     def price(step: Step, sent: int, written: int) -> float:
         if step.is_collective:

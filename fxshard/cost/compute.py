@@ -1,9 +1,9 @@
-"""Compute by roofline: the greater of FLOPs over the device's rate and bytes over its memory bandwidth (Williams et al., 2009).
+"""Time of operators by roofline: the greater of FLOP over the device's rate and bytes over its memory bandwidth (Williams et al., 2009).
 
-All sizes are ceil sizes: the rank with the most work sets the pace. Rates go by the size of an element (one without
-a rate has that of the next larger size, else of four bytes; integers have the latter); where products of a dtype or copies were
-measured, by the size of the work too. The launch of a kernel is not in it: all plans of a graph run the same
-operators, so it would add the same to each (the collectives, of which plans have more or fewer, are charged one).
+All sizes are ceil sizes: the rank with the most work sets the pace. FLOP rates depend on the element size (a size without a
+rate uses that of the next larger size, else of four bytes; integers always use the latter). Measured curves of matrix products and
+copies replace the rates. Kernel launches are not included: all plans of a graph run the same operators, so launches add the
+same to each. (Collectives, whose number differs between plans, do include a launch.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
-from fxshard.graph.planning_graph import FREE, UNKNOWN
+from fxshard.graph.planning_graph import UNKNOWN, VIEWS
 from fxshard.layout.layouts import ceil_shape
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
@@ -23,7 +23,7 @@ from fxshard.plans.plan_data import OpSpec
 
 Shape = tuple[int, ...]
 
-FUSED = {
+FUSED_READS = {
     "fxshard.sum_exp.default": (0,),
     "fxshard.softmax.default": (0,),
     "fxshard.target_score.default": (0,),
@@ -32,10 +32,10 @@ FUSED = {
     "fxshard.softmax_backward.default": (0,),
     "fxshard.row_norm_weight.default": (0, 1),
 }
-"""Arguments that another operator reads too, or of which it reads next to nothing: one kernel reads them once."""
-ALONE = {"fxshard.row_norm_weight.default": 5}
-"""Argument that says that no other operator reads them."""
-PARTS = {
+"""Arguments whose reads are not charged: a fused kernel reads them once for several operators, or hardly reads them."""
+UNFUSED_FLAG = {"fxshard.row_norm_weight.default": 5}
+"""Position of the flag that no other operator reads these arguments, so that their reads are charged."""
+NORM_SUMS = {
     "fxshard.channel_sum.default",
     "fxshard.channel_spread.default",
     "fxshard.batch_norm_sums.default",
@@ -43,19 +43,19 @@ PARTS = {
     "fxshard.row_spread.default",
     "fxshard.row_norm_sums.default",
 }
-"""Sums of a norm in parts: counted with the operator that applies them, as in a norm that is one operator."""
+"""The sums of a decomposed norm, charged nothing: the operator that applies them is charged as the whole norm."""
 
 
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
-    """Microseconds of one operator on one rank."""
-    if call.op in FREE or call.op in PARTS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
+    """Microseconds of one operator on one rank; 0 for free operators, the sums of norms, and unknown shapes."""
+    if call.op in VIEWS or call.op in NORM_SUMS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
         return 0.0
     inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
     metas = [*call.operands, *(m for m in call.outputs if m is not None)]
     shapes = [*inputs, *(s for s, m in zip(outputs, call.outputs, strict=True) if m is not None)]
-    alone = call.op in ALONE and call.arg(ALONE[call.op]) is True
-    fused = () if alone else FUSED.get(call.op, ())
+    alone = call.op in UNFUSED_FLAG and call.arg(UNFUSED_FLAG[call.op]) is True
+    fused = () if alone else FUSED_READS.get(call.op, ())
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
     moved = sum(math.prod(s) * m.dtype.itemsize for i, (s, m) in enumerate(zip(shapes, metas, strict=True)) if i not in read)
     flops = flops_of(call, inputs, outputs)
@@ -69,7 +69,7 @@ def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 
 def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: bool) -> float:
-    """Microseconds; a complex number counts as four products of its parts. ``product``: a matrix product, which may be measured."""
+    """Microseconds of ``flops``; a complex one counts as four real ones. ``product``: a matrix product, which may have a measured curve."""
     if dtype.is_complex:
         dtype, flops = dtype.to_real(), 4 * flops
     curve = hardware.measured.products.get(str(dtype).removeprefix("torch.")) if product else None
@@ -97,7 +97,7 @@ def _pointwise(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 
 def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
-    """2 x the product of all sizes."""
+    """2 x the product of the sizes of all letters."""
     left, right = str(call.arg(2)).split("->")[0].split(",")
     sizes = dict(zip(left, inputs[0], strict=True))
     for letter, size in zip(right, inputs[1], strict=True):
@@ -106,9 +106,9 @@ def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 
 def _sdpa(matmuls: int, query: int) -> Flops:
-    """Two products of b h s t d forward, five backward (FlashAttention counts its recomputed scores); half of it when causal.
+    """``matmuls`` products of b h s t d: two forward, five backward (FlashAttention recomputes the scores); half of that when causal.
 
-    With the queries cut it is all of it: the last shard sees nearly all keys, and a mask skips nothing.
+    With the queries sharded, causal attention costs all of it: the last shard sees nearly all keys, and a mask skips no work.
     """
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
@@ -129,7 +129,7 @@ def _convolution_backward(call: Call, inputs: list[Shape], outputs: list[Shape])
 
 
 def _grouped(matmuls: int) -> Flops:
-    """2 x rows x one group's matrix, all groups alike: the share of the rows is that of the groups held."""
+    """2 x rows x the matrix of one group, assuming groups of equal size: a rank has the same share of the rows as of the groups."""
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
         a, b = (meta.shape for meta in call.operands[:2])

@@ -1,9 +1,8 @@
-"""Hardware from measurements, and how far its predictions are from measurements that it was not made from.
+"""Fits ``Hardware`` to measurements, and reports its prediction errors on held-out measurements.
 
-Times of products and copies become curves over FLOPs and bytes, those of each collective on each axis a curve over the bytes sent. For
-groups that were not measured there are the links under which the formulas come closest to all collectives at once, and what each
-kind reaches of them. Closest is meant in the logarithm of the time, so that a factor of two counts alike at a kilobyte and at a
-gigabyte (Levenberg-Marquardt).
+Times of matrix products and copies become curves over FLOP and bytes, those of each collective on each axis a curve over the bytes
+sent. For groups that were not measured, least squares (Levenberg-Marquardt) fits links to all collectives at once, then each kind's
+efficiency on these links. Residuals are logarithms of times, so that a factor of two counts the same at a kilobyte and at a gigabyte.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fxshard.cost.collectives import collective_time, formula
+from fxshard.cost.collectives import collective_time, modelled_time_by_bytes
 from fxshard.cost.compute import compute_time, flops_of
 from fxshard.errors import RunError
 from fxshard.graph.call import Call
@@ -29,16 +28,16 @@ from fxshard.plans.plan_data import OpSpec
 
 K = TypeVar("K")
 COPY = "aten.clone.default"
-LEAST = 1e-3
-"""Microseconds that are left, at least, when the launch is taken off a measurement."""
+MIN_TIME = 1e-3
+"""Lower bound, in microseconds, on a measured time less the launch, and on a link's latency."""
 
-RISE = 1e-3
-"""By what part a collective takes longer at the largest size than at the smallest, at least: less is noise."""
+MIN_RISE = 1e-3
+"""Least relative increase of a collective's time from the smallest size to the largest; less is noise."""
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """Measured microseconds of one operator on whole tensors, launch included; ``fitted``: the hardware is made from it."""
+    """Measured microseconds of one operator on whole tensors, launch included; ``fitted``: used for the fit, else held out."""
 
     name: str
     call: Call
@@ -48,7 +47,7 @@ class OpTime:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Measured microseconds of one collective in which each rank sends ``sent`` bytes (of the ring form)."""
+    """Measured microseconds of one collective in which each rank sends ``sent`` bytes (of the ring algorithm)."""
 
     kind: str
     axis: int
@@ -58,8 +57,8 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Relative errors of predictions (0.1: a tenth too long) beside ``sizes``, the bytes or FLOPs that they were made for."""
+class PredictionErrors:
+    """Relative errors of predictions (0.1: predicted 10 % too long), each with its size in bytes or FLOP."""
 
     what: str
     errors: tuple[float, ...]
@@ -71,40 +70,40 @@ class Errors:
 
     @property
     def worst(self) -> tuple[float, float]:
-        """(error, with its sign; size where it is made)."""
+        """(signed error, size) of the largest absolute error."""
         return max(zip(self.errors, self.sizes, strict=True), key=lambda pair: abs(pair[0]))
 
 
 def fit_device(base: Hardware, ops: Sequence[OpTime], launch: float) -> Hardware:
-    """``base`` with the rates and curves of the products and copies in ``ops`` that are to be fitted."""
+    """``base`` with rates and curves fitted to the matrix products and copies in ``ops``."""
     products: dict[str, list[tuple[int, float]]] = {}
     copies = []
     best: dict[int, float] = {}
     for one in (one for one in ops if one.fitted):
-        time, meta = max(one.time - launch, LEAST), one.call.operands[0]
+        time, meta = max(one.time - launch, MIN_TIME), one.call.operands[0]
         if one.call.op == COPY:
             copies.append((2 * math.prod(meta.shape) * meta.dtype.itemsize, time))
         else:
             flops = int(_flops(one.call))
             products.setdefault(str(meta.dtype).removeprefix("torch."), []).append((flops, time))
             best[meta.dtype.itemsize] = max(best.get(meta.dtype.itemsize, 0.0), flops / time * 1e6)
-    copy = ascending(copies)
+    copy = lower_envelope(copies)
     size, time = copy.points[-1]
-    measured = replace(base.measured, products={dtype: ascending(points) for dtype, points in products.items()}, copy=copy)
+    measured = replace(base.measured, products={dtype: lower_envelope(points) for dtype, points in products.items()}, copy=copy)
     return replace(base, flops=best, memory_bandwidth=size / time * 1e6, launch=launch, measured=measured)
 
 
 def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
-    """The hardware of ``mesh`` with the links and curves of the collectives in ``times`` that are to be fitted.
+    """The hardware of ``mesh`` with links and curves fitted to the collectives in ``times``.
 
-    Where more bytes take no longer (``without_curve``) nothing is made of a collective; the links price it, as the others tell them.
-    Raises RunError where that is all of them.
+    Ignores collectives whose times do not grow with the bytes (``noisy_collectives``): the links fitted to the others price them.
+    Raises RunError if there are no others.
     """
-    curves = {key: nearest_ascending(found) for key, found in _points(mesh, times).items() if _rises(found)}
-    hidden = set(without_curve(mesh, times))
+    curves = {key: isotonic(found) for key, found in _points(mesh, times).items() if _rises(found)}
+    hidden = set(noisy_collectives(mesh, times))
     fitted = [one for one in times if one.fitted and _name(mesh, one.kind, one.axis) not in hidden]
     if not fitted:
-        raise RunError("of no collective more bytes take longer", remedy="measure again, while the machine does less beside it")
+        raise RunError("no collective takes longer with more bytes", remedy="measure again, while the machine does less beside it")
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
@@ -112,8 +111,8 @@ def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
     return replace(plain, measured=replace(plain.measured, collectives=curves, efficiency=efficiency))
 
 
-def without_curve(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
-    """The collectives in ``times``, by kind and axis, of which more bytes take no longer: noise hides what sending takes."""
+def noisy_collectives(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
+    """Names (kind and axis) of the collectives in ``times`` whose times do not grow with the bytes, because of noise."""
     flat = {key for key, found in _points(mesh, times).items() if not _rises(found)}
     spans = {one.axis: mesh.span(one.axis) for one in times}
     hidden = {(one.kind, one.axis) for one in times if (one.kind, spans[one.axis].size, spans[one.axis].stride) in flat}
@@ -125,7 +124,7 @@ def _name(mesh: Mesh, kind: str, axis: int) -> str:
 
 
 def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int, int], list[tuple[int, float]]]:
-    """(bytes, microseconds) that are to be fitted, by kind, size and stride of the group."""
+    """(bytes, microseconds) of the fitted measurements, by kind, size and stride of the group."""
     points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     for one in (one for one in times if one.fitted):
         span = mesh.span(one.axis)
@@ -135,24 +134,24 @@ def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int,
 
 
 def _rises(points: Sequence[tuple[int, float]]) -> bool:
-    times = _nearest_ascending(points)[1]
-    return times[-1] >= times[0] * (1 + RISE)
+    times = _isotonic(points)[1]
+    return times[-1] >= times[0] * (1 + MIN_RISE)
 
 
-def without_curves(hardware: Hardware) -> Hardware:
-    """What prices the groups that were not measured."""
+def drop_collective_curves(hardware: Hardware) -> Hardware:
+    """``hardware`` without its curves of collectives, as it prices groups that were not measured."""
     return replace(hardware, measured=replace(hardware.measured, collectives={}))
 
 
-def op_errors(hardware: Hardware, ops: Iterable[OpTime]) -> list[Errors]:
-    """Errors of what was not fitted, by the name of the operator; a prediction is a launch and ``compute_time``."""
+def op_errors(hardware: Hardware, ops: Iterable[OpTime]) -> list[PredictionErrors]:
+    """Errors on the held-out operators, by name; a prediction is the launch plus ``compute_time``."""
     mesh = Mesh({"one": 1}, hardware)
-    found = [(one.name, _flops(one.call), hardware.launch + _alone(one.call, mesh), one.time) for one in ops if not one.fitted]
+    found = [(one.name, _flops(one.call), hardware.launch + _unsharded_time(one.call, mesh), one.time) for one in ops if not one.fitted]
     return _errors(found)
 
 
-def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[CollectiveTime]) -> list[Errors]:
-    """Errors of what was not fitted, by collective and axis."""
+def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[CollectiveTime]) -> list[PredictionErrors]:
+    """Errors on the held-out collectives, by kind and axis."""
     known = Mesh(_axes(mesh), hardware)
     found = [one for one in times if not one.fitted]
     names = (_name(mesh, one.kind, one.axis) for one in found)
@@ -163,32 +162,32 @@ def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[Collective
     return _errors(rows)
 
 
-def _errors(rows: Iterable[tuple[str, float, float, float]]) -> list[Errors]:
+def _errors(rows: Iterable[tuple[str, float, float, float]]) -> list[PredictionErrors]:
     """From (what, size, predicted, measured)."""
     found: dict[str, list[tuple[float, float]]] = {}
     for what, size, predicted, time in rows:
         found.setdefault(what, []).append((predicted / time - 1, size))
-    return [Errors(what, tuple(e for e, _ in pairs), tuple(s for _, s in pairs)) for what, pairs in found.items()]
+    return [PredictionErrors(what, tuple(e for e, _ in pairs), tuple(s for _, s in pairs)) for what, pairs in found.items()]
 
 
-def ascending(points: Iterable[tuple[int, float]]) -> Curve:
-    """The highest curve that is nowhere above the measurements and never falls: a disturbance only ever made one of them longer."""
+def lower_envelope(points: Iterable[tuple[int, float]]) -> Curve:
+    """The highest non-decreasing curve that is nowhere above the measurements: disturbances only ever lengthen a measurement."""
     ordered = sorted(points)
     times = list(itertools.accumulate((time for _, time in reversed(ordered)), min))[::-1]
     return _curve([size for size, _ in ordered], times)
 
 
-def nearest_ascending(points: Iterable[tuple[int, float]]) -> Curve:
-    """The curve that never falls from which the measurements are least far, by the sum of squares: medians are too long or too short.
+def isotonic(points: Iterable[tuple[int, float]]) -> Curve:
+    """Isotonic regression: the non-decreasing curve closest to the measurements in least squares, for medians, which err both ways.
 
-    Raises RunError where that is level.
+    Raises RunError if the curve is constant.
     """
-    return _curve(*_nearest_ascending(points))
+    return _curve(*_isotonic(points))
 
 
-def _nearest_ascending(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Sizes and times. Pool adjacent violators (Ayer et al. 1955): neighbours out of order get the mean of both."""
-    sizes, means = list[int](), list[tuple[float, int]]()  # means of so many neighbours
+def _isotonic(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """(sizes, times) by pool adjacent violators (Ayer et al. 1955): neighbours out of order are pooled to their mean."""
+    sizes, means = list[int](), list[tuple[float, int]]()  # (mean, number of pooled neighbours)
     for size, time in sorted(points):
         sizes.append(size)
         means.append((time, 1))
@@ -209,13 +208,14 @@ def _flops(call: Call) -> float:
     return flops_of(call, [m.shape for m in call.operands], [m.shape for m in call.outputs if m is not None])
 
 
-def _alone(call: Call, mesh: Mesh) -> float:
+def _unsharded_time(call: Call, mesh: Mesh) -> float:
     whole = Layout.parse("R")
     return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)
 
 
 def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | None]:
-    """(inside, between); between is None where no axis crosses it, inside the same as between where every axis does."""
+    """Fitted (inside, between): between is None if no axis crosses nodes; inside equals between if every axis has each rank on its own
+    node."""
     spans = {one.axis: mesh.span(one.axis) for one in times}
     h = mesh.hardware
     crossed = [any(s.per_node != 1 for s in spans.values()), any(not s.is_inside for s in spans.values())]
@@ -232,13 +232,13 @@ def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | No
     def residuals(logarithms: np.ndarray) -> np.ndarray:
         return _residuals(mesh, replace(h, inside=links(logarithms)[0], between=links(logarithms)[1]), times)
 
-    start = np.log([number for i in free for number in (max(starts[i].latency, LEAST), 1 / starts[i].bandwidth)])
+    start = np.log([number for i in free for number in (max(starts[i].latency, MIN_TIME), 1 / starts[i].bandwidth)])
     inside, between = links(_least_squares(residuals, start))
     return inside if crossed[0] else between, between if crossed[1] else None
 
 
 def _efficiency(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime]) -> Efficiency:
-    """Of one kind of collective, beside the links of ``hardware``."""
+    """The efficiency of one kind of collective, fitted on top of the links of ``hardware``."""
 
     def reached(logarithms: np.ndarray) -> Efficiency:
         latency, pace = np.exp(logarithms)
@@ -252,9 +252,9 @@ def _efficiency(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime])
 
 
 def _residuals(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime]) -> np.ndarray:
-    """Logarithms of predicted over measured times."""
+    """Logarithms of predicted over measured times, without measured curves."""
     on = Mesh(_axes(mesh), hardware)
-    paces = {key: formula(on, *key) for key in {(one.kind, one.axis) for one in times}}
+    paces = {key: modelled_time_by_bytes(on, *key) for key in {(one.kind, one.axis) for one in times}}
     return np.log([paces[one.kind, one.axis](one.sent) / one.time for one in times])
 
 
@@ -263,7 +263,7 @@ def _axes(mesh: Mesh) -> dict[str, int]:
 
 
 def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray, rounds: int = 100) -> np.ndarray:
-    """Levenberg-Marquardt with derivatives by differences: where the sum of squares is least, near ``start``."""
+    """Minimises the sum of squares from ``start`` by Levenberg-Marquardt with finite differences."""
     at, damping, step = start, 1e-2, 1e-5
     now = residuals(at)
     for _ in range(rounds):
@@ -280,7 +280,7 @@ def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndar
 
 
 def rounded(hardware: Hardware, digits: int = 5) -> Hardware:
-    """``hardware`` with as many significant digits as a measurement has, for a file that people read."""
+    """``hardware`` rounded to the significant digits that a measurement has, for a file that people read."""
 
     def few(number: float) -> float:
         return float(f"{number:.{digits}g}")

@@ -1,8 +1,8 @@
-"""Memory over time: which storages the steps of a graph make, how long each lives, and how many bytes that is.
+"""Memory of a graph over time, from the liveness of its storages.
 
-A storage lives from the node that makes it to the last one that reads it or a view of it, results to the end, inputs all the
-time. This is how fx runs a graph that frees each value after its last reader. What a kernel allocates for itself while it runs is not
-in a graph, nor what a device's allocator rounds up.
+A storage lives from the node that makes it to the last user of it or of a view of it; results live to the end, inputs
+throughout. FX runs graphs that way if each value is freed after its last user. Temporary buffers inside kernels and the rounding of the
+device's allocator are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import fx
 
 from fxshard._torch_compat import pytree, storage_key
 from fxshard._torch_compat.symbols import evaluated, expression, hint_of
-from fxshard.cost.lives import End, Lives
+from fxshard.cost.liveness import BoundaryValue, Liveness
 from fxshard.graph.planning_graph import plain_shape, source_line
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.program.sharded_program import is_collective, is_wait
@@ -25,21 +25,21 @@ from fxshard.program.sharded_program import is_collective, is_wait
 
 @dataclass(frozen=True)
 class Stage:
-    """A graph that runs after the ones before it and takes over what they return; values have tensors in ``meta["val"]``, views
-    sharing their storage.
+    """One of several graphs that run in sequence, each taking the results of those before. Values have tensors in ``meta["val"]``; views
+    share their storage.
 
-    ``inputs``: placeholders that come from outside, ``results``: what is returned to it, by node; both stay to the end.
+    ``inputs``: placeholders whose values come from the caller; ``results``: nodes whose values go back to it. Both live to the end.
     """
 
     graph: fx.Graph
-    inputs: Mapping[fx.Node, End]
-    results: Mapping[fx.Node, End]
+    inputs: Mapping[fx.Node, BoundaryValue]
+    results: Mapping[fx.Node, BoundaryValue]
 
 
 def profile_stages(
     stages: Sequence[Stage], static: Mapping[str, int] | None = None, values: Mapping[sympy.Symbol, Any] | None = None
 ) -> MemoryProfile:
-    """What is alive over the steps of ``stages``, run one after another; ``values``: what symbols in sizes are then."""
+    """The memory profile of ``stages``, run in sequence; ``values``: values of the symbols in sizes."""
     walk = _Walk(values or {})
     for stage in stages:
         walk.run(stage)
@@ -48,10 +48,10 @@ def profile_stages(
 
 @dataclass
 class _Walk:
-    """Goes through the steps; pieces are known by their storages, views by those of what they are views of."""
+    """Walks the nodes; buffers are keyed by storage, so that a view is its base."""
 
     values: Mapping[sympy.Symbol, Any]
-    lives: Lives = field(default_factory=Lives)
+    lives: Liveness = field(default_factory=Liveness)
 
     def run(self, stage: Stage) -> None:
         self.lives.begin_stage({storage_key(t) for n in stage.graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))})
@@ -62,14 +62,14 @@ class _Walk:
                 self._step(node)
         for node, end in stage.results.items():
             for tensor in _tensors(node.meta.get("val")):
-                self.lives.keep(storage_key(tensor), end)
+                self.lives.mark_result(storage_key(tensor), end)
 
     def _given(self, node: fx.Node, stage: Stage) -> None:
         constant = node.op == "get_attr"
         value = getattr(stage.graph.owning_module, str(node.target), None) if constant else node.meta.get("val")
-        end = stage.inputs.get(node, End("buffer" if constant else "activation", node.name))
+        end = stage.inputs.get(node, BoundaryValue("buffer" if constant else "activation", node.name))
         for tensor in _tensors(value):
-            self.lives.give(storage_key(tensor), replace(self._held(tensor, node, end.kind), name=end.name, layout=end.layout))
+            self.lives.add_input(storage_key(tensor), replace(self._held(tensor, node, end.kind), name=end.name, layout=end.layout))
 
     def _step(self, node: fx.Node) -> None:
         self.lives.step(StepRun(node.name, str(node.target), source_line(node) or ""))
@@ -80,8 +80,8 @@ class _Walk:
             key = storage_key(tensor)
             if key in self.lives:
                 self.lives.read(key)
-            elif is_wait(node):  # it gives what the collective gave, though its fake is another
-                self.lives.share(key, storage_key(read[0]))
+            elif is_wait(node):  # it returns the collective's buffer, though its fake tensor has another storage
+                self.lives.alias(key, storage_key(read[0]))
             else:
                 self.lives.make(key, self._held(tensor, node, "gathered" if is_collective(node) else "temporary"))
 
@@ -94,10 +94,10 @@ class _Walk:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the storage of a tensor, real or fake; UNKNOWN where only running tells."""
+    """Bytes of the storage of a tensor, real or fake; UNKNOWN if the size depends on data."""
     return plain_shape((tensor.untyped_storage().nbytes(),))[0]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors with a storage in what a node gives."""
+    """The strided tensors in a node's value; only these have a storage."""
     return (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and t.layout == torch.strided)

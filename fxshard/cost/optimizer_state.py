@@ -1,4 +1,4 @@
-"""What an optimiser keeps for each parameter."""
+"""The state that an optimiser keeps for each parameter."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PLAIN = {
     "muon": 1,
 }
 _OPTIONS = {"sgd": ("momentum",), "adam": ("amsgrad",), "adamw": ("amsgrad",), "rmsprop": ("centered", "momentum")}
-"""Arguments of ``torch.optim``'s classes that make them keep one tensor more."""
+"""Options of ``torch.optim``'s classes that each add one tensor to the state."""
 
 
 def _named(name: str, options: Mapping[str, Any]) -> str:
-    """``sgd_momentum``: a class of ``torch.optim`` in small letters, and the options that are on."""
+    """The lower-case name of a class of ``torch.optim`` with the options that are on: ``sgd_momentum``."""
     return "_".join([name, *(option for option in _OPTIONS.get(name, ()) if options.get(option))])
 
 
@@ -41,13 +41,13 @@ OPTIMIZERS: Mapping[str, int] = {
     for name, count in _PLAIN.items()
     for on in chain.from_iterable(combinations(_OPTIONS.get(name, ()), n) for n in range(len(_OPTIONS.get(name, ())) + 1))
 }
-"""Optimisers by the tensors that each keeps for a parameter, of the parameter's size (a counter of steps is not counted)."""
+"""Optimiser -> number of state tensors of the parameter's size (the step counter is not counted)."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimiser keeps: ``kind`` of ``OPTIMIZERS``; its state in ``state_dtype`` (None: the parameter's); with
-    ``master_weights`` a copy in float32 of each parameter that is of another dtype."""
+    """An optimiser's state: ``kind`` is a key of ``OPTIMIZERS``; ``state_dtype`` the dtype of its state (None: the parameter's);
+    ``master_weights`` adds a float32 copy of each parameter of another dtype."""
 
     kind: str = "none"
     state_dtype: torch.dtype | None = None
@@ -59,8 +59,8 @@ class Optimizer:
 
     @staticmethod
     def of(given: Any) -> Optimizer:
-        """An Optimizer, a name (``"adamw"``, ``"AdamW"``), a class of ``torch.optim`` (or a ``functools.partial`` of one), an optimizer of
-        such a class; None is ``"none"``. Raises OptionError naming what is not known."""
+        """Converts a name (``"adamw"``, ``"AdamW"``), a class of ``torch.optim`` (or a ``functools.partial`` of one) or an instance of one;
+        None is ``"none"``. Raises OptionError naming an unknown optimiser."""
         if given is None or isinstance(given, (str, Optimizer)):
             if isinstance(given, str) and given.lower() not in OPTIMIZERS:
                 raise _unknown(given)
@@ -79,7 +79,7 @@ class Optimizer:
 
 
 def _of_class(given: Any, options: Mapping[str, Any]) -> Optimizer:
-    """A class may keep anything, so that one derived from another is not taken for it."""
+    """Accepts only ``torch.optim``'s own classes: a subclass may keep any state."""
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if getattr(torch.optim, name, None) is not given or name.lower() not in _PLAIN:
         raise _unknown(name)
@@ -87,7 +87,7 @@ def _of_class(given: Any, options: Mapping[str, Any]) -> Optimizer:
 
 
 def _unknown(name: str) -> OptionError:
-    """Says how much each of the known ones keeps, since what is not known has to be counted as one of them."""
+    """Lists the state of each known optimiser, so that the user can name one with as much state."""
     count = sorted(set(OPTIMIZERS.values()))
     kept = "; ".join(f"{n}: {', '.join(kind for kind, tensors in OPTIMIZERS.items() if tensors == n)}" for n in count)
     remedy = (

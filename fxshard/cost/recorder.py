@@ -1,4 +1,4 @@
-"""MemoryRecorder: follows storages as operators make them, of real tensors and of fake ones."""
+"""MemoryRecorder: tracks the storages of real or fake tensors while operators run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
 
 
 class MemoryRecorder(TorchDispatchMode):
-    """Follows storages from their creation to their death: ``alive`` bytes now, ``peak`` bytes, ``peak_op`` the operator at the peak.
+    """Tracks storages from creation to death: ``alive`` bytes now, ``peak`` bytes, ``peak_op`` the operator at the peak.
 
-    Views count once. ``given`` are there from the start. What a kernel allocates for itself while it runs is not seen, nor what
-    does not come from an operator.
+    Views count once. ``given`` tensors exist from the start. Temporary buffers inside kernels are not seen, nor tensors that
+    no operator makes.
     """
 
     def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
@@ -26,13 +26,13 @@ class MemoryRecorder(TorchDispatchMode):
         self.follow(*given)
 
     def follow(self, *tensors: torch.Tensor, op: str = "given") -> None:
-        """Counts the storages of ``tensors`` from now on."""
+        """Tracks the storages of ``tensors`` from now on."""
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 continue
             key, storage = storage_key(tensor), tensor.untyped_storage()
             if key not in self._sizes:
-                # torch keeps a storage's Python object as long as the storage itself.
+                # torch keeps the Python object of a storage alive as long as the storage itself.
                 weakref.finalize(storage, self._died, key).atexit = False
             self.alive += storage.nbytes() - self._sizes.get(key, 0)
             self._sizes[key] = storage.nbytes()

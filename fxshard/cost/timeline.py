@@ -1,9 +1,9 @@
-"""The predicted timeline of a lowered program on a rank: what computes when, what communicates beside it, what is waited for.
+"""The predicted timeline of a lowered program on one rank: compute, overlapped communication, and waits.
 
-Operators run one after another in the order of the graph, at their roofline (``cost.compute``), copies for collectives too. A
-collective begins when its input is there and the axis' earlier ones are done; the device goes on until somebody waits for it.
-Communication that runs beside compute is not free: of what hides, ``Hardware.overlap`` is saved and the rest slows the device.
-Whoever reads it compares two orders of one program; its sum is not the plan's objective, which knows no order.
+Operators, copies for collectives included, run in graph order at their roofline time (``cost.compute``). A collective
+starts when its operand is ready and the axis' earlier collectives are done; the device continues until the collective's wait.
+Overlap is not free: of communication hidden behind compute, the part ``Hardware.overlap`` is saved and the rest slows the device.
+The timeline serves to compare two orders of one program; its length is not the plan's objective, which ignores order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxshard._torch_compat import OpOverload
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.graph.call import Call, example_call
-from fxshard.graph.planning_graph import FREE, example_shape, is_getitem
+from fxshard.graph.planning_graph import VIEWS, example_shape, is_getitem
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
@@ -30,14 +30,14 @@ from fxshard.timeline import DEVICE, Event, Timeline
 
 
 def timeline(nodes: Iterable[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Node] | None = None) -> Timeline:
-    """Of ``nodes`` of a local graph, in the order in which they run.
+    """The timeline of ``nodes`` of a local graph, in this order.
 
-    ``same``: where they come of two graphs, for a collective that waits of one name the one of the other that runs in its place.
+    ``same``: if ``nodes`` mix two graphs, maps a collective that a wait refers to onto the node that runs instead.
     """
     same = same or {}
     clock, free, ends = 0.0, dict.fromkeys(mesh.axis_names, 0.0), dict[fx.Node, int]()
     events: list[Event] = []
-    busy = _Busy()
+    busy = _BusyIntervals()
     for node in nodes:
         if is_collective(node):
             axis, took = str(node.args[-1]), communication_time(node, mesh)
@@ -59,8 +59,8 @@ def timeline(nodes: Iterable[fx.Node], mesh: Mesh, same: Mapping[fx.Node, fx.Nod
     return Timeline(tuple(events), max([clock, *free.values()]))
 
 
-class _Busy:
-    """When the device computes."""
+class _BusyIntervals:
+    """The intervals in which the device computes, in ascending order."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
@@ -73,7 +73,7 @@ class _Busy:
         self.before.append(self.before[-1] + took)
 
     def until(self, time: float) -> float:
-        """Microseconds that were computed before ``time``."""
+        """Microseconds of compute before ``time``."""
         k = bisect_right(self.starts, time)
         return self.before[k] if k == 0 else self.before[k - 1] + min(self.lengths[k - 1], time - self.starts[k - 1])
 
@@ -88,7 +88,7 @@ def communication_time(node: fx.Node, mesh: Mesh) -> float:
 
 
 def bytes_sent(node: fx.Node, ranks: int) -> int:
-    """Bytes that each of so many ranks sends in a collective of a local graph, by the ring forms."""
+    """Bytes that each of ``ranks`` ranks sends in a collective of a local graph, by the ring algorithm."""
     buffer = node.all_input_nodes[0].meta["val"]
     size = math.prod(example_shape(buffer.shape)) * buffer.element_size()
     kind = KINDS[node.target]
@@ -97,26 +97,26 @@ def bytes_sent(node: fx.Node, ranks: int) -> int:
     return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))
 
 
-TIME = "operator_time"
-"""Where a node keeps what it takes, beside the mesh for which that is: copies of a graph keep it too."""
+TIME_KEY = "operator_time"
+"""Key in ``node.meta`` that caches (mesh, microseconds); copies of a graph share it."""
 
 
 def operator_time(node: fx.Node, mesh: Mesh) -> float:
-    """Microseconds of an operator of a local graph, whose shapes are those of the rank."""
-    kept = node.meta.get(TIME)
+    """Microseconds of an operator of a local graph, at its local shapes."""
+    kept = node.meta.get(TIME_KEY)
     if kept is None or kept[0] is not mesh:
-        kept = node.meta[TIME] = mesh, _operator_time(node, mesh)
+        kept = node.meta[TIME_KEY] = mesh, _operator_time(node, mesh)
     return kept[1]
 
 
 def _operator_time(node: fx.Node, mesh: Mesh) -> float:
-    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in FREE:
+    if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in VIEWS:
         return 0.0
     call = example_call(node)
-    return _whole_time(call, mesh) if call.is_hashable else _whole_time.__wrapped__(call, mesh)
+    return _unsharded_time(call, mesh) if call.is_hashable else _unsharded_time.__wrapped__(call, mesh)
 
 
 @lru_cache(maxsize=4096)
-def _whole_time(call: Call, mesh: Mesh) -> float:
+def _unsharded_time(call: Call, mesh: Mesh) -> float:
     whole = Layout((Replicate(),) * mesh.ndim)
     return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)

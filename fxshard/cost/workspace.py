@@ -1,4 +1,4 @@
-"""Workspace: what a few operators take at once, storage by storage, learned by running them on fake tensors."""
+"""Workspace: the peak memory of a few operators, found by running them on fake tensors."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 import torch
 
 from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
-from fxshard.cost.lives import End, Lives
+from fxshard.cost.liveness import BoundaryValue, Liveness
 from fxshard.memory_profile import HeldTensor, StepRun
 
 Given = Sequence[tuple[torch.Tensor, bool]]
-"""(tensor, whether nobody else needs it, so that it is free once it was read for the last time)."""
+"""(tensor, whether it may be freed after its last read, because nothing else needs it)."""
 
 
-def most_at_once(run: Callable[[], Iterable[torch.Tensor]], given: Given) -> int:
-    """Bytes that are alive at most while ``run`` makes its results, which stay, from what is ``given``.
+def peak_bytes(run: Callable[[], Iterable[torch.Tensor]], given: Given) -> int:
+    """Peak bytes alive while ``run`` computes its results from the ``given`` tensors; results live to the end.
 
-    Counted as ``cost.memory`` counts a program: a storage lives from the operator that makes it to the last one that reads it.
+    Liveness as in ``cost.memory``: a storage lives from the operator that makes it to the last one that reads it.
     """
-    lives = Lives()
+    lives = Liveness()
     for tensor, dies in given:
-        (lives.make if dies else lives.give)(storage_key(tensor), _held(tensor))
-    with _Steps(lives):
+        (lives.make if dies else lives.add_input)(storage_key(tensor), _held(tensor))
+    with _StepRecorder(lives):
         for result in run():
-            lives.keep(storage_key(result), End("temporary", ""))
+            lives.mark_result(storage_key(result), BoundaryValue("temporary", ""))
     return lives.profile({}).peak
 
 
-class _Steps(TorchDispatchMode):
-    """Notes what each operator reads and makes. Tensors are kept, so that no two of them share a key."""
+class _StepRecorder(TorchDispatchMode):
+    """Records what each operator reads and makes. Holds all tensors, since storage keys are unique only among living tensors."""
 
-    def __init__(self, lives: Lives) -> None:
+    def __init__(self, lives: Liveness) -> None:
         super().__init__()
         self.lives = lives
         self.seen: list[torch.Tensor] = []
@@ -48,8 +48,8 @@ class _Steps(TorchDispatchMode):
             key = storage_key(tensor)
             if key in self.lives:
                 self.lives.read(key)
-            elif func is torch.ops._c10d_functional.wait_tensor.default:  # it gives what the collective gave
-                self.lives.share(key, storage_key(read[0]))
+            elif func is torch.ops._c10d_functional.wait_tensor.default:  # it returns the collective's buffer
+                self.lives.alias(key, storage_key(read[0]))
             else:
                 self.lives.make(key, _held(tensor))
         return result

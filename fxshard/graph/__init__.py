@@ -1,6 +1,6 @@
-"""The graph that is planned, and what its calls take and return.
+"""The graph that the planner works on, and the values that calls of it take and return.
 
-In: an aten graph with fake values on its nodes; out: ``PlanningGraph``, whose inputs and outputs have names, and ``Call``, what a rule
-sees of a node. Read planning_graph.py, then call.py; objects.py and side_effects.py describe what a call takes, returns and leaves
-beside tensors.
+In: an aten graph with fake values on its nodes; out: ``PlanningGraph``, with named inputs and outputs, and ``Call``, a rule's view of a
+node. Read planning_graph.py, then call.py. objects.py describes arguments and results that are not tensors, side_effects.py the
+attributes that a call changes.
 """

@@ -1,4 +1,4 @@
-"""What a rule sees of a node: the operator, its plain arguments, and the shapes of its tensors. Hashable, so rules are asked once."""
+"""A rule's view of a node: the operator, its plain arguments, and the shapes of its tensors. Hashable, so that results can be cached."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class Operand:
-    """Stands in ``Call.args`` for the ``index``-th tensor operand."""
+    """Placeholder in ``Call.args`` for the ``index``-th tensor operand."""
 
     index: int
 
@@ -41,7 +41,7 @@ class Call:
     """One call of an operator on global tensors.
 
     ``op``: ``"aten.mm.default"``; ``args``/``kwargs``: as in the graph, tensors replaced by ``Operand(i)``, lists by
-    tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None where an output is no tensor.
+    tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None for an output that is not a tensor.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Call:
         return dict(self.kwargs).get(name, default) if name else default
 
     def meta(self, position: int) -> TensorMeta | None:
-        """Meta of the tensor at argument ``position``, None where there is none."""
+        """Shape and dtype of the tensor at argument ``position``, None if the argument is not a tensor."""
         value = self.arg(position)
         return self.operands[value.index] if isinstance(value, Operand) else None
 
@@ -70,7 +70,7 @@ class Call:
 
     @cached_property
     def is_hashable(self) -> bool:
-        """Not with symbolic numbers in it: their hash, where torch gives one, would take them for those of the example."""
+        """False if the call holds symbolic numbers: where torch hashes them at all, it hashes their example values."""
         if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
             return False
         try:
@@ -80,60 +80,60 @@ class Call:
         return True
 
 
-KNOWN = 50_000
-"""Calls that are kept."""
+CACHE_SIZE = 50_000
+"""Maximum number of cached calls."""
 
-_KNOWN: dict[Hashable, Call] = {}
-_SYMBOLIC: WeakKeyDictionary[fx.Graph, dict[Hashable, Call]] = WeakKeyDictionary()
-"""Those with symbols, which live as long as their graph."""
+_CALLS: dict[Hashable, Call] = {}
+_SYMBOLIC_CALLS: WeakKeyDictionary[fx.Graph, dict[Hashable, Call]] = WeakKeyDictionary()
+"""Calls with symbolic sizes, cached as long as their graph lives."""
 
 
 def call_of(node: fx.Node) -> Call:
-    """The ``Call`` behind a graph node; the same object for nodes that look the same, for layers repeat and it is asked for often.
+    """The ``Call`` of a graph node, cached: nodes with equal arguments and values share one object, because layers repeat.
 
-    Sizes that are symbols are symbols in it too.
+    Symbolic sizes stay symbolic.
     """
     try:
-        look = name_of(node.target), _look(node.args), _look(node.kwargs), _look(node.meta.get("val"))
-        known = _KNOWN.get(look)
-    except TypeError:  # symbolic sizes, or a node that is no tensor
+        key = name_of(node.target), _cache_key(node.args), _cache_key(node.kwargs), _cache_key(node.meta.get("val"))
+        known = _CALLS.get(key)
+    except TypeError:  # symbolic sizes, or a node that is not a tensor
         return _symbolic_call(node)
     if known is None:
-        known = _KNOWN[look] = _call_of(node)
-        if len(_KNOWN) > KNOWN:
-            _KNOWN.pop(next(iter(_KNOWN)))
+        known = _CALLS[key] = _new_call(node)
+        if len(_CALLS) > CACHE_SIZE:
+            _CALLS.pop(next(iter(_CALLS)))
     return known
 
 
 def _symbolic_call(node: fx.Node) -> Call:
-    """The same where expressions stand for sizes, among the calls of one graph: in another one symbols of these names are others."""
-    calls = _SYMBOLIC.setdefault(node.graph, {})
+    """``call_of`` for symbolic sizes; cached per graph, because symbols of one name differ between graphs."""
+    calls = _SYMBOLIC_CALLS.setdefault(node.graph, {})
     try:
-        look = name_of(node.target), *map(_symbolic_look, (node.args, node.kwargs, node.meta.get("val")))
-        known = calls.get(look)
-    except TypeError:  # a size that only running tells, or a node that is no tensor
-        return _call_of(node)
+        key = name_of(node.target), *map(_symbolic_key, (node.args, node.kwargs, node.meta.get("val")))
+        known = calls.get(key)
+    except TypeError:  # a size known only at run time, or a node that is not a tensor
+        return _new_call(node)
     if known is None:
-        known = calls[look] = _call_of(node)
+        known = calls[key] = _new_call(node)
     return known
 
 
 def calls_of(graph: PlanningGraph) -> Mapping[str, Call]:
-    """The ``Call`` behind each call of a graph, by the name of its node; worked out once."""
-    if "calls" not in graph.kept:
-        graph.kept["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
-    found: Mapping[str, Call] = graph.kept["calls"]
+    """The ``Call`` of each call node of a graph, by node name; computed once per graph."""
+    if "calls" not in graph.cache:
+        graph.cache["calls"] = {n.name: call_of(n) for n in planned_nodes(graph) if n.op == "call_function"}
+    found: Mapping[str, Call] = graph.cache["calls"]
     return found
 
 
 def example_call(node: fx.Node) -> Call:
-    """The ``Call`` behind a graph node, its symbolic sizes those of the example."""
+    """The ``Call`` of a graph node, with the example's sizes in place of symbols."""
     call = call_of(node)
     return call if call.is_hashable else _at_example(call)
 
 
 def _at_example(value: Any) -> Any:
-    """``value`` with hints in the place of symbols."""
+    """``value`` with each symbol replaced by its hint."""
     if is_symbolic(value):
         return hint_of(value)
     if isinstance(value, tuple):
@@ -145,8 +145,8 @@ def _at_example(value: Any) -> Any:
     return value
 
 
-def _look(value: Any) -> Hashable:
-    """What of an argument or a value is in a call; constants keep their type, for 1, 1.0 and True are different arguments."""
+def _cache_key(value: Any) -> Hashable:
+    """Cache key of an argument or value. Constants carry their type, because 1, 1.0 and True are different arguments."""
     kind = type(value)
     if kind in _CONSTANTS:
         return kind, value
@@ -158,31 +158,31 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_look, value))
+        return tuple(map(_cache_key, value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise TypeError("comparing symbols would ask what only running tells")
+        raise TypeError("symbols cannot be compared before run time")
     if isinstance(value, dict):
-        return tuple((name, _look(item)) for name, item in value.items())
+        return tuple((name, _cache_key(item)) for name, item in value.items())
     return kind, repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
 
 
-def _symbolic_look(value: Any) -> Hashable:
-    """``_look`` with expressions for numbers that symbols stand for, and the ShapeEnv that they are of."""
+def _symbolic_key(value: Any) -> Hashable:
+    """``_cache_key`` for symbolic values: a symbolic number is keyed by its expression and its ShapeEnv."""
     if is_symbolic(value):
         return value.node.shape_env, expression(value)
     if isinstance(value, fx.Node) and is_tensor(value):
-        return _symbolic_look(value.meta["val"])
+        return _symbolic_key(value.meta["val"])
     if isinstance(value, torch.Tensor):
-        return tuple(map(_symbolic_look, value.shape)), value.dtype
+        return tuple(map(_symbolic_key, value.shape)), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_symbolic_look, value))
+        return tuple(map(_symbolic_key, value))
     if isinstance(value, dict):
-        return tuple((name, _symbolic_look(item)) for name, item in value.items())
-    return _look(value)
+        return tuple((name, _symbolic_key(item)) for name, item in value.items())
+    return _cache_key(value)
 
 
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype})
-"""Types that are looked at most often, and taken as they are."""
+"""Types of the most frequent constants, checked first for speed."""
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _sizes(value: torch.Tensor) -> tuple[int, ...]:
     return shape
 
 
-def _call_of(node: fx.Node) -> Call:
+def _new_call(node: fx.Node) -> Call:
     read, given = operands(node), outputs_of(node)
     places = iter(range(len(read)))
     args = tuple(_frozen(a, places) for a in node.args)
@@ -201,7 +201,7 @@ def _call_of(node: fx.Node) -> Call:
 
 
 def _frozen(value: Any, places: Iterator[int]) -> Any:
-    """An argument with its tensors replaced by their ``places`` among the operands, lists by tuples."""
+    """An argument with tensors replaced by ``Operand`` (indices from ``places``), and lists by tuples."""
     if isinstance(value, fx.Node):
         return Operand(next(places)) if is_tensor(value) else value
     if isinstance(value, (list, tuple)):

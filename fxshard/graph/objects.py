@@ -1,11 +1,10 @@
-"""Objects among the arguments and results of a call: taken apart into their tensors, put together again, changed in place.
+"""Python objects among the arguments and results of a call: flattened into tensors, rebuilt, and changed in place.
 
-An object of a class written in Python is its attributes: a Hugging Face ``Cache``, a dataclass. ``open_call`` replaces each among a
-call's arguments by ``Opened``, a pytree node whose leaves are the tensors in it, so that everything that flattens arguments sees them, by
-names such as ``kwargs['cache'].layers[0].keys``. The rest of its state is the node's structure: with another state it is another call.
+An object of a class written in Python (a Hugging Face ``Cache``, a dataclass) is represented by its attributes. ``open_call`` replaces each
+such argument by ``Opened``, a pytree node whose leaves are the tensors in it, with names such as ``kwargs['cache'].layers[0].keys``. The
+rest of the object's state is part of the tree structure, so that a call with another state is another call.
 
-What a call returns, and what it leaves in the objects that it was given, is an ``Outcome``: the new tensors among it are the program's
-outputs.
+The results of a call and its changes to the objects it was given form an ``Outcome``, whose new tensors are the program's outputs.
 """
 
 from __future__ import annotations
@@ -24,40 +23,42 @@ from torch import nn
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError
 
-COUNTED = 2**31
-"""Numbers from here on are no counts of tokens or calls: they stay values, and what a call computes with them is no size."""
+COUNTER_LIMIT = 2**31
+"""Integers of this size and above are not treated as counters of tokens or calls: they stay constants."""
 HEAP_TYPE = 1 << 9
-"""The flag of classes that are written in Python (Py_TPFLAGS_HEAPTYPE)."""
+"""The type flag of classes written in Python (Py_TPFLAGS_HEAPTYPE)."""
 LISTS, MAPPINGS = (list,), (dict, OrderedDict)
 FOREIGN = ("torch", "builtins", "functools", "pybind11_builtins")
-"""Packages whose own classes hold more than their attributes."""
+"""Packages whose classes have state outside their attributes."""
 
 Part = tuple[Any, ...]
-"""What stands at one place: ``("tensor", k)``, ``("value", type, value)``, ``("held", Same)``, ``("node", k)``, ``("tuple", type, parts)``,
-``("tree", type, context, parts)``, ``("length", k)``: the number that tensor k is long; of an outcome also ``("given", k)``, leaf k of the
-arguments, and ``("given length", k)``."""
+"""A flattened value: ``("tensor", k)``; ``("value", type, value)``, a constant; ``("held", Opaque)``, an opaque object; ``("node", k)``,
+the k-th object, list or dict; ``("tuple", type, parts)``; ``("tree", type, context, parts)``, another pytree; ``("length", k)``, an
+integer, carried as the length of tensor k. In an outcome also ``("given", k)``, leaf k of the arguments, and ``("given length", k)``, its
+length."""
 Counted = frozenset[tuple[type, Any]]
-"""Numbers that calls change: (class of an object, name of the attribute). Each is among a call's leaves, as ``as_length``, not a value."""
+"""Attributes that hold integers changed by calls: (class of the object, attribute name). Such an integer is a leaf of the call
+(see ``as_length``), not a constant."""
 Step = tuple[str, Any]
 """``("attr", name)`` or ``("item", key)``."""
 
 
 @dataclass(frozen=True)
-class Same:
-    """Something that is not looked into: equal to itself alone."""
+class Opaque:
+    """An opaque object, compared by identity."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, Opaque) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 @dataclass(frozen=True)
-class Node:
-    """An object, a list or a dict: its class, the names or keys of its parts, and these."""
+class ObjectState:
+    """An object, list or dict: its class, the names or keys of its parts, and the parts."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -68,7 +69,7 @@ T = TypeVar("T")
 
 
 def _by_class(function: Callable[[type], T]) -> Callable[[type], T]:
-    """``function``, asked once for each class."""
+    """``function``, cached per class."""
     known: WeakKeyDictionary[type, T] = WeakKeyDictionary()
 
     def ask(kind: type) -> T:
@@ -82,7 +83,8 @@ def _by_class(function: Callable[[type], T]) -> Callable[[type], T]:
 
 @_by_class
 def is_openable(kind: type) -> bool:
-    """Whether objects of a class are their attributes, by ``__dict__`` or ``__slots__``; modules, classes and enums are not taken apart."""
+    """Whether the attributes (``__dict__`` or ``__slots__``) of a class's objects are all their state. False for modules, classes and
+    enums, which are never flattened."""
     if issubclass(kind, nn.Module | type | enum.Enum | torch.Tensor | BaseException | Opened):
         return False
     line = kind.__mro__[:-1]
@@ -90,21 +92,21 @@ def is_openable(kind: type) -> bool:
 
 
 def _has_plain_slots(kind: type) -> bool:
-    """Whether it has attributes at all, and none with two underscores before its name, which is another name outside of the class."""
+    """Whether it has attributes at all, and no slot starts with two underscores: Python mangles such names."""
     slots = slots_of(kind)
     return bool(kind.__dictoffset__ or slots) and not any(name.startswith("__") for name in slots)
 
 
 @_by_class
 def slots_of(kind: type) -> tuple[str, ...]:
-    """The names in ``__slots__`` of a class and of those that it is derived from."""
+    """The names in ``__slots__`` of a class and its bases."""
     given = [vars(c).get("__slots__", ()) for c in reversed(kind.__mro__)]
     names = [name for one in given for name in ((one,) if isinstance(one, str) else one)]
     return tuple(name for name in dict.fromkeys(names) if name not in ("__dict__", "__weakref__"))
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has of its own."""
+    """The attributes of an object, those of its class excluded."""
     slots = slots_of(type(value))
     if not slots:
         return vars(value)
@@ -112,10 +114,10 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Walk:
-    """Takes values apart. ``tensors`` are those met, each once, ``reached`` how: (of which node, by which steps); ``nodes`` describes
-    the ``objects``. ``known``: what is met is looked up there first (tensors that a call was given). ``counted``: numbers that are
-    leaves; ``lengths``: which leaves of the call they are, in order, where it was taken apart before."""
+class Flattener:
+    """Flattens values. ``tensors``: the tensors found, each once; ``reached``: how to reach each of them, (index of the node, steps from
+    it); ``nodes``: descriptions of the ``objects`` found. ``known``: parts by id, looked up first (tensors that a call was given).
+    ``counted``: integers that are leaves; ``lengths``: their leaf indices, in order, if the call was flattened before."""
 
     known: Mapping[int, Part] = field(default_factory=dict)
     counted: Counted = frozenset()
@@ -123,12 +125,12 @@ class Walk:
     tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     reached: list[tuple[int, tuple[Step, ...]]] = field(default_factory=list)
-    nodes: list[Node | None] = field(default_factory=list)
+    nodes: list[ObjectState | None] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     seen: dict[int, Part] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
-    """Numbers that are known by their ``id``, which another may have once they are gone."""
+    """Keeps integers alive that ``seen`` knows by their ``id``, so that the ids are not reused."""
 
     def part(self, value: Any, path: str, of: int = -1, steps: tuple[Step, ...] = ()) -> Part:
         kind = type(value)
@@ -156,7 +158,7 @@ class Walk:
         return self._fixed(value, path, of, steps)
 
     def _fixed(self, value: Any, path: str, of: int, steps: tuple[Step, ...]) -> Part:
-        """A tuple, a registered node of another class, or what is not looked into."""
+        """The part for a tuple, another registered pytree class, or an opaque object."""
         kind = type(value)
         if kind is tuple or pytree.is_namedtuple_instance(value):
             parts = [self.part(v, f"{path}[{i}]", of, (*steps, ("item", i))) for i, v in enumerate(value)]
@@ -167,10 +169,10 @@ class Walk:
             return ("tree", kind, context, tuple(parts))
         if isinstance(value, set | frozenset) and any(isinstance(x, torch.Tensor) for x in value):
             raise OptionError(f"{path or 'an argument'} is a set that holds tensors", remedy="keep tensors in a list: a set has no order")
-        return ("held", Same(value))
+        return ("held", Opaque(value))
 
-    def node(self, value: Any, path: str, index: int, of: int, steps: tuple[Step, ...]) -> Node:
-        """An object as it is now; a tensor in it is reached from ``of`` by ``steps`` and one more."""
+    def node(self, value: Any, path: str, index: int, of: int, steps: tuple[Step, ...]) -> ObjectState:
+        """Describes the present state of an object; a tensor in it is reached from node ``of`` by ``steps`` and one more step."""
         kind = type(value)
         if kind in LISTS:
             keys: Any = range(len(value))
@@ -184,11 +186,11 @@ class Walk:
                 self._length(v, f"{path}.{k}") if (kind, k) in self.counted else self.part(v, f"{path}.{k}", of, (*steps, ("attr", k)))
                 for k, v in keys.items()
             ]
-        return Node(kind, tuple(keys), tuple(found))
+        return ObjectState(kind, tuple(keys), tuple(found))
 
     def _length(self, value: Any, path: str) -> Part:
-        """A number that is a leaf of its own; what is no number of a size is a value."""
-        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTED):
+        """The part for an integer that is a leaf; a constant if it cannot be a size."""
+        if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTER_LIMIT):
             return self.part(value, path)
         if self.lengths is not None:
             self.alive.append(value)
@@ -209,7 +211,7 @@ def _step(key: Any) -> Step:
 
 
 def as_length(number: Any) -> torch.Tensor:
-    """A tensor without elements that is so long: a number of which programs make a size like any other."""
+    """An empty tensor [number, 0]: it carries an integer into the program as a size."""
     return torch.empty(number, 0, dtype=torch.uint8)
 
 
@@ -218,34 +220,34 @@ def is_length(leaf: Any) -> bool:
 
 
 def length_of(leaf: Any) -> Any:
-    """The number that a tensor stands for; a number stands for itself."""
+    """The integer that a tensor carries (see ``as_length``); a number is returned unchanged."""
     return leaf.shape[0] if isinstance(leaf, torch.Tensor) else leaf
 
 
 class Opened:
-    """An object among the arguments of a call, as a pytree node: its leaves are the tensors in it, and the numbers ``counted``."""
+    """An object among the arguments of a call, as a pytree node whose leaves are the tensors in it and the ``counted`` integers."""
 
     def __init__(self, value: Any, counted: Counted = frozenset()) -> None:
-        self.walk = Walk(counted=counted)
+        self.walk = Flattener(counted=counted)
         self.walk.part(value, "")
 
 
-def _flatten(opened: Opened) -> tuple[list[Any], tuple[Node, ...]]:
+def _flatten(opened: Opened) -> tuple[list[Any], tuple[ObjectState, ...]]:
     return opened.walk.tensors, _all(opened.walk.nodes)
 
 
-def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[Node, ...]]:
+def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[ObjectState, ...]]:
     walk = opened.walk
     return [(_Path(path), x) for path, x in zip(walk.paths, walk.tensors, strict=True)], _all(walk.nodes)
 
 
-def _all(nodes: Sequence[Node | None]) -> tuple[Node, ...]:
+def _all(nodes: Sequence[ObjectState | None]) -> tuple[ObjectState, ...]:
     return tuple(node for node in nodes if node is not None)
 
 
 @dataclass(frozen=True)
 class _Path:
-    """The key of a tensor in an object: its whole path there."""
+    """The pytree key of a tensor in an object: its whole path from the object."""
 
     text: str
 
@@ -253,7 +255,7 @@ class _Path:
         return self.text
 
 
-def _unflatten(tensors: Any, nodes: tuple[Node, ...]) -> Any:
+def _unflatten(tensors: Any, nodes: tuple[ObjectState, ...]) -> Any:
     return Builder(nodes, list(tensors)).objects[0]
 
 
@@ -263,9 +265,9 @@ pytree.register_pytree_node(Opened, _flatten, _unflatten, flatten_with_keys_fn=_
 def open_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], counted: Counted = frozenset()
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """The arguments with each object in them as ``Opened``, and all objects, lists and dicts that are in these, in order.
+    """The arguments with each object replaced by ``Opened``, and all objects, lists and dicts in them, in order.
 
-    Raises OptionError where two of them share one: they could not be told apart when one is changed.
+    Raises OptionError if two arguments share one of them, because a change of it could not be attributed to one argument.
     """
     found: dict[int, Any] = {}
 
@@ -285,7 +287,7 @@ def open_call(
 
 
 @lru_cache(maxsize=256)
-def _leaves_in_objects(spec: Same) -> frozenset[int]:
+def _leaves_in_objects(spec: Opaque) -> frozenset[int]:
     found: list[bool] = []
 
     def walk(part: pytree.TreeSpec, inside: bool) -> None:
@@ -299,7 +301,7 @@ def _leaves_in_objects(spec: Same) -> frozenset[int]:
 
 
 def counted_in(spec: pytree.TreeSpec) -> tuple[Counted, tuple[int, ...]]:
-    """(the numbers that are leaves of a call of this structure, which leaves these are)."""
+    """(the integers that are leaves of a call of this structure, their leaf indices)."""
     counted: set[tuple[type, Any]] = set()
     places: list[int] = []
 
@@ -317,28 +319,29 @@ def counted_in(spec: pytree.TreeSpec) -> tuple[Counted, tuple[int, ...]]:
 
 
 def on_cpu(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    """The structure of a call whose objects say that they are on the CPU, as its fakes are."""
+    """The structure of a call with the CPU in place of each ``torch.device`` in its objects, to match CPU fakes."""
     context = tuple(map(_on_cpu, spec.context)) if spec.type is Opened else spec.context
     return spec if spec.is_leaf() else pytree.TreeSpec(spec.type, context, [on_cpu(child) for child in spec.children()])
 
 
-def _on_cpu(node: Node) -> Node:
+def _on_cpu(node: ObjectState) -> ObjectState:
     return replace(node, parts=tuple(("value", torch.device, torch.device("cpu")) if p[1] is torch.device else p for p in node.parts))
 
 
 def leaves_in_objects(spec: pytree.TreeSpec) -> frozenset[int]:
-    """Which leaves of a call of this structure stand in objects."""
-    return _leaves_in_objects(Same(spec))
+    """The indices of the leaves that are inside objects, for a call of this structure."""
+    return _leaves_in_objects(Opaque(spec))
 
 
 @dataclass
 class Builder:
-    """Puts together what ``nodes`` describe. The first objects are those ``held``, changed in place where there is a node for them.
+    """Builds the objects that ``nodes`` describe. The first ones are the existing objects ``held``, changed in place; those whose node is
+    None stay unchanged.
 
-    ``device``: what every ``torch.device`` among the values becomes, None where it stays.
+    ``device``: replaces each ``torch.device`` among the values; None keeps them.
     """
 
-    nodes: Sequence[Node | None]
+    nodes: Sequence[ObjectState | None]
     tensors: Sequence[Any] = ()
     given: Sequence[Any] = ()
     held: Sequence[Any] = ()
@@ -378,7 +381,7 @@ def _new(kind: type) -> Any:
     return kind() if kind in LISTS or kind in MAPPINGS else object.__new__(kind)
 
 
-def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
+def _fill(target: Any, node: ObjectState, values: Sequence[Any]) -> None:
     if node.kind in LISTS:
         target[:] = values
         return
@@ -396,15 +399,15 @@ def _fill(target: Any, node: Node, values: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class After:
-    """What a call leaves: what it returns (``root``), and its objects. The first of ``nodes`` are those that it was given, None where
-    nothing changed in one; ``before`` has those as they were. Tensors are the program's outputs, in the order of ``paths``, or leaves of
-    the arguments; ``inside``: which outputs stand in an object, not beside others in tuples and the like; ``counts``: paths of the
-    numbers in objects that the call changes, ``counters`` what they are."""
+class OutcomeSpec:
+    """The structure of an ``Outcome``: the call's result (``root``) and its objects. The first of ``nodes`` are the objects that the call
+    was given, None for one that it did not change; ``before``: the same objects before the call. Tensors are outputs of the program, in
+    the order of ``paths``, or leaves of the arguments. ``inside``: outputs that are only inside an object, not in plain containers;
+    ``counts``: paths of the integers in objects that the call changes; ``counters``: those of them that are attributes."""
 
     root: Part
-    nodes: tuple[Node | None, ...]
-    before: tuple[Node, ...]
+    nodes: tuple[ObjectState | None, ...]
+    before: tuple[ObjectState, ...]
     paths: tuple[str, ...]
     inside: frozenset[int]
     counts: tuple[str, ...] = ()
@@ -418,35 +421,35 @@ class After:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``After`` with the outputs' values."""
+    """The results of a call and its changes to objects: ``OutcomeSpec`` with the values of the outputs."""
 
     values: Sequence[Any]
-    after: After
+    after: OutcomeSpec
 
-    def settle(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
-        """Changes the ``objects`` of the call whose leaves are ``given``, in place, and returns what the model returns.
+    def apply(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
+        """Applies the call's changes to its ``objects``, in place, and returns the model's result. ``given``: leaves of the arguments.
 
-        ``device``: where tensors are, for attributes that say so: a trace is on the CPU.
+        ``device``: the device of the tensors, for attributes that name it: a trace names the CPU.
         """
         return Builder(self.after.nodes, self.values, given, objects, device).value(self.after.root)
 
-    def apart(self, given: Sequence[Any]) -> Any:
-        """What the model returns, of objects of its own: those of the call stay as they are."""
-        return self.settle(Builder(self.after.before, (), given).objects, given)
+    def on_copies(self, given: Sequence[Any]) -> Any:
+        """The model's result, built from new objects: those of the call stay unchanged."""
+        return self.apply(Builder(self.after.before, (), given).objects, given)
 
 
 pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda values, after: Outcome(list(values), after))
 
 
-def after_of(spec: pytree.TreeSpec) -> After | None:
-    """What ``After`` is in the structure of a program's outputs, if they are such."""
+def outcome_spec_of(spec: pytree.TreeSpec) -> OutcomeSpec | None:
+    """The ``OutcomeSpec`` in the structure of a program's outputs, None if they are not an ``Outcome``."""
     return spec.context if spec.type is Outcome else None
 
 
 def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
-    """For each leaf of a call what the number that it stands for is after the call; None where it stays, or is no number."""
+    """For each of the ``leaves`` of a call the integer that it carries after the call; None if it does not change or carries none."""
     found: list[int | None] = [None] * leaves
-    after = after_of(spec)
+    after = outcome_spec_of(spec)
     for old, new in zip(after.before, after.nodes, strict=False) if after is not None else ():
         parts = {} if new is None else dict(zip(new.keys, new.parts, strict=True))
         for key, was in zip(old.keys, old.parts, strict=True):
@@ -456,6 +459,6 @@ def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
 
 
 def outputs_in_objects(spec: pytree.TreeSpec) -> dict[str, str]:
-    """The names of a program's outputs that stand in objects -> their paths."""
-    after = after_of(spec)
+    """The names of a program's outputs that are inside objects -> their paths."""
+    after = outcome_spec_of(spec)
     return {} if after is None else {f"outputs[{i}]": after.paths[i] for i in sorted(after.inside)}

@@ -1,4 +1,4 @@
-"""The graph that is planned: aten on global shapes, neutral to the device, its ends known by name."""
+"""The planning graph: aten on global shapes, independent of the device, with named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.nodes import inputs_of
 from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic, is_unknown
 from fxshard.graph.side_effects import Attribute, SideEffects
-from fxshard.graph.targets import kept, name_of
+from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.shapes import GraphFamily
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -29,7 +29,7 @@ _PASSES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "passes", "")
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 INPUT_KINDS = ("parameter", "buffer", "input", "tangent", "seed")
 OUTPUT_KINDS = ("output", "gradient", "mutation")
-FREE = {
+VIEWS = {
     "aten.view.default",
     "aten._unsafe_view.default",
     "aten.reshape.default",
@@ -50,14 +50,15 @@ FREE = {
     "fxshard.to_local.default",
     "fxshard.from_local.default",
 }
-"""Operators that only relabel memory."""
-RELABELS = FREE | {"aten._to_copy.default", "prims.convert_element_type.default"}
-"""Operators that give a tensor in another form: what they make of a parameter is as good as the parameter."""
+"""Operators whose result shares the memory of their operand."""
+RELABELS = VIEWS | {"aten._to_copy.default", "prims.convert_element_type.default"}
+"""Operators that only change a tensor's view or dtype: their result for a parameter can be treated as the parameter."""
 
 
 @dataclass(frozen=True)
 class GraphInput:
-    """A placeholder: its node, what it is, and the user's name for it (a parameter's FQN, ``args[0]``, ``kwargs['x']``)."""
+    """A placeholder: its node, its kind (of ``INPUT_KINDS``), and the user's name for it (a parameter's FQN, ``args[0]``,
+    ``kwargs['x']``)."""
 
     node: str
     kind: str
@@ -66,24 +67,24 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One entry of the output node: what it is and of what (the output's path, the parameter's or input's name)."""
+    """One entry of the output node: its kind (of ``OUTPUT_KINDS``) and its name (the output's path, the parameter's or input's name)."""
 
     kind: str
     name: str
 
     @property
     def tangent(self) -> str | None:
-        """The name of the tangent that belongs to it, if it is a differentiable output: ``tangents[0]`` for ``outputs[0]``."""
+        """The name of an output's tangent, ``tangents[0]`` for ``outputs[0]``; None for gradients and mutations."""
         return self.name.replace("outputs", "tangents", 1) if self.kind == "output" else None
 
 
 Calls = tuple[tuple[str | None, ...], ...]
-"""For each call of a module, in order, the nodes of the tensors that it returned; None for one that nothing reads."""
+"""For each call of a module, in order, the nodes of the tensors that it returned; None for a tensor that nothing reads."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A call of a hook: of which module, which hook (by its key in the module's table), and why it is in no graph, "" where it is."""
+    """A call of a hook: its module, its key in the module's table of hooks, and why it could not be traced, "" if it was."""
 
     module: str
     key: int
@@ -92,8 +93,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class TappedCall:
-    """A call of a module with backward hooks: which input of the graph (``taps[i]``) has the gradient of each of its positional arguments,
-    and of each of its results; None for what has no gradient. ``begins``, ``ends``: its places among all their beginnings and ends."""
+    """A call of a module with backward hooks. ``given``, ``out``: for each positional argument and each result the index i of the graph
+    input ``taps[i]`` that receives its gradient, None if it has none. ``begins``, ``ends``: when the call begins and ends, counted over
+    the beginnings and ends of all such calls."""
 
     module: str
     given: tuple[int | None, ...]
@@ -108,8 +110,8 @@ class PlanningGraph:
 
     ``module``: one flat aten graph; placeholders in the order of ``inputs``, its output a flat tuple in the order of
     ``outputs``; every tensor node has a fake CPU tensor of its global shape in ``meta["val"]``.
-    ``aliases``: further names of tied parameters -> the name that the graph uses. ``constants``: arguments that are no
-    tensors, by path (see ``constants_of``). ``returned``: what each submodule returns, by its name.
+    ``aliases``: further names of tied parameters -> the name that the graph uses. ``constants``: arguments that are not
+    tensors, by path (see ``constants_of``). ``returned``: the values that each submodule returns, by its name.
     """
 
     module: fx.GraphModule
@@ -122,17 +124,17 @@ class PlanningGraph:
     constants: Mapping[str, Any] = field(default_factory=dict)
     returned: Mapping[str, Calls] = field(default_factory=dict)
     unreduced: frozenset[str] = frozenset()
-    """Values in which no pending sum may be taken: forms of gradients in a dtype in which the user wants none to be added up."""
+    """Values whose pending sums must not be reduced: gradients in a dtype other than the one the user wants to reduce in."""
     watched: tuple[Watched, ...] | None = None
-    """Calls of hooks whose arguments are outputs behind the model's own, in order; None where outputs are the model's alone."""
+    """Hook calls, in order, whose arguments follow the model's own outputs; None if the graph returns the model's outputs only."""
     tapped: tuple[TappedCall, ...] = ()
-    """Calls of modules with backward hooks, in order; their taps are inputs behind the model's own."""
+    """Calls of modules with backward hooks, in order; their taps are inputs that follow the model's own."""
     side_effects: SideEffects | None = None
-    """What a call leaves in attributes of modules; tensors there are outputs behind the model's own, and what hooks are called with."""
+    """Attributes of modules that a call changes; their tensors are outputs that follow the model's own and the hooks' arguments."""
     fixed: frozenset[Attribute] = frozenset()
-    """Attributes that are tensors, but no buffers, and whose values are in the graph."""
+    """Attributes that are tensors but not buffers, whose values are constants in the graph."""
     family: GraphFamily | None = None
-    """The graph for all sizes of its dynamic dims, where it has any; ``module`` is it at the example's."""
+    """The graph for all sizes of its dynamic dims, None if it has none; ``module`` is its instance at the example's sizes."""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -148,13 +150,13 @@ class PlanningGraph:
         return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
 
     @cached_property
-    def late(self) -> dict[str, str]:
-        """What about calls only running tells (``run_time_cause``), by the node's name, where there is something."""
+    def run_time_causes(self) -> dict[str, str]:
+        """For calls that depend on values known only at run time: the reason (``run_time_cause``), by node name."""
         return {n.name: cause for n in planned_nodes(self) if n.op == "call_function" and (cause := run_time_cause(n))}
 
     @cached_property
-    def kept(self) -> dict[str, Any]:
-        """What was worked out of the graph alone, and is asked again, by name: ``call.calls_of``."""
+    def cache(self) -> dict[str, Any]:
+        """A cache of results that depend on the graph alone, such as those of ``call.calls_of``."""
         return {}
 
     def inputs_of(self, kind: str) -> tuple[GraphInput, ...]:
@@ -162,7 +164,7 @@ class PlanningGraph:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of operators, arguments, shapes, dtypes and the names of the ends; no source lines, no devices."""
+        """SHA-256 of operators, arguments, shapes, dtypes and the names of inputs and outputs; source lines and devices do not count."""
         ends = [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]
         marks: list[Any] = [sorted(self.unreduced)] if self.unreduced else []
         if self.family is not None:
@@ -174,14 +176,14 @@ class PlanningGraph:
 
 @dataclass(frozen=True)
 class Fixed:
-    """In the structure of outputs: a value that is no tensor (None, a number), the same at each call."""
+    """In the structure of outputs: a value that is not a tensor (None, a number) and is the same in every call."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Number:
-    """In the structure of outputs: a number that a program computes as a tensor of no dims, and the model returns as a number."""
+    """In the structure of outputs: a number that the program computes as a 0-dim tensor and the model returns as a Python number."""
 
     value: Any
 
@@ -196,7 +198,7 @@ pytree.register_pytree_node(Number, lambda x: ([x.value], None), _as_number)
 
 
 def constants_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments that are no tensors by path (``args[1]``): numbers, texts and None as they are, others as text about them."""
+    """Arguments that are not tensors, by path (``args[1]``): numbers, strings and None unchanged, others as a description."""
     paths = pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]
     return {
         ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]): _constant(value)
@@ -213,9 +215,9 @@ def _constant(value: Any) -> Any:
 
 
 def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any], numbers: Collection[int] = ()) -> pytree.TreeSpec:
-    """``spec`` whose leaves at the places in ``fixed`` are no leaves any more: unflattening puts their values there.
+    """``spec`` without the leaves whose indices are in ``fixed``: unflattening inserts the values given there.
 
-    Those at the places in ``numbers`` stay leaves: unflattening makes numbers of their tensors.
+    The leaves at the indices ``numbers`` remain: unflattening turns their tensors into Python numbers.
     """
     count = itertools.count()
 
@@ -231,11 +233,11 @@ def with_fixed(spec: pytree.TreeSpec, fixed: Mapping[int, Any], numbers: Collect
 
 
 UNKNOWN = -1
-"""Stands in a shape for a size that only running tells: how many elements are not zero, how many are unique."""
+"""In a shape: a size known only at run time, such as the number of nonzero or of unique elements."""
 
 
 def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Sizes as numbers, UNKNOWN for those that only running tells."""
+    """Sizes as numbers, UNKNOWN for those known only at run time."""
     sizes = tuple(shape)
     if are_numbers(sizes):
         return sizes
@@ -243,50 +245,50 @@ def plain_shape(shape: Iterable[Any]) -> tuple[int, ...]:
 
 
 def example_shape(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Sizes as numbers, those that are symbols as in the example."""
+    """Sizes as numbers, with the example's value for each symbol."""
     return tuple(hint_of(size) if is_symbolic(size) else size for size in shape)
 
 
 def shape_and_itemsize(node: fx.Node) -> tuple[tuple[int, ...], int]:
-    """Sizes (UNKNOWN where only running tells) and bytes of an element of the tensor that a node gives."""
+    """Sizes (UNKNOWN if known only at run time) and bytes per element of a node's tensor."""
     value = node.meta["val"]
     return plain_shape(value.shape), value.dtype.itemsize
 
 
-def _by_places(node: fx.Node, read: Sequence[Any]) -> bool:
-    """Whether it takes elements at places that are given as numbers, so that only their count matters; a mask tells by its values."""
+def _indexes_by_integers(node: fx.Node, read: Sequence[Any]) -> bool:
+    """Whether it indexes by integers, so that the result's size depends on their count only; that of a mask depends on its values."""
     masks = (torch.bool, torch.uint8)
     return node.target is torch.ops.aten.index.Tensor and not any(isinstance(t, torch.Tensor) and t.dtype in masks for t in read[1:])
 
 
-def at_run_time(node: fx.Node) -> bool:
-    """Whether ``node`` reads or gives a size or a number that only running tells, or a sparse tensor: it is replicated then."""
+def depends_on_run_time(node: fx.Node) -> bool:
+    """Whether ``node`` reads or returns a size or number known only at run time, or a sparse tensor. Such nodes are replicated."""
     return bool(run_time_cause(node))
 
 
 def run_time_cause(node: fx.Node) -> str:
-    """What about ``node`` only running tells, in words; empty where nothing is."""
+    """Why ``node`` depends on values known only at run time, in words; empty if it does not."""
     read = [n.meta.get("val") for n in node.all_input_nodes if n.op != "output"]
-    by_values = _gives_any_shape(node.target) and not _by_places(node, read)
+    by_values = _has_dynamic_shape(node.target) and not _indexes_by_integers(node, read)
     if not by_values and all(map(_is_known, read)) and _is_known(node.meta.get("val")):
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
         return "it reads or gives a sparse tensor"
     if any(map(_has_unknown_size, taken)):
-        return "it reads a tensor whose size only running tells"
+        return "it reads a tensor whose size is known only at run time"
     if by_values or any(map(_has_unknown_size, given)):
-        return "it gives a tensor whose size only running tells"
-    return "it reads or gives a number that only running tells" if any(map(is_unknown, (*given, *taken))) else ""
+        return "it gives a tensor whose size is known only at run time"
+    return "it reads or gives a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
 
 
-@kept
-def _gives_any_shape(target: Any) -> bool:
+@cached_by_target
+def _has_dynamic_shape(target: Any) -> bool:
     return torch.Tag.dynamic_output_shape in getattr(target, "tags", ())
 
 
 def _is_known(value: Any) -> bool:
-    """Whether it is a tensor whose sizes are numbers, or several: as nearly all are, which is asked first."""
+    """Whether it is a tensor, or a tuple of tensors, with numbers as sizes. Nearly all are, so this cheap check comes first."""
     if isinstance(value, torch.Tensor):
         return value.layout is torch.strided and are_numbers(value.shape)
     return isinstance(value, (tuple, list)) and all(map(_is_known, value))
@@ -297,22 +299,22 @@ def _has_unknown_size(value: Any) -> bool:
 
 
 def _describe(node: fx.Node) -> list[Any]:
-    args = _written(node.args), _written(node.kwargs)
+    args = _as_text(node.args), _as_text(node.kwargs)
     metas = [(list(plain_shape(v.shape)), str(v.dtype)) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [node.name, node.op, name_of(node.target), repr(args), metas]
 
 
-def _written(value: Any) -> Any:
-    """An argument with all in it as text; pytree, which takes long, is asked of what is not among the usual."""
+def _as_text(value: Any) -> Any:
+    """An argument with all its leaves as text; slow pytree handles only uncommon types."""
     kind = type(value)
     if kind is fx.Node:
         return f"%{value.name}"
     if kind is tuple:
-        return tuple(map(_written, value))
+        return tuple(map(_as_text, value))
     if kind is immutable_list:
-        return list(map(_written, value))
+        return list(map(_as_text, value))
     if kind is immutable_dict:
-        return {key: _written(item) for key, item in value.items()}
+        return {key: _as_text(item) for key, item in value.items()}
     return _plain(value) if kind in (int, float, bool, str, type(None)) else pytree.tree_map(_leaf, value)
 
 
@@ -325,7 +327,7 @@ def _plain(value: Any) -> str:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether ``node`` only picks one output of its producer."""
+    """Whether ``node`` only selects one output of its producer."""
     return node.target is operator.getitem and node.op == "call_function"
 
 
@@ -335,7 +337,7 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
         return ()
     found: list[fx.Node] = []
     for value in node.args:
-        if type(value) is fx.Node:  # as most are
+        if type(value) is fx.Node:  # the common case
             if isinstance(value.meta.get("val"), torch.Tensor):
                 found.append(value)
         elif type(value) not in _PLAIN:
@@ -346,11 +348,11 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
-"""Types of most arguments that hold no node."""
+"""Types of most arguments that contain no node."""
 
 
 def _collect(value: Any, found: list[fx.Node]) -> None:
-    """Appends the tensors in an argument in the order of pytree's leaves; asked of each node many times, so without pytree."""
+    """Appends the tensors in an argument in the order of pytree's leaves; avoids pytree because it runs many times per node."""
     if isinstance(value, fx.Node):
         if is_tensor(value):
             found.append(value)
@@ -363,7 +365,7 @@ def _collect(value: Any, found: list[fx.Node]) -> None:
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether the value is a number that symbols stand for."""
+    """Whether the node's value is a symbolic number."""
     return is_symbolic(node.meta.get("val"))
 
 
@@ -372,7 +374,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 def outputs_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
-    """The fake tensors that ``node`` produces, one an output; None for outputs that are not tensors."""
+    """The fake tensors that ``node`` produces, one per output; None for outputs that are not tensors."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return (value,)
@@ -382,7 +384,7 @@ def outputs_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
 
 
 def producer(node: fx.Node) -> tuple[fx.Node, int]:
-    """(node with an OpSpec, output index) behind ``node``: getitems are looked through."""
+    """(node with an OpSpec, output index) of the value ``node``: for a getitem, its producer and index."""
     if is_getitem(node):
         source, index = node.args
         assert isinstance(source, fx.Node) and isinstance(index, int)
@@ -396,7 +398,7 @@ def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """``nodes`` and all that they are computed from."""
+    """``nodes`` and all nodes that they are computed from."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
@@ -407,27 +409,27 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def of_user(path: str) -> bool:
-    """Whether a file is a model's own: neither torch's nor Python's, nor what tracing puts in the place of a call."""
+def is_user_file(path: str) -> bool:
+    """Whether a file is the user's: not torch's, not Python's, and not fxshard's replacements for torch functions."""
     return not path.startswith((_TORCH, _PASSES, "<")) and (not path.startswith(_PYTHON) or "site-packages" in path)
 
 
 def source_line(node: fx.Node) -> str | None:
-    """``file:line, code`` of the user's line behind ``node``, None where tracing kept none."""
+    """``file:line: code`` of the user's line behind ``node``, None if tracing kept none."""
     trace = node.meta.get("stack_trace")
-    return _users_line(trace) if trace else None
+    return _user_line(trace) if trace else None
 
 
-def users_place(trace: str) -> str | None:
-    """``file:line`` of the user's innermost line in the text of a stack trace, None where there is none."""
-    line = _users_line(trace)
+def user_location(trace: str) -> str | None:
+    """``file:line`` of the user's innermost line in the text of a stack trace, None if there is none."""
+    line = _user_line(trace)
     return None if line is None else ":".join(line.split(":")[:2])
 
 
 @lru_cache(maxsize=4096)
-def _users_line(trace: str) -> str | None:
+def _user_line(trace: str) -> str | None:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip() and not set(line.strip()) <= set("^~ ")]
-    places = [i for i, line in enumerate(lines) if line.startswith('File "') and of_user(line.split('"')[1])]
+    places = [i for i, line in enumerate(lines) if line.startswith('File "') and is_user_file(line.split('"')[1])]
     if not places:
         return None
     parts = lines[places[-1]].split('"')

@@ -1,8 +1,8 @@
-"""What a call leaves in attributes of a model's modules: numbers that it counts, tensors that it remembers.
+"""Attributes of modules that a forward changes, such as a counter or a cached tensor.
 
-A graph computes tensors only. What a forward assigns to attributes is found when it is traced (``side_effects`` in
-``fxshard.passes.trace.python_state``), and done for the module after each run of the program: tensors are outputs of it, whole numbers
-are expressions of what was there before and of sizes.
+A graph computes tensors only. Tracing finds what a forward assigns to attributes (``side_effects`` in
+``fxshard.passes.trace.python_state``), and the assignments are replayed on the modules after each run of the program. Tensors are
+further outputs of the program; integers are expressions of their old values and of dynamic sizes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat.symbols import evaluated
-from fxshard.graph.objects import Builder, Node, Part, Step
+from fxshard.graph.objects import Builder, ObjectState, Part, Step
 
 Attribute = tuple[int, str]
-"""(place of the module among ``model.modules()``, name)."""
+"""(index of the module in ``model.modules()``, attribute name)."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that a call leaves. ``sizes``, ``before``: by name what its symbols are, dynamic sizes or attributes as they were before."""
+    """An integer that a call assigns. ``sizes``: its symbols that are dynamic sizes, by name; ``before``: its symbols that are
+    attributes, as they were before the call."""
 
     expression: sympy.Basic
     sizes: tuple[tuple[str, sympy.Symbol], ...] = ()
@@ -38,8 +39,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Write:
-    """One attribute that a call sets, or a list or dict in it that it changes: ``form`` is "set" (to the one of ``parts``), "append",
-    "replace" (all of a list's items) or "items" (of a dict, at ``keys``). ``path``: its name in the model; ``where``: the line."""
+    """One attribute that a call sets, or whose list or dict it changes. ``form``: "set" (to the only one of ``parts``), "append",
+    "replace" (all items of a list) or "items" (of a dict, at ``keys``). ``path``: its name in the model; ``where``: the source line."""
 
     place: int
     name: str
@@ -53,7 +54,7 @@ class Write:
     def attribute(self) -> Attribute:
         return self.place, self.name
 
-    def do(self, module: nn.Module, values: Sequence[Any]) -> None:
+    def apply(self, module: nn.Module, values: Sequence[Any]) -> None:
         if self.form == "set":
             setattr(module, self.name, values[0])
             return
@@ -68,16 +69,16 @@ class Write:
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a call leaves in attributes.
+    """The attributes that a call changes.
 
-    ``values``: the values among ``writes`` that a run makes, by the numbers in their parts: places among the further outputs, or numbers.
-    ``reads``: how each further output is reached once the forward has run. ``nodes``: lists and objects that are made anew.
-    ``unread``: attributes that this or another call sets, and on whose value nothing that the program computes depends. ``read``: those
-    on which it does, and where the forward sets them.
+    ``values``: the values in ``writes`` that a run computes, as indexed by their parts: an index among the further outputs, or a
+    ``Number``. ``reads``: how to reach each further output once the forward has run. ``nodes``: lists and objects that the call creates.
+    ``unread``: attributes that this or another call sets and that do not influence what the program computes. ``read``: those that do,
+    each with its name in the model and the line that sets it.
     """
 
     writes: tuple[Write, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ObjectState, ...] = ()
     values: tuple[int | Number, ...] = ()
     reads: tuple[tuple[int, tuple[Step, ...]], ...] = ()
     unread: frozenset[Attribute] = frozenset()
@@ -85,19 +86,19 @@ class SideEffects:
 
     @property
     def counts(self) -> frozenset[Attribute]:
-        """Attributes whose whole numbers a run computes with."""
+        """Attributes whose integers a run computes with."""
         return frozenset(attribute for value in self.values if isinstance(value, Number) for attribute, _ in value.before)
 
     def serves(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Whether what it counts are whole numbers, and lists and dicts that it changes are there."""
+        """Whether all attributes in ``counts`` hold integers, and the lists and dicts to be changed exist."""
         return all(type(states[place].get(name)) is int for place, name in self.counts) and all(
             isinstance(states[w.place].get(w.name), dict if w.form == "items" else list) for w in self.writes if w.form != "set"
         )
 
-    def settle(self, modules: Sequence[nn.Module], outputs: Sequence[Any], sizes: Mapping[str, int], device: torch.device) -> None:
-        """Sets the attributes of ``modules`` after a run whose further outputs are ``outputs``, at these dynamic sizes."""
+    def apply(self, modules: Sequence[nn.Module], outputs: Sequence[Any], sizes: Mapping[str, int], device: torch.device) -> None:
+        """Sets the attributes of ``modules`` after a run with the further outputs ``outputs``, at these dynamic ``sizes``."""
         states = [vars(module) for module in modules]
         values = [outputs[v] if isinstance(v, int) else v.value(states, sizes) for v in self.values]
         builder = Builder(self.nodes, values, device=device)
         for write in self.writes:
-            write.do(modules[write.place], [builder.value(part) for part in write.parts])
+            write.apply(modules[write.place], [builder.value(part) for part in write.parts])

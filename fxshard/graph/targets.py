@@ -1,4 +1,4 @@
-"""What is asked of the targets of nodes, kept for each: torch's operators hash and name themselves in Python, a tenth of a pass."""
+"""Cached properties of node targets: torch's operators compute their hash and name in Python, which takes a tenth of a pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def kept(ask: Callable[[Any], T]) -> Callable[[Any], T]:
-    """``ask``, asked once of each target: of the object itself, which is kept, so that no other gets its id."""
+def cached_by_target(ask: Callable[[Any], T]) -> Callable[[Any], T]:
+    """``ask``, cached per target. The key is the target's id; the cache holds the target, so that its id is not reused."""
     known: dict[int, tuple[Any, T]] = {}
 
     def answer(target: Any) -> T:
@@ -21,8 +21,8 @@ def kept(ask: Callable[[Any], T]) -> Callable[[Any], T]:
     return answer
 
 
-name_of = kept(str)
-"""The name of an operator, as in ``aten.mm.default``; of anything else what it says of itself."""
+name_of = cached_by_target(str)
+"""The name of an operator, such as ``aten.mm.default``; ``str`` of any other target."""
 
-number_of = kept(id)
-"""A number of its own, to be found by in the place of the target."""
+target_id = cached_by_target(id)
+"""An id that is unique to the target for the life of the process: a dictionary key that is cheaper than the target."""

@@ -1,7 +1,7 @@
 """Layouts: how one tensor lies on a mesh, one placement per axis.
 
-Shards follow DTensor: an axis of n ranks cuts a dim of size L in chunks of ceil(L / n); the last ones may be short or
-empty. Several axes on one dim cut in mesh order, each cutting what the axis before it left.
+Shards follow DTensor: an axis of n ranks cuts a dim of size L into chunks of ceil(L / n); the last ones may be short or
+empty. If several axes shard one dim, they nest in mesh order: each axis cuts the chunk of the axis before it.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
 
 @dataclass(frozen=True)
 class Folded(Placement):
-    """A shard on the way of a redistribution, never of a value: tensor dim ``dim`` is cut over the axes of ``nest`` in turn, each
-    piece filled up to the ceil size; this axis holds its own pieces. Of the axes of ``nest`` that do not cut ``dim``, all pieces are
-    there, in the order of ``nest``. Such is an inner shard while an axis before it has left the dim, or is still to come.
+    """A shard between two redistribution steps, never of a value: tensor dim ``dim`` is cut over the axes of ``nest`` in turn, with each
+    piece padded to the ceil size. The axis holds only its own pieces; for the axes of ``nest`` that do not shard ``dim`` at the moment, a
+    rank holds all pieces, in the order of ``nest``. Arises when an outer axis leaves the dim before an inner one, or enters it after.
     """
 
     dim: int
     nest: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        super().__init__()  # torch's part, which a dataclass does not know
+        super().__init__()  # a dataclass does not call torch's initialiser
 
     def __reduce__(self) -> tuple[type[Folded], tuple[int, tuple[int, ...]]]:
         return Folded, (self.dim, self.nest)
 
 
-def dim_cut_by(placement: Placement) -> int | None:
-    """The tensor dim of which an axis with this placement holds pieces. (``isinstance`` takes long with torch's placements.)"""
+def sharded_dim(placement: Placement) -> int | None:
+    """The tensor dim that an axis with this placement shards, folded or not; else None. (``isinstance`` is slow on torch's placements.)"""
     return getattr(placement, "dim", None)
 
 
 def nest_of(placement: Placement) -> tuple[int, ...]:
-    """The axes over which the dim is folded; none where it is not."""
+    """The axes over which the dim is folded; empty if it is not."""
     return getattr(placement, "nest", ())
 
 
 class Layout(tuple[Placement, ...]):
-    """One placement per mesh axis, in mesh order; compares and hashes as the tuple, prints as ``S(0)R``.
+    """One placement per mesh axis, in mesh order; compares and hashes like the tuple, prints as ``S(0)R``.
 
-    Its hash is kept, for torch's placements hash in Python; not in a copy or a file, since another process hashes texts otherwise.
+    Caches its hash, since torch hashes placements in Python. Pickles omit it: string hashes differ between processes.
     """
 
     _hash: int
@@ -86,12 +86,12 @@ class Layout(tuple[Placement, ...]):
         return _axes_on(self, dim)
 
     def held_on(self, dim: int) -> tuple[int, ...]:
-        """Indexes of the mesh axes that hold pieces of ``dim``, folded or not."""
-        return tuple(i for i, p in enumerate(self) if dim_cut_by(p) == dim)
+        """Indexes of the mesh axes that shard ``dim``, folded or not."""
+        return tuple(i for i, p in enumerate(self) if sharded_dim(p) == dim)
 
     def nest_on(self, dim: int) -> tuple[int, ...]:
-        """The axes over which ``dim`` is folded; none where it is not."""
-        return next((nest_of(p) for p in self if dim_cut_by(p) == dim), ())
+        """The axes over which ``dim`` is folded; empty if it is not."""
+        return next((nest_of(p) for p in self if sharded_dim(p) == dim), ())
 
     @property
     def is_folded(self) -> bool:
@@ -143,7 +143,7 @@ def _parse(text: str) -> Layout:
 
 
 def placement_str(placement: Placement) -> str:
-    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d in 0,1)`` for what is folded over axes 0 and 1."""
+    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d in 0,1)`` for a dim folded over axes 0 and 1."""
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Shard):
@@ -156,8 +156,8 @@ def placement_str(placement: Placement) -> str:
 
 
 class RankIndex(int):
-    """A rank's index on an axis that stands for those of others too: ``symbol`` is anyone's, and cuts sizes that are symbols; sizes that
-    are numbers are cut by the number, which is that of one rank of the size class."""
+    """An index on an axis, for all ranks of a size class. The integer is the index of one of these ranks, for chunks of integer sizes;
+    ``symbol`` is the index of whichever rank runs, for chunks of symbolic sizes."""
 
     symbol: Any
 
@@ -167,13 +167,13 @@ class RankIndex(int):
         return made
 
 
-def indexes(coordinate: Sequence[int], numbers: Sequence[Any]) -> tuple[int, ...]:
-    """``coordinate`` with the symbols of a rank's ``numbers`` on the axes, which count from 1."""
+def symbolic_coordinate(coordinate: Sequence[int], numbers: Sequence[Any]) -> tuple[int, ...]:
+    """``coordinate`` with symbolic indexes: ``numbers`` are symbols for the rank's place on each axis, counted from 1."""
     return tuple(RankIndex(index, number - 1) for index, number in zip(coordinate, numbers, strict=True))
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """(offset, length) of chunk ``index`` when ``size`` elements, a number or a symbol, are cut over ``parts`` ranks."""
+    """(offset, length) of chunk ``index`` when ``size`` elements (an integer or a symbol) are cut over ``parts`` ranks."""
     if isinstance(size, torch.SymInt):
         return symbolic_chunk(size, parts, index.symbol if isinstance(index, RankIndex) else index)
     return _chunk(size, parts, index)
@@ -187,20 +187,21 @@ def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """The same of a size that is a symbol: where it is known to be a multiple of ``parts``, no part is shorter than others; the first one
-    never is."""
+    """``chunk`` of a symbolic size. Chunk 0 always has the full ceil size, and so have all chunks of a known multiple of ``parts``."""
     step = -(-size // parts)
     if (isinstance(index, int) and index == 0) or surely(step * parts == size):
         return index * step, step
-    return torch.sym_min(index * step, size), torch.sym_max(0, torch.sym_min(step, size - index * step))  # no less than 0, as all can see
+    return torch.sym_min(index * step, size), torch.sym_max(
+        0, torch.sym_min(step, size - index * step)
+    )  # makes the bound >= 0 visible to torch
 
 
 def chunk_lengths(size: int, parts: int) -> tuple[int, ...]:
     return tuple(chunk(size, parts, i)[1] for i in range(parts))
 
 
-def extent(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple[int, int]:
-    """(offset, length) of a dim cut over several axes in turn; ``parts`` and ``indexes`` hold one entry an axis."""
+def nested_chunk(size: int, parts: tuple[int, ...], indexes: tuple[int, ...]) -> tuple[int, int]:
+    """(offset, length) of a dim cut over several axes in turn; ``parts`` and ``indexes`` hold one entry per axis."""
     offset = 0
     for n, i in zip(parts, indexes, strict=True):
         start, size = chunk(size, n, i)
@@ -212,15 +213,15 @@ def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...]
     nest = layout.nest_on(dim)
     if nest:
         held = layout.held_on(dim)
-        return 0, folded_piece(size, nest, mesh_shape) * math.prod(mesh_shape[a] for a in nest if a not in held)
+        return 0, folded_piece_size(size, nest, mesh_shape) * math.prod(mesh_shape[a] for a in nest if a not in held)
     axes = layout.axes_on(dim)
-    return extent(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
+    return nested_chunk(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
 
 
-_known_extent = lru_cache(maxsize=262144)(_dim_extent)
+_cached_extent = lru_cache(maxsize=262144)(_dim_extent)
 
 
-def folded_piece(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> int:
+def folded_piece_size(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> int:
     """Ceil size of one piece when a dim of ``size`` is cut over the axes of ``nest`` in turn."""
     for axis in nest:
         size = -(-size // mesh_shape[axis])
@@ -228,15 +229,15 @@ def folded_piece(size: int, nest: Sequence[int], mesh_shape: Sequence[int]) -> i
 
 
 def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
-    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; a folded one has no offset."""
-    known = _dim_extent if isinstance(size, torch.SymInt) else _known_extent
+    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; the offset of a folded dim is 0."""
+    known = _dim_extent if isinstance(size, torch.SymInt) else _cached_extent
     return known(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
 
 
 def local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
     """Shape of the shard on the rank at ``coordinate``."""
     try:
-        return _known_shape(tuple(shape), layout, tuple(mesh_shape), tuple(coordinate))
+        return _cached_shape(tuple(shape), layout, tuple(mesh_shape), tuple(coordinate))
     except TypeError:  # symbolic sizes do not hash
         return _local_shape(shape, layout, mesh_shape, coordinate)
 
@@ -245,7 +246,7 @@ def _local_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]
     return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[1] for d, s in enumerate(shape))
 
 
-_known_shape = lru_cache(maxsize=65536)(_local_shape)
+_cached_shape = lru_cache(maxsize=65536)(_local_shape)
 
 
 def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
@@ -259,23 +260,23 @@ def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) 
 
 
 def is_emptied(local: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a dim that has elements in the whole has none on a rank; other dims may have none at all."""
+    """Whether sharding left a dim without elements: size 0 in ``local`` but not in ``whole``."""
     if are_numbers(local) and 0 not in local:
         return False
     return any(a == 0 != b for a, b in zip(local, whole, strict=True) if isinstance(a, int))
 
 
-def check(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
+def check_layout(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
     """``layout`` with non-negative dims; raises LayoutError if it cannot describe an ``ndim``-dim tensor on ``axes`` axes."""
     if len(layout) != axes:
         raise LayoutError(
             f"layout {layout} of {what} has {len(layout)} placements, the mesh has {axes} axes",
             remedy="give one placement per mesh axis, in mesh order",
         )
-    return Layout(normal_placement(p, ndim, what) for p in layout)
+    return Layout(normalised_placement(p, ndim, what) for p in layout)
 
 
-def normal_placement(placement: Placement, ndim: int, what: str) -> Placement:
+def normalised_placement(placement: Placement, ndim: int, what: str) -> Placement:
     """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
     if not isinstance(placement, Shard):
         if isinstance(placement, Folded):

@@ -1,8 +1,8 @@
-"""Moving a tensor from one layout to another by the cheapest steps.
+"""The cheapest redistribution from one layout to another.
 
 A step changes the placement of one axis (``steps``). The cheapest sequence is a shortest path over plain layouts, under a price that
-the caller gives (bytes by default); ties go to fewer steps, then to a fixed order, so that every rank finds the same path. Its edges
-are single steps and sequences of steps through folded layouts (``detours``).
+the caller gives (bytes by default). Edges are single steps and paths through folded layouts (``folded_paths``). Ties go to fewer steps,
+then to a fixed order, so that every rank finds the same path.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError
-from fxshard.layout.detours import Edge, detours
+from fxshard.layout.folded_paths import Edge, folded_paths
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
 from fxshard.layout.steps import (
     COLLECTIVES,
     LOCAL_STEPS,
-    Extent,
+    AnyShape,
     Price,
-    Shapes,
     Step,
+    WeightedShapes,
     bytes_price,
     exchange_shape,
-    in_any_order,
     is_legal,
+    reductions_commute,
     sent_between,
     sent_bytes,
     single_step,
@@ -43,11 +43,11 @@ from fxshard.mesh.mesh import Mesh
 __all__ = [
     "COLLECTIVES",
     "LOCAL_STEPS",
-    "Extent",
+    "AnyShape",
     "Price",
-    "Shapes",
+    "WeightedShapes",
     "Step",
-    "Table",
+    "PathTable",
     "bytes_price",
     "exchange_shape",
     "is_legal",
@@ -58,14 +58,14 @@ __all__ = [
     "single_step",
     "step_price",
     "steps",
-    "table",
-    "table_of",
+    "path_table",
+    "path_table_for",
     "walk",
 ]
 
 
 def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tuple[Step, Layout]]:
-    """Steps that are legal from ``layout``: an axis may change its dim only if no later axis cuts the same dim."""
+    """Steps between plain layouts from ``layout``: an axis may leave or enter a dim only if no later axis shards that dim."""
     for axis, source in enumerate(layout):
         later = {p.dim for p in layout[axis + 1 :] if isinstance(p, Shard)}
         if isinstance(source, Shard) and source.dim in later:
@@ -78,65 +78,67 @@ def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tup
                 yield step, layout.with_axis(axis, target)
 
 
-def steps(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
-    """The cheapest steps that turn ``source`` into ``target`` for a tensor of global ``shape`` (``itemsize`` bytes an element); of several
-    shapes those that are in the mean."""
-    known = shape if isinstance(shape, Shapes) else tuple(shape)
-    return table(known, itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
+def steps(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
+    """The cheapest steps from ``source`` to ``target`` for a tensor of global ``shape`` (``itemsize`` bytes per element); for several
+    shapes, the cheapest in the weighted mean."""
+    known = shape if isinstance(shape, WeightedShapes) else tuple(shape)
+    return path_table(known, itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
 
 
-def path_price(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
+def path_price(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
     """Price of the cheapest path from ``source`` to ``target``."""
     return price_along(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price)
 
 
-def price_along(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> float:
-    """Price of a way from ``source``."""
+def price_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> float:
+    """Price of the steps of ``path``, from ``source``."""
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path))
 
 
-def path_bytes(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
-    """Bytes that each rank sends on one axis along the steps of the cheapest path from ``source`` to ``target``."""
-    paths = table(shape, itemsize, mesh, _partial_ops(source, target), price)
+def path_bytes(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
+    """Bytes that each rank sends on one axis along the cheapest path from ``source`` to ``target``."""
+    paths = path_table(shape, itemsize, mesh, _partial_ops(source, target), price)
     return float(paths.sent(axis)[paths.index[source], paths.index[target]])
 
 
-def path_communication(source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Any:
-    """The part of ``path_price`` that is for collectives, as ``communication_along``."""
+def path_communication(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> Any:
+    """The collectives' part of ``path_price``; see ``communication_along``."""
     return communication_along(source, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price)
 
 
-def communication_along(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Any:
-    """What the collectives on a way from ``source`` cost, local steps left out; of several shapes an array of each one's."""
-    if isinstance(shape, Shapes):
+def communication_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> Any:
+    """Price of the collectives of ``path``, from ``source``, without local steps; for several shapes, an array with one entry each."""
+    if isinstance(shape, WeightedShapes):
         return np.array([communication_along(source, path, one, itemsize, mesh, price) for one in shape.shapes])
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path) if step.is_collective)
 
 
-def joined_path(
-    source: Layout, target: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price
+def bucketed_path(
+    source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
-    """(steps, price) of the cheapest path where collectives join others: ``joining`` of one is saved. Nothing of paths with several: where
-    one waits for another, it may not meet those that it could join."""
-    return _joined(source, target, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price, joining)
+    """(steps, price) of the cheapest path if collectives join buckets, which saves ``saving`` of a collective. Paths with several
+    collectives save nothing: one that waits for another may come too late for its bucket."""
+    return _bucketed(source, target, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price, saving)
 
 
-def _joined(
-    source: Layout, target: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price
+def _bucketed(
+    source: Layout, target: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
-    """``path``, the cheapest without joining, or the one step that leads there if that costs less."""
+    """The cheaper of ``path`` (the cheapest without saving) and the single step to ``target``, if there is one."""
     near = _neighbours(source, len(shape), _partial_ops(source, target))
     candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
-    costs = [joined_price(source, one, shape, itemsize, mesh, price, joining) for one in candidates]
+    costs = [bucketed_price(source, one, shape, itemsize, mesh, price, saving) for one in candidates]
     return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
 
 
-def joined_price(source: Layout, path: tuple[Step, ...], shape: Extent, itemsize: int, mesh: Mesh, price: Price, joining: Price) -> float:
-    """Price of a way from ``source``, less ``joining`` of its collective where it has but one."""
+def bucketed_price(
+    source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
+) -> float:
+    """Price of ``path``, from ``source``, less the ``saving`` price of its collective if it has exactly one."""
     walked = list(walk(source, path))
     whole = sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walked)
     sent = [(step, layout) for layout, step, _ in walked if step.is_collective]
-    return whole - (step_price(*sent[0], shape, itemsize, mesh, joining) if len(sent) == 1 else 0.0)
+    return whole - (step_price(*sent[0], shape, itemsize, mesh, saving) if len(sent) == 1 else 0.0)
 
 
 def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
@@ -145,37 +147,37 @@ def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Graph:
-    """What tables of one number of dims have in common: ``layouts`` (the plain ones first), single steps (``edges``) between them,
-    and sequences of them (``ways``: from, to, indexes of edges)."""
+    """The part of a table that depends only on the number of dims: ``layouts`` (the first ``count`` are plain), single steps between them
+    (``edges``), and paths between plain layouts (``paths``: from, to, indexes of edges)."""
 
     layouts: tuple[Layout, ...]
     count: int
     edges: tuple[tuple[int, Step, int], ...]
-    ways: tuple[tuple[int, int, tuple[int, ...]], ...]
+    paths: tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 @lru_cache(maxsize=64)
 def _graph(ndim: int, axes: int, ops: tuple[str, ...]) -> _Graph:
     plain = all_layouts(ndim, axes, ops)
-    known = [layout for layout in plain if in_any_order(layout)]
+    known = [layout for layout in plain if reductions_commute(layout)]
     single: list[tuple[Edge, ...]] = [
-        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops) if in_any_order(after)
+        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops) if reductions_commute(after)
     ]
-    ways = [*single, *detours(known, ndim)]
-    edges = list(dict.fromkeys(itertools.chain.from_iterable(ways)))
+    paths = [*single, *folded_paths(known, ndim)]
+    edges = list(dict.fromkeys(itertools.chain.from_iterable(paths)))
     layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
     place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))
     return _Graph(
         tuple(layouts),
         len(plain),
         tuple((place[before], step, place[after]) for before, step, after in edges),
-        tuple((place[way[0][0]], place[way[-1][2]], tuple(number[edge] for edge in way)) for way in ways),
+        tuple((place[path[0][0]], place[path[-1][2]], tuple(number[edge] for edge in path)) for path in paths),
     )
 
 
-def _edge_prices(graph: _Graph, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> list[float]:
-    """Price of each single step; of several shapes the mean."""
-    if isinstance(shape, Shapes):
+def _edge_prices(graph: _Graph, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> list[float]:
+    """Price of each single step, the weighted mean over several shapes."""
+    if isinstance(shape, WeightedShapes):
         each = [_edge_prices(graph, one, itemsize, mesh, price) for one in shape.shapes]
         return [shape.mean(prices) for prices in zip(*each, strict=True)]
     local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
@@ -183,34 +185,34 @@ def _edge_prices(graph: _Graph, shape: Extent, itemsize: int, mesh: Mesh, price:
     return [price(step, sent_between(step, local[i], local[j], itemsize, mesh.shape[step.axis]), size[j]) for i, step, j in graph.edges]
 
 
-class Table:
-    """Cheapest paths between all layouts of one tensor (Floyd-Warshall); ``prices[i, j]`` from layout i to layout j.
+class PathTable:
+    """Cheapest paths between all layouts of one tensor (Floyd-Warshall); ``prices[i, j]`` is that from layout i to layout j.
 
-    Of a tensor of several shapes prices are means, and a path is one for all of them."""
+    A tensor of several shapes has the same path at all of them, and the weighted mean as its price."""
 
-    def __init__(self, shape: Extent, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
+    def __init__(self, shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
         self._graph = graph = _graph(len(shape), mesh.ndim, ops)
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._sent: dict[int, np.ndarray] = {}
-        self._joined: dict[Price, np.ndarray] = {}
+        self._bucketed: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
         prices = _edge_prices(graph, shape, itemsize, mesh, price)
         weights, hops = np.full((graph.count,) * 2, np.inf), np.zeros((graph.count,) * 2)
         np.fill_diagonal(weights, 0.0)
         self._direct: dict[tuple[int, int], tuple[int, ...]] = {}
-        for i, j, way in graph.ways:
-            total = prices[way[0]] if len(way) == 1 else sum(prices[k] for k in way)
+        for i, j, path in graph.paths:
+            total = prices[path[0]] if len(path) == 1 else sum(prices[k] for k in path)
             if total < weights[i, j]:
-                weights[i, j], hops[i, j], self._direct[i, j] = total, len(way) + (len(way) > 1) / 2, way
+                weights[i, j], hops[i, j], self._direct[i, j] = total, len(path) + (len(path) > 1) / 2, path
         self.prices, self.via = _all_pairs(weights, hops)
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
-        """The steps of the cheapest path; raises LayoutError where there is none."""
+        """The steps of the cheapest path; raises LayoutError if there is none."""
         i, j = self.index[source], self.index[target]
         if not np.isfinite(self.prices[i, j]):
-            mixed = source if not in_any_order(source) else target
+            mixed = source if not reductions_commute(source) else target
             remedy = "leave one kind pending; only sums and means may be pending together"
             raise LayoutError(
                 f"{mixed} holds pending reductions whose order would matter: nothing leads from {source} to {target}", remedy=remedy
@@ -218,11 +220,11 @@ class Table:
         return tuple(step for a, b in itertools.pairwise(self.path(i, j)) for step in self.direct(a, b))
 
     def direct(self, i: int, j: int) -> tuple[Step, ...]:
-        """The steps of a path that passes through no other plain layout (``via[i, j]`` is negative)."""
+        """The steps of a path through no other plain layout (``via[i, j]`` is negative)."""
         return tuple(self._graph.edges[k][1] for k in self._direct[i, j])
 
     def sent(self, axis: int) -> np.ndarray:
-        """(layouts, layouts) bytes that a rank sends on one axis along each path; 0 where there is none."""
+        """(layouts, layouts) bytes that a rank sends on one axis along each path; 0 if there is no path."""
         if axis not in self._sent:
             found = np.full(self.prices.shape, -1.0)
             for i, j in np.ndindex(*found.shape):
@@ -242,16 +244,20 @@ class Table:
 
     def _bytes(self, step: Step, layout: Layout) -> float:
         shape, itemsize, mesh = self.tensor
-        if isinstance(shape, Shapes):
+        if isinstance(shape, WeightedShapes):
             return shape.mean([sent_bytes(step, layout, one, itemsize, mesh) for one in shape.shapes])
         return sent_bytes(step, layout, shape, itemsize, mesh)
 
     @cached_property
     def communication(self) -> np.ndarray:
-        """(layouts, layouts) what the collectives along each path cost, its local steps left out; 0 where there is none. Of several shapes
-        one such array each, behind each other."""
+        """(layouts, layouts) price of the collectives along each path, without local steps; 0 if there is no path. For several shapes
+        (shapes, layouts, layouts)."""
         shape = self.tensor[0]
-        return np.stack([self._communication(one) for one in shape.shapes]) if isinstance(shape, Shapes) else self._communication(shape)
+        return (
+            np.stack([self._communication(one) for one in shape.shapes])
+            if isinstance(shape, WeightedShapes)
+            else self._communication(shape)
+        )
 
     def _communication(self, shape: tuple[int, ...]) -> np.ndarray:
         found, (_, itemsize, mesh) = np.zeros(self.prices.shape), self.tensor
@@ -260,15 +266,15 @@ class Table:
                 found[i, j] = communication_along(source, self.steps(source, target), shape, itemsize, mesh, self._price)
         return found
 
-    def joined(self, joining: Price) -> np.ndarray:
-        """(layouts, layouts) prices where collectives join others, as of ``joined_path``."""
-        if joining not in self._joined:
+    def bucketed(self, saving: Price) -> np.ndarray:
+        """(layouts, layouts) prices if collectives join buckets, as in ``bucketed_path``."""
+        if saving not in self._bucketed:
             found = self.prices.copy()
             for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
                 if i != j and np.isfinite(self.prices[i, j]):
-                    found[i, j] = _joined(source, target, self.steps(source, target), *self.tensor, self._price, joining)[1]
-            self._joined[joining] = found
-        return self._joined[joining]
+                    found[i, j] = _bucketed(source, target, self.steps(source, target), *self.tensor, self._price, saving)[1]
+            self._bucketed[saving] = found
+        return self._bucketed[saving]
 
     def path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]
@@ -278,25 +284,25 @@ class Table:
 
 
 TIE = 1e-7
-"""Added to each step's price, so that of two equal paths the one with fewer steps is taken; half of it to a detour's, so that of as
-many steps those on plain layouts are."""
+"""Added to the price of each step, so that of two equal paths the one with fewer steps wins; half of it is added to a path through folded
+layouts, so that of equally many steps those on plain layouts win."""
 
 
 @lru_cache(maxsize=4096)
-def table(shape: Extent, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> Table:
-    return Table(shape, itemsize, mesh, ops, price)
+def path_table(shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> PathTable:
+    return PathTable(shape, itemsize, mesh, ops, price)
 
 
-def table_of(layouts: Iterable[Layout], shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> Table:
-    """The table in which all of these are."""
-    return table(shape, itemsize, mesh, _partial_ops(*layouts), price)
+def path_table_for(layouts: Iterable[Layout], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> PathTable:
+    """The table that contains all of these layouts."""
+    return path_table(shape, itemsize, mesh, _partial_ops(*layouts), price)
 
 
 def _all_pairs(weights: np.ndarray, hops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prices of the best paths and, for each pair, a node between them (-1: the direct way).
+    """Prices of the cheapest paths and, for each pair, an intermediate node (-1: the direct edge).
 
-    ``hops``: steps of each direct way, and what tells detours apart. Paths are compared with ``TIE`` added to each step; the prices are
-    without it.
+    ``hops``: steps of each direct edge, plus 1/2 for a path through folded layouts. ``TIE`` per hop breaks ties, but is not part of the
+    prices.
     """
     prices = weights.copy()
     distance = weights + TIE * hops

@@ -1,10 +1,10 @@
-"""One step of a redistribution: a change of placement on one axis, when it is legal, what it leaves and the bytes that a rank sends.
+"""One redistribution step: a change of placement on one axis. When it is legal, which layout it leaves, how many bytes a rank sends.
 
-Shards of a dim over several axes are nested in mesh order. So long as all axes but the innermost ones of a dim stay, a step leaves
-plain layouts. An axis may also leave a dim that a later axis goes on cutting, or come into one before an axis that has its place
-before it: then the dim is *folded* (``layout.Folded``) until the others have followed.
-Bytes follow the ring forms of a buffer N on n ranks: all-reduce 2(n-1)/n N, all-gather and reduce-scatter (n-1)/n of
-the whole, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which is what a padded collective sends.
+Shards of a dim over several axes nest in mesh order. A step that moves the innermost axis of a dim goes between plain layouts. An axis
+may also leave a dim that an inner axis still shards, or enter a dim before an outer one: then the dim is *folded* (``layouts.Folded``)
+until the other axes have moved too.
+Bytes are those of ring algorithms on n ranks: all-reduce 2(n-1)/n of the buffer, all-gather and reduce-scatter (n-1)/n of
+the gathered buffer, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which a padded collective sends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from functools import lru_cache
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import Folded, Layout, ceil_shape, dim_cut_by, nest_of, placement_str
+from fxshard.layout.layouts import Folded, Layout, ceil_shape, nest_of, placement_str, sharded_dim
 from fxshard.mesh.mesh import Mesh
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 LOCAL_STEPS = ("slice", "to_partial")
-LINEAR = {"sum", "avg"}
-"""Pending reductions that may be done in any order; of others, all axes of a layout must have the same."""
+COMMUTING = {"sum", "avg"}
+"""Reductions that commute with each other. A layout with any other pending reduction must have the same one on all its pending axes."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Step:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The tensor dims that the axis leaves and enters."""
-        return tuple(dim for p in (self.source, self.target) if (dim := dim_cut_by(p)) is not None)
+        """The tensor dims that the axis leaves and enters, as far as they exist."""
+        return tuple(dim for p in (self.source, self.target) if (dim := sharded_dim(p)) is not None)
 
     def after(self, layout: Layout) -> Layout:
-        """The layout that the step leaves: other axes on the dims that it leaves or enters lie folded, or plain again."""
+        """The layout after the step; other axes on the dims that it leaves or enters become folded, or plain again."""
         return _after(self, layout)
 
     def describe(self, mesh: Mesh) -> str:
@@ -54,8 +54,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """The global shape of one tensor at several sizes, with weights that add up to 1: what moving it costs is the mean."""
+class WeightedShapes:
+    """The global shapes of one dynamic tensor at several sizes, with weights that sum to 1: its redistribution costs the weighted mean."""
 
     shapes: tuple[tuple[int, ...], ...]
     weights: tuple[float, ...]
@@ -64,16 +64,16 @@ class Shapes:
         return len(self.shapes[0])
 
     def mean(self, figures: Sequence[float]) -> float:
-        """The mean of one figure a shape."""
+        """The weighted mean of one number per shape."""
         return sum(weight * figure for weight, figure in zip(self.weights, figures, strict=True))
 
 
-Extent = tuple[int, ...] | Shapes
-"""A tensor's global shape, or those that it has at several sizes."""
+AnyShape = tuple[int, ...] | WeightedShapes
+"""A tensor's global shape, or its weighted shapes at several sizes."""
 
 
 Price = Callable[[Step, int, int], float]
-"""(step, bytes sent by a rank, bytes that a rank writes locally) -> price."""
+"""(step, bytes that a rank sends, bytes that a rank writes locally) -> price."""
 
 
 @lru_cache(maxsize=65536)
@@ -81,8 +81,8 @@ def _after(step: Step, layout: Layout) -> Layout:
     found = list(layout)
     found[step.axis] = step.target
     for dim in step.dims:
-        held = tuple(a for a, p in enumerate(found) if dim_cut_by(p) == dim)
-        entered = dim_cut_by(step.target) == dim
+        held = tuple(a for a, p in enumerate(found) if sharded_dim(p) == dim)
+        entered = sharded_dim(step.target) == dim
         nest = (nest_of(step.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
         plain = not nest_of(step.target) if entered else held == nest[: len(held)]
         for axis in held:
@@ -91,48 +91,48 @@ def _after(step: Step, layout: Layout) -> Layout:
 
 
 def bytes_price(step: Step, sent: int, written: int) -> float:
-    """Bytes sent; local steps are free."""
+    """Price in bytes sent; local steps are free."""
     return float(sent)
 
 
 @lru_cache(maxsize=4096)
 def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
-    """The step between two placements of one axis, None where it takes more than one."""
-    kind = _KINDS.get((_sort(source), _sort(target)))
-    if kind is None or (kind == "all_to_all" and dim_cut_by(source) == dim_cut_by(target)):
+    """The step between two placements of one axis; None if no single step does it."""
+    kind = _KINDS.get((_placement_kind(source), _placement_kind(target)))
+    if kind is None or (kind == "all_to_all" and sharded_dim(source) == sharded_dim(target)):
         return None
     return Step(kind, axis, source, target)
 
 
 _KINDS = {
-    ("pending", "whole"): "all_reduce",
-    ("pending", "cut"): "reduce_scatter",
-    ("cut", "whole"): "all_gather",
-    ("cut", "cut"): "all_to_all",
-    ("whole", "cut"): "slice",
-    ("whole", "pending"): "to_partial",
+    ("pending", "replicated"): "all_reduce",
+    ("pending", "sharded"): "reduce_scatter",
+    ("sharded", "replicated"): "all_gather",
+    ("sharded", "sharded"): "all_to_all",
+    ("replicated", "sharded"): "slice",
+    ("replicated", "pending"): "to_partial",
 }
 
 
-def _sort(placement: Placement) -> str:
-    if dim_cut_by(placement) is not None:
-        return "cut"
-    return "pending" if isinstance(placement, Partial) else "whole"
+def _placement_kind(placement: Placement) -> str:
+    if sharded_dim(placement) is not None:
+        return "sharded"
+    return "pending" if isinstance(placement, Partial) else "replicated"
 
 
 def is_legal(step: Step, layout: Layout) -> bool:
-    """Whether ``step`` starts at ``layout``, is of its kind, finds its place in the dim that it enters, goes on with what is folded,
-    and leaves no pending reductions whose order would matter."""
+    """Whether ``step`` starts at ``layout``, has the right kind, fits the nesting of the dim that it enters, touches every folded dim,
+    and has only commuting pending reductions before and after."""
     if layout[step.axis] != step.source or single_step(step.axis, step.source, step.target) != step:
         return False
-    if any(nest_of(p) and dim_cut_by(p) not in step.dims for p in layout):
+    if any(nest_of(p) and sharded_dim(p) not in step.dims for p in layout):
         return False
-    return _fits(step, layout) and in_any_order(layout) and in_any_order(step.after(layout))
+    return _fits_nesting(step, layout) and reductions_commute(layout) and reductions_commute(step.after(layout))
 
 
-def _fits(step: Step, layout: Layout) -> bool:
-    """Whether the axis has its place in the dim that it enters: behind all others, or where the dim is folded for it."""
-    dim = dim_cut_by(step.target)
+def _fits_nesting(step: Step, layout: Layout) -> bool:
+    """Whether the axis may enter its target dim: as the innermost axis, or at its place in the nest of the folded dim."""
+    dim = sharded_dim(step.target)
     if dim is None:
         return True
     held, nest = layout.held_on(dim), layout.nest_on(dim)
@@ -145,10 +145,10 @@ def _fits(step: Step, layout: Layout) -> bool:
     return orderly and begun and set(joined) <= set(wanted) and joined != wanted[: len(joined)]
 
 
-def in_any_order(layout: Layout) -> bool:
-    """Whether all pending reductions of a layout may be done in any order: alike ones, and sums with means."""
+def reductions_commute(layout: Layout) -> bool:
+    """Whether all pending reductions of a layout commute: equal ones do, and sums with averages."""
     ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
-    return len(ops) < 2 or ops <= LINEAR
+    return len(ops) < 2 or ops <= COMMUTING
 
 
 def walk(layout: Layout, steps: tuple[Step, ...]) -> Iterator[tuple[Layout, Step, Layout]]:
@@ -179,19 +179,19 @@ def sent_between(step: Step, before: tuple[int, ...], after: tuple[int, ...], it
 
 
 def block_between(step: Step, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the block that an all-to-all sends to one peer: of ``before``, and in the dim that it enters of ``after``."""
-    entered = dim_cut_by(step.target)
+    """Shape of the block that an all-to-all sends to one peer: that of ``before``, but in the dim that it enters that of ``after``."""
+    entered = sharded_dim(step.target)
     return tuple(after[d] if d == entered else size for d, size in enumerate(before))
 
 
 def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-    """Shape of the block that goes to one peer: ceil size of the old dim in the old layout, of the new dim in the new one."""
+    """Shape of the block that an all-to-all sends to one peer, from a global ``shape``, at ceil sizes."""
     return block_between(step, ceil_shape(shape, layout, mesh.shape), ceil_shape(shape, step.after(layout), mesh.shape))
 
 
-def step_price(step: Step, layout: Layout, shape: Extent, itemsize: int, mesh: Mesh, price: Price) -> float:
-    """Price of ``step`` from ``layout``, of several shapes the mean; what a rank writes is its shard after the step."""
-    if isinstance(shape, Shapes):
+def step_price(step: Step, layout: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> float:
+    """Price of ``step`` from ``layout``, the weighted mean over several shapes; a rank writes its shard after the step."""
+    if isinstance(shape, WeightedShapes):
         return shape.mean([step_price(step, layout, one, itemsize, mesh, price) for one in shape.shapes])
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, step.after(layout)))
     sent = sent_between(step, before, after, itemsize, mesh.shape[step.axis])

@@ -1,4 +1,4 @@
-"""What a mesh stands on: the speeds of one kind of device and of its links, as vendors state them or as they were measured."""
+"""Hardware: the speeds of one kind of device and of its links, from vendors' data sheets or from measurements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Link:
-    """What one rank sends over: ``bandwidth`` in bytes per second, ``latency`` in microseconds per hop.
+    """A network link of one rank: ``bandwidth`` in bytes per second, ``latency`` in microseconds per hop.
 
-    The bandwidth is what each rank has while all ranks of a node send: with one network card per device (HGX) that is a
-    card's, with fewer cards than devices a rank's share of them.
+    The bandwidth is what one rank gets while all ranks of its node send: that of a whole network card if each device has
+    one (HGX), else the rank's share of the cards.
     """
 
     bandwidth: float
@@ -21,15 +21,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured microseconds over a size: ``points`` are (size, time), two at least; sizes ascend, times do not fall.
+    """Measured microseconds by size: ``points`` are at least two (size, time), with increasing sizes and non-decreasing times.
 
-    Straight lines between points; outside of them alpha-beta: a line whose slope is that from the first point to the last.
+    Interpolates linearly between points; extrapolates with the slope of the line from the first point to the last (alpha-beta).
     """
 
     points: tuple[tuple[int, float], ...]
 
     def __call__(self, size: float) -> float:
-        """Microseconds at ``size``, never less than at a smaller one."""
+        """Microseconds at ``size``; never decreases as ``size`` grows."""
         first, last = self.points[0], self.points[-1]
         if size < first[0]:
             return max(0.0, first[1] - _slope(first, last) * (first[0] - size))
@@ -46,7 +46,7 @@ def _slope(start: tuple[int, float], end: tuple[int, float]) -> float:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Of a kind of collective: ``latency`` times as much latency as the links have, and ``bandwidth`` times as much bandwidth."""
+    """Factors by which one kind of collective scales the links' ``latency`` and ``bandwidth``."""
 
     latency: float = 1.0
     bandwidth: float = 1.0
@@ -54,13 +54,13 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Measured:
-    """Curves that say more than a rate; where there is none, the rates of ``Hardware`` hold.
+    """Measured curves, which take precedence over the constant rates of ``Hardware``.
 
-    ``products``: by the name of a dtype (``"bfloat16"``), time of a matrix product over its FLOPs, without the launch.
-    ``copy``: time over the bytes read and written, without the launch. ``collectives``: by kind, size and stride of a
-    group (``("all_reduce", 4, 2)``: four ranks, two ranks apart), time over the bytes that a rank sends, launch included,
-    while all groups of that kind communicate. ``efficiency``: by kind, what a collective reaches of the links' latency and
-    bandwidth, for groups that were not measured.
+    ``products``: time of a matrix product over its FLOP, without the launch, by dtype name (``"bfloat16"``).
+    ``copy``: time over the bytes read and written, without the launch. ``collectives``: time over the bytes that a rank
+    sends, launch included, while all groups of that kind communicate; by kind, size and stride of the group
+    (``("all_reduce", 4, 2)``: four ranks, two ranks apart). ``efficiency``: by kind of collective, how it scales the links'
+    latency and bandwidth in groups that were not measured.
     """
 
     products: Mapping[str, Curve] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Hardware:
     """One kind of device and its network.
 
     ``flops``: FLOP per second by element size in bytes; ``memory_bandwidth``: bytes per second; ``launch``: microseconds
-    per kernel; ``node_size``: devices that ``inside`` joins, beyond it ``between`` is the slowest link (None: not known);
-    ``axes``: links of single mesh axes by name, in place of those two; ``measured``: curves in place of rates; ``overlap``: 0 to 1,
-    the part of a collective's time that costs nothing while an operator runs beside it, the rest being what they take from each other.
+    per kernel launch; ``node_size``: devices per node; ``inside``: the link between devices of one node; ``between``: the link between
+    nodes (None: unknown); ``axes``: links of single mesh axes by name, which replace those two; ``measured``: curves that replace rates;
+    ``overlap``: 0 to 1, the part of a collective's time that is free while operators run beside it; the rest slows them down.
     """
 
     name: str
@@ -91,13 +91,13 @@ class Hardware:
     overlap: float = 0.0
 
 
-# Beside communication, operators on A100 and H100 were found to run 18.9 % slower on average (Lee et al., arXiv 2507.03114): in the time
-# of a collective they do 1 / 1.189 of what they would do alone. On a CPU gloo's threads need the cores that compute.
+# On A100 and H100, operators run 18.9 % slower on average beside communication (Lee et al., arXiv 2507.03114): during a collective they
+# do 1 / 1.189 of the work that they would do alone. A CPU has no overlap: gloo's threads need the cores that compute.
 OVERLAP = round(1 / 1.189, 2)
 
-# Dense rates from the vendors' data sheets; links are effective rates of NCCL's ring, latencies its tuner's per-hop constants.
-# The cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, 13 GB/s in a copy, and
-# for two ranks an all-reduce of 0.19 ms and 1 GB/s.
+# FLOP rates are dense ones from the vendors' data sheets; bandwidths are effective rates of NCCL's ring, latencies the per-hop constants of
+# NCCL's tuner. The cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, copies at 13 GB/s, an
+# all-reduce of two ranks at 0.19 ms and 1 GB/s.
 HARDWARE = {
     h.name: h
     for h in (

@@ -1,4 +1,4 @@
-"""Hardware as JSON: a file of its own, as ``fxshard calibrate`` writes it, and a field of plans."""
+"""Hardware as JSON: the file that ``fxshard calibrate`` writes, and the hardware field of a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAKE = "give a file that fxshard calibrate -o wrote"
 
 
 def find_hardware(hardware: str | Path | Hardware) -> Hardware:
-    """A preset by name, or what a file holds; raises OptionError naming the closest preset, FileError for a file that will not do."""
+    """The preset of that name, or the hardware in that file. Raises OptionError (with the closest preset) or FileError."""
     if isinstance(hardware, Hardware):
         return hardware
     if isinstance(hardware, Path) or (isinstance(hardware, str) and is_file_name(hardware)):
@@ -33,14 +33,14 @@ def find_hardware(hardware: str | Path | Hardware) -> Hardware:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether ``text`` names a file, not a preset: it ends in .json or has a folder in it."""
+    """Whether ``text`` names a file and not a preset: it ends in .json or contains a path separator."""
     return text.endswith(".json") or "/" in text or "\\" in text
 
 
 def save(hardware: Hardware, path: str | Path, made: Mapping[str, str] | None = None, errors: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Writes a hardware file, atomically; raises FileError when the place cannot be written.
+    """Writes a hardware file atomically; raises FileError if ``path`` cannot be written.
 
-    ``made``: of what and how it was measured; ``errors``: predictions against measurements. Both are for people, and not read.
+    ``made``: what was measured and how; ``errors``: predictions against measurements. Both are for people; ``load`` ignores them.
     """
     fields = {"format": FORMAT, "version": VERSION, "made": dict(made or {}), **write_hardware(hardware), "errors": list(errors)}
     text = write_json(fields)
@@ -49,7 +49,7 @@ def save(hardware: Hardware, path: str | Path, made: Mapping[str, str] | None = 
 
 
 def load(path: str | Path) -> Hardware:
-    """Reads a hardware file; raises FileError that names the file, the field, what is wrong and what to do."""
+    """Reads a hardware file; raises FileError with the file, the field, the problem and the remedy."""
     root = parse_json(read_bytes(path), str(path), MAKE)
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the file does not describe hardware")
@@ -61,7 +61,7 @@ def load(path: str | Path) -> Hardware:
 
 
 def write_hardware(h: Hardware) -> dict[str, Any]:
-    """The numbers of ``h``; what it does not have is left out."""
+    """``h`` as JSON fields; absent optional parts are omitted."""
     out: dict[str, Any] = {
         "name": h.name,
         "flops": {str(size): float(h.flops[size]) for size in sorted(h.flops)},
@@ -100,7 +100,7 @@ _MEASURED = ("products", "copy", "efficiency", "collectives")
 
 
 def read_hardware(field: Field) -> Hardware:
-    """The hardware of a plan: a preset's name, or numbers."""
+    """Reads the hardware field of a plan: a preset's name, or all numbers."""
     if isinstance(field.value, str):
         if field.value not in HARDWARE:
             remedy = f"presets are {', '.join(HARDWARE)}; other hardware is written with its numbers"
@@ -114,18 +114,18 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
     return Hardware(
         name=field.get("name", Field.text),
         flops=field.get("flops", _read_flops),
-        memory_bandwidth=field.get("memory_bandwidth", _rate),
-        launch=field.get("launch", _figure),
+        memory_bandwidth=field.get("memory_bandwidth", _read_positive),
+        launch=field.get("launch", _read_non_negative),
         node_size=field.get("node_size", lambda f: f.whole(1)),
         inside=field.get("inside", _read_link),
         between=field.get("between", lambda f: f.optional(_read_link)),
         axes=field.get("axes", lambda f: {name: _read_link(link) for name, link in f.entries().items()}, {}),
-        overlap=field.get("overlap", _share, 0.0),
+        overlap=field.get("overlap", _read_fraction, 0.0),
         measured=Measured(
             products=field.get("products", lambda f: _read_curves(f, _read_product), {}),
             copy=field.get("copy", _read_curve, None),
             efficiency=field.get(
-                "efficiency", lambda f: {_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()}, {}
+                "efficiency", lambda f: {_checked_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()}, {}
             ),
             collectives=field.get("collectives", lambda f: _read_curves(f, _read_collective), {}),
         ),
@@ -137,12 +137,12 @@ def _read_flops(field: Field) -> dict[int, float]:
     for size, entry in entries.items():
         if size not in map(str, ITEMSIZES):
             raise entry.fail(f"{size!r} is not the size of an element in bytes", FIX)
-    return {int(size): _rate(entry) for size, entry in entries.items()}
+    return {int(size): _read_positive(entry) for size, entry in entries.items()}
 
 
 def _read_link(field: Field) -> Link:
     field.known(("bandwidth", "latency"))
-    return Link(field.get("bandwidth", _rate), field.get("latency", _figure))
+    return Link(field.get("bandwidth", _read_positive), field.get("latency", _read_non_negative))
 
 
 def _read_curves(field: Field, read: Callable[[Field], tuple[K, Curve]]) -> dict[K, Curve]:
@@ -155,7 +155,7 @@ def _read_curves(field: Field, read: Callable[[Field], tuple[K, Curve]]) -> dict
     return out
 
 
-def _kind(text: str, field: Field) -> str:
+def _checked_kind(text: str, field: Field) -> str:
     if text not in KINDS:
         raise field.fail(f"unknown collective {text!r}{closest(text, KINDS)}", f"collectives are {', '.join(KINDS)}")
     return text
@@ -163,7 +163,7 @@ def _kind(text: str, field: Field) -> str:
 
 def _read_efficiency(field: Field) -> Efficiency:
     field.known(("bandwidth", "latency"))
-    return Efficiency(field.get("latency", _figure), field.get("bandwidth", _rate))
+    return Efficiency(field.get("latency", _read_non_negative), field.get("bandwidth", _read_positive))
 
 
 def _read_product(field: Field) -> tuple[str, Curve]:
@@ -173,14 +173,14 @@ def _read_product(field: Field) -> tuple[str, Curve]:
 
 def _read_collective(field: Field) -> tuple[tuple[str, int, int], Curve]:
     field.known(("kind", "size", "stride", "points"))
-    kind = _kind(field.get("kind", Field.text), field)
+    kind = _checked_kind(field.get("kind", Field.text), field)
     size, stride = field.get("size", lambda f: f.whole(2)), field.get("stride", lambda f: f.whole(1))
     return (kind, size, stride), field.get("points", _read_curve)
 
 
 def _read_curve(field: Field) -> Curve:
-    """Points whose sizes ascend and whose times do not fall; the last takes longer than the first."""
-    points = tuple((size.whole(), _figure(time)) for size, time in (point.items(2) for point in field.items()))
+    """Points with increasing sizes and non-decreasing times, the last time above the first."""
+    points = tuple((size.whole(), _read_non_negative(time)) for size, time in (point.items(2) for point in field.items()))
     if len(points) < 2:
         raise field.fail(f"a curve has two points at least, found {len(points)}", FIX)
     for (size, time), (larger, longer) in itertools.pairwise(points):
@@ -191,19 +191,19 @@ def _read_curve(field: Field) -> Curve:
     return Curve(points)
 
 
-def _figure(field: Field) -> float:
+def _read_non_negative(field: Field) -> float:
     return field.number(0.0)
 
 
-def _share(field: Field) -> float:
-    share = _figure(field)
+def _read_fraction(field: Field) -> float:
+    share = _read_non_negative(field)
     if share > 1:
         raise field.fail(f"a part of a whole is at most 1, found {share:g}", FIX)
     return share
 
 
-def _rate(field: Field) -> float:
-    rate = _figure(field)
+def _read_positive(field: Field) -> float:
+    rate = _read_non_negative(field)
     if not rate:
-        raise field.fail("at a rate of 0 nothing ends", FIX)
+        raise field.fail("a rate is positive, found 0", FIX)
     return rate

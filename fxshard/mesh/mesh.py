@@ -1,4 +1,4 @@
-"""A device mesh that needs no process group: axes, sizes, and where they lie on the hardware below."""
+"""A device mesh without a process group: axes, sizes, and how axes map to nodes and links."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Span:
-    """Where the groups of an axis lie: ``size`` ranks each, ``stride`` ranks apart, of which ``per_node`` share a node.
+    """How the groups of an axis map to nodes: ``size`` ranks each, ``stride`` ranks apart, ``per_node`` of them on one node.
 
-    ``per_node`` is ``size`` where every group lies in one node, 1 where all its ranks are in nodes of their own, and None
-    where nodes hold unlike numbers of them.
+    ``per_node`` is ``size`` if every group lies in one node, 1 if each rank of a group is in another node, and None if nodes
+    hold different numbers of a group's ranks.
     """
 
     size: int
@@ -37,11 +37,11 @@ class Span:
 
 @dataclass(frozen=True, init=False)
 class Mesh:
-    """Named axes and their sizes, in the order of a ``DeviceMesh``; the last axis joins neighbouring ranks.
+    """Named axes and their sizes, in the order of a ``DeviceMesh``; ranks that are neighbours on the last axis have consecutive numbers.
 
     ``Mesh({"dp": 2, "tp": 4}, hardware="h100")``. ``hardware``: a preset's name, a file that ``fxshard calibrate`` wrote,
-    or a ``Hardware``; ``links``: those of single axes by name, in place of the hardware's.
-    Raises OptionError for an unknown preset or a bad axis, FileError for a file that will not do.
+    or a ``Hardware``; ``links``: links of single axes by name, which replace the hardware's.
+    Raises OptionError for an unknown preset or a bad axis, FileError for an invalid file.
     """
 
     axis_names: tuple[str, ...]
@@ -104,7 +104,7 @@ class Mesh:
         return tuple(self.rank((*coordinate[:axis], i, *coordinate[axis + 1 :])) for i in range(self.shape[axis]))
 
     def span(self, axis: int) -> Span:
-        """Where the groups of ``axis`` lie on nodes, which hold ``hardware.node_size`` ranks each, in rank order."""
+        """How the groups of ``axis`` map to nodes; a node holds ``hardware.node_size`` consecutive ranks."""
         size, stride, node = self.shape[axis], math.prod(self.shape[axis + 1 :]), self.hardware.node_size
         block = size * stride
         if size == 1 or self.size <= node or node % block == 0:
@@ -114,7 +114,7 @@ class Mesh:
         return Span(size, stride, node // stride if node % stride == block % node == 0 else None)
 
     def link(self, axis: int) -> Link:
-        """The slowest link that a collective on ``axis`` crosses; raises OptionError where the hardware does not know it."""
+        """The slowest link that a collective on ``axis`` crosses; raises OptionError if the hardware has no such link."""
         h, name = self.hardware, self.axis_names[axis]
         link = h.axes.get(name, h.inside if self.span(axis).is_inside else h.between)
         if link is None:
@@ -129,7 +129,7 @@ class Mesh:
 
 def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = None) -> Mesh:
     """A ``Mesh`` of the same shape as ``mesh``; unnamed axes of a DeviceMesh are called ``axis0``, ``axis1``, ..."""
-    from torch.distributed.device_mesh import DeviceMesh  # here, so that a mesh is read without torch
+    from torch.distributed.device_mesh import DeviceMesh  # imported here so that parsing a mesh does not import torch
 
     if isinstance(mesh, Mesh):
         return mesh if hardware is None else Mesh(dict(zip(mesh.axis_names, mesh.shape, strict=True)), hardware)
@@ -143,7 +143,7 @@ def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = No
 
 
 def preset_of_device(device_type: str) -> str:
-    """The preset whose name occurs in the CUDA device's name, ``cpu`` where there is none."""
+    """The preset whose name occurs in the CUDA device's name; ``cpu`` if none does."""
     if device_type != "cuda":
         return "cpu"
     import torch

@@ -1,11 +1,11 @@
-"""fxshard's own operators: one node each in the planning graph, whatever the device.
+"""fxshard's own operators: each is one node of the planning graph, independent of the device.
 
-``einsum`` stands for every matmul (its equation is its rule), ``sdpa`` for attention, ``dropout`` for its mask and
-scaling, ``random`` for every other draw, ``constant`` for small tensors that the model writes out, ``to_local`` and
-``from_local`` for the ends of a ``local_map`` region. ``norms/`` has the operators into which softmax, cross-entropy and
-normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...), each correct for a part of what is
-summed. ``axis_index`` is the only node of a lowered graph that knows the rank. ``returned`` and ``assigned`` record, during a trace,
-what modules return and which buffers are assigned. ``fxshard_users::triton_kernel`` is a call of a user's Triton kernel.
+``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``dropout`` its mask and
+scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
+``from_local`` the boundaries of a ``local_map`` region. ``norms/`` has the operators into which softmax, cross-entropy and
+normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...); each is correct on a shard of the summed
+dim. ``axis_index`` is the only node of a lowered graph that depends on the rank. ``returned`` and ``assigned`` record, during a trace,
+the results of modules and the assignments to buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
 """
 
 from fxshard._torch_compat.sources import quick_sources

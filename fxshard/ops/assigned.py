@@ -1,4 +1,4 @@
-"""``fxshard::assigned``: notes, while a model is captured, which tensor was assigned to a buffer. A planning graph has none."""
+"""``fxshard::assigned``: records, during a trace, which tensor was assigned to a buffer. Planning graphs do not contain it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fxshard::sdpa`` and its backward: scaled dot-product attention as one node, each device's kernel when it runs."""
+"""``fxshard::sdpa`` and its backward: scaled dot-product attention as one node, which runs the device's kernel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ aten = torch.ops.aten
 
 
 def _heads(q: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
-    """k or v repeated to q's heads (dim -3): kernels without grouped heads need it."""
+    """Repeats k or v to q's heads (dim -3), for kernels without grouped-query attention."""
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3) if enable_gqa else kv
 
 
 def _rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors with the elements of a row side by side: kernels read them so and do not check."""
+    """Makes the last dim contiguous, which kernels assume without a check."""
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
 
 
 def _ungroup(grad: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
-    """The sum over the heads that share one of k's or v's."""
+    """Sums the gradient over the query heads that share a head of k or v."""
     return grad.unflatten(-3, (kv.shape[-3], -1)).sum(-3) if enable_gqa else grad
 
 

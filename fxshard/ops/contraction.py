@@ -1,4 +1,4 @@
-"""``fxshard::einsum``: a contraction of two tensors. Its gradients are contractions again, so matmuls stay one operator."""
+"""``fxshard::einsum``: a contraction of two tensors. Its gradients are contractions too, so that all matmuls are one operator."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 @torch.library.custom_op("fxshard::einsum", mutates_args=())
 def einsum(a: torch.Tensor, b: torch.Tensor, equation: str) -> torch.Tensor:
-    """``torch.einsum`` of two operands; every letter occurs in at least two of a, b and the result, once in each."""
+    """``torch.einsum`` of two operands; every letter occurs in at least two of a, b and the result, at most once in each."""
     return torch.einsum(equation, a, b).contiguous()
 
 
-def kernel(a: Any, b: Any, equation: str) -> Any:
-    """The same as one aten.mm or aten.bmm, dims moved around it only where the equation asks for it."""
+def einsum_kernel(a: Any, b: Any, equation: str) -> Any:
+    """``einsum`` as one aten.mm or aten.bmm, with permutes and reshapes only if the equation requires them."""
     left, right, result = split(equation)
     batch = [x for x in result if x in left and x in right]
     rows = [x for x in result if x not in right]
     columns = [x for x in result if x not in left]
     if rows and columns and result.index(columns[0]) < result.index(rows[0]):
-        return kernel(b, a, f"{right},{left}->{result}")
+        return einsum_kernel(b, a, f"{right},{left}->{result}")
     inner = [x for x in left if x in right and x not in result]
     sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
     x = _matrix(a, left, batch, rows, inner, sizes)
@@ -32,9 +32,9 @@ def kernel(a: Any, b: Any, equation: str) -> Any:
 
 
 def _matrix(x: Any, letters: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, Any]) -> Any:
-    """``x`` as [batch, rows, columns], without the batch dim where there is none.
+    """``x`` as [batch, rows, columns], or [rows, columns] without batch letters.
 
-    Where ``x`` has its columns first it is seen transposed: what has to be copied for it is then the same for all that read ``x``.
+    If ``x`` has its columns first, returns a transposed view, so that all users of ``x`` can share one copy if a reshape needs it.
     """
     if rows and columns and letters.index(columns[0]) < letters.index(rows[0]):
         return _matrix(x, letters, batch, columns, rows, sizes).transpose(-1, -2)

@@ -1,9 +1,9 @@
-"""A counter-based generator: random numbers as a function of two key words and of an element's index, in int32 arithmetic on tensors.
+"""A counter-based random number generator: numbers are functions of two key words and an element's index, in int32 tensor arithmetic.
 
-The same functions run eagerly, on shards, and are what a compiler gets: every result is a function of its element alone, so that
-bits are the same however a tensor is cut. 32-bit words are int32 tensors, which wrap; right shifts are masked, for theirs keep the
-sign. Transcendental functions are series in sums and products, each rounded as IEEE says: a library's differ between a vector and
-the elements left over.
+The same functions run eagerly, on shards and under a compiler: each number depends on its element only, so sharding does not
+change its bits. 32-bit words are int32 tensors, which wrap around; right shifts are masked, because those of int32 extend the
+sign. Transcendental functions are series of IEEE sums and products, because a library's vectorised loops and remainder loops may
+differ in the last bit.
 
 - ``threefry``: Threefry2x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
 - ``scramble``: lowbias32 (Wellons, Prospecting for hash functions, 2018), a bijection of words.
@@ -21,33 +21,33 @@ import numpy as np
 import torch
 
 Word = Any
-"""A word: an int32 tensor or a number in its range; uint32 of numpy for keys."""
+"""A word: an int32 tensor or a Python integer in its range; numpy's uint32 for keys."""
 Words = tuple[Word, Word]
 
 KEY_ROUNDS, ELEMENT_ROUNDS = 20, 13
-"""Rounds of Threefry for keys, and for elements (13 pass Crush, 20 are the safe number; both in the paper)."""
+"""Rounds of Threefry for keys and for elements (per the paper, 13 pass Crush and 20 have a safety margin)."""
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 PARITY = 0x1BD11BDA
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 
 
-def word(value: int) -> int:
-    """``value`` modulo 2^32 as the number that an int32 holds."""
+def to_int32(value: int) -> int:
+    """``value`` modulo 2^32, as a signed 32-bit integer."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
 
 
-def shifted(x: Any, bits: int) -> Any:
+def logical_shift(x: Any, bits: int) -> Any:
     """The logical right shift."""
     return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
 def _rotated(x: Any, bits: int) -> Any:
-    return (x << bits) | shifted(x, 32 - bits)
+    return (x << bits) | logical_shift(x, 32 - bits)
 
 
 def threefry(key: Words, counter: Words, rounds: int) -> Words:
-    """Threefry2x32 of a counter under a key, word by word."""
+    """Threefry2x32 of a counter under a key, elementwise."""
     keys = (*key, key[0] ^ key[1] ^ PARITY)
     x, y = counter[0] + keys[0], counter[1] + keys[1]
     for i in range(rounds):
@@ -61,13 +61,13 @@ def threefry(key: Words, counter: Words, rounds: int) -> Words:
 
 def scramble(x: torch.Tensor) -> torch.Tensor:
     """lowbias32: each bit of the result depends on each bit of ``x``."""
-    x = (x ^ shifted(x, 16)) * word(MULTIPLIERS[0])
-    x = (x ^ shifted(x, 15)) * word(MULTIPLIERS[1])
-    return x ^ shifted(x, 16)
+    x = (x ^ logical_shift(x, 16)) * to_int32(MULTIPLIERS[0])
+    x = (x ^ logical_shift(x, 15)) * to_int32(MULTIPLIERS[1])
+    return x ^ logical_shift(x, 16)
 
 
 def keys_of(seed: int, first: int, count: int = 1) -> torch.Tensor:
-    """int32 [2, count]: the keys of the draws numbered ``first`` and on, Threefry2x32-20 of the number under a seed of 64 bits."""
+    """int32 [2, count]: the keys of ``count`` draws from number ``first`` on: Threefry2x32-20 of the draw's number under a 64-bit seed."""
     numbers = np.uint64(first) + np.arange(count, dtype=np.uint64)
     with np.errstate(over="ignore"):
         found = threefry(_halves(np.uint64(seed)), _halves(numbers), KEY_ROUNDS)
@@ -82,7 +82,7 @@ def _halves(x: Any) -> tuple[Any, Any]:
 def index_of(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[Any], device: Any) -> Words:
     """The words (low, high) of each element's index in a contiguous tensor of ``shape``, for the block of ``sizes`` at ``offsets``.
 
-    ``high`` is None for a shape of at most 2^32 elements: which form it is depends on the whole alone.
+    ``high`` is None if ``shape`` has at most 2^32 elements; this depends on the global shape only.
     """
     wide = math.prod(shape) > 1 << 32
     dtype, step, index = torch.int64 if wide else torch.int32, 1, None
@@ -91,9 +91,9 @@ def index_of(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[Any],
         if isinstance(offsets[d], torch.Tensor):
             place = place + offsets[d].to(dtype)
         elif offsets[d]:
-            place = place + (offsets[d] if wide else word(offsets[d]))
+            place = place + (offsets[d] if wide else to_int32(offsets[d]))
         if step != 1:
-            place = place * (step if wide else word(step))
+            place = place * (step if wide else to_int32(step))
         place = place.view(-1, *[1] * (len(shape) - 1 - d))
         index = place if index is None else place + index
         step *= shape[d]
@@ -103,9 +103,9 @@ def index_of(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[Any],
 
 
 def hashed(keys: Words, index: Words) -> torch.Tensor:
-    """One word an element: two scrambles with the second key word between them, a permutation of each 2^32 elements.
+    """One word per element: two scrambles with the second key word added between them, a bijection on 2^32 elements.
 
-    Beyond 2^32 elements each block of as many has keys of its own.
+    Beyond 2^32 elements, each block of 2^32 has its own keys.
     """
     low, high = index
     if high is not None:
@@ -113,14 +113,14 @@ def hashed(keys: Words, index: Words) -> torch.Tensor:
     return scramble(scramble(low ^ keys[0]) + keys[1])
 
 
-def pairs(keys: Words, index: Words, number: int = 0) -> Words:
-    """Two words an element by Threefry2x32-13, the pair of this ``number`` (below 256): words that may repeat, as true ones do."""
+def threefry_pair(keys: Words, index: Words, number: int = 0) -> Words:
+    """Pair ``number`` (below 256) of words per element, by Threefry2x32-13; unlike ``hashed``, words may repeat, as random ones do."""
     low, high = index
     return threefry(keys, (low, number << 24 if high is None else high + (number << 24)), ELEMENT_ROUNDS)
 
 
-def kept(keys: Words, index: Words, p: float) -> torch.Tensor:
-    """True with probability 1 - p, to 2^-32; never for p = 1."""
+def keep_mask(keys: Words, index: Words, p: float) -> torch.Tensor:
+    """True with probability 1 - p, rounded to 2^-32; never True for p = 1."""
     threshold = round(p * (1 << 32)) - (1 << 31)
     if threshold >= 1 << 31:
         return torch.zeros_like(index[0], dtype=torch.bool)
@@ -131,39 +131,39 @@ def uniform(keys: Words, index: Words, dtype: torch.dtype) -> torch.Tensor:
     """Multiples of the dtype's resolution in [0, 1)."""
     bits = 1 - round(math.log2(torch.finfo(dtype).eps))
     if bits > 32:
-        return _fraction(*pairs(keys, index))
-    return (shifted(hashed(keys, index), 32 - bits).to(torch.float32) * 2.0**-bits).to(dtype)
+        return _fraction(*threefry_pair(keys, index))
+    return (logical_shift(hashed(keys, index), 32 - bits).to(torch.float32) * 2.0**-bits).to(dtype)
 
 
 def _fraction(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """53 bits of two words in [0, 1), float64."""
-    return (shifted(a, 5).to(torch.float64) * 2.0**26 + shifted(b, 6).to(torch.float64)) * 2.0**-53
+    """A float64 in [0, 1) from 53 bits of two words."""
+    return (logical_shift(a, 5).to(torch.float64) * 2.0**26 + logical_shift(b, 6).to(torch.float64)) * 2.0**-53
 
 
 def normal(keys: Words, index: Words, dtype: torch.dtype) -> torch.Tensor:
-    """Box and Muller's: sqrt(-2 ln u) cos(2 pi v), u in (0, 1]; float32 for half precision."""
+    """Standard normal numbers by Box-Muller: sqrt(-2 ln u) cos(2 pi v), u in (0, 1]; computed in float32 for half precision."""
     if dtype == torch.float64:
-        u, v = 1 - _fraction(*pairs(keys, index)), _fraction(*pairs(keys, index, 1))
+        u, v = 1 - _fraction(*threefry_pair(keys, index)), _fraction(*threefry_pair(keys, index, 1))
         return (-2 * logarithm(u)).sqrt() * cosine(v)
-    a, b = pairs(keys, index)
-    u = (shifted(a, 8) + 1).to(torch.float32) * 2.0**-24
-    return ((-2 * logarithm(u)).sqrt() * cosine(shifted(b, 8).to(torch.float32) * 2.0**-24)).to(dtype)
+    a, b = threefry_pair(keys, index)
+    u = (logical_shift(a, 8) + 1).to(torch.float32) * 2.0**-24
+    return ((-2 * logarithm(u)).sqrt() * cosine(logical_shift(b, 8).to(torch.float32) * 2.0**-24)).to(dtype)
 
 
-def whole_numbers(keys: Words, index: Words, low: int, high: int) -> torch.Tensor:
-    """int64 in [low, high): 63 bits modulo the range."""
-    a, b = pairs(keys, index)
-    return wide(a, b) % (high - low) + low
+def integers(keys: Words, index: Words, low: int, high: int) -> torch.Tensor:
+    """int64 in [low, high): 63 random bits modulo the size of the range."""
+    a, b = threefry_pair(keys, index)
+    return join_words(a, b) % (high - low) + low
 
 
-def wide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def join_words(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Two words as one non-negative int64 of 63 bits."""
     return ((a.to(torch.int64) & 0x7FFFFFFF) << 32) | (b.to(torch.int64) & 0xFFFFFFFF)
 
 
 @cache
 def _terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Terms of the series of ln and of cosine and sine after which the next is below the dtype's resolution."""
+    """Numbers of terms of the series of ln, and of cosine and sine, after which terms are below the dtype's resolution."""
     eps = torch.finfo(dtype).eps / 4
     square, angle = (3 - 2 * math.sqrt(2)) ** 2, math.pi / 4
     ln = next(k for k in range(1, 40) if square**k / (2 * k + 1) < eps)
@@ -171,7 +171,7 @@ def _terms(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _series(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
-    """Horner's."""
+    """The polynomial with these coefficients, by Horner's scheme."""
     total = torch.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
         total = total * x + c
@@ -179,7 +179,7 @@ def _series(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
 
 
 def logarithm(u: torch.Tensor) -> torch.Tensor:
-    """ln u of normal floating-point numbers: u = 2^e m, m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1))."""
+    """ln u for normal (not subnormal) u: u = 2^e m, m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1))."""
     double = u.dtype == torch.float64
     integer, digits = (torch.int64, 52) if double else (torch.int32, 23)
     (root,) = struct.unpack("<q" if double else "<i", struct.pack("<d" if double else "<f", math.sqrt(0.5)))
@@ -192,7 +192,7 @@ def logarithm(u: torch.Tensor) -> torch.Tensor:
 
 
 def cosine(turns: torch.Tensor) -> torch.Tensor:
-    """cos(2 pi t) of t in [0, 1): series of the distance to the nearest quarter turn, which is exact."""
+    """cos(2 pi t) for t in [0, 1), by a series in the distance to the nearest quarter turn, which is exact."""
     quarter = (turns * 4 + 0.5).floor()
     angle = (turns * 4 - quarter) * (math.pi / 2)
     square, count = angle * angle, _terms(turns.dtype)[1]

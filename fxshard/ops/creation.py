@@ -1,4 +1,4 @@
-"""``fxshard::constant``: a small tensor written out in the graph."""
+"""``fxshard::constant``: a small literal tensor in the graph."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.types import Number
 
-MOST = 1024
-"""So many numbers a graph may spell out; a greater tensor belongs among the model's buffers."""
+MAX_CONSTANT_ELEMENTS = 1024
+"""Most elements of a literal tensor in a graph; larger tensors should be buffers of the model."""
 
 
 @torch.library.custom_op("fxshard::constant", mutates_args=())

@@ -1,6 +1,6 @@
-"""What torch's own operators give on tensors without values, where torch does not say: shapes that a trace needs.
+"""Fake-tensor implementations of torch's operators that lack one, so that they can be traced.
 
-One size of ``_ctc_loss`` depends on the data: the longest target.
+One size in the result of ``_ctc_loss`` depends on data: the length of the longest target.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import torch
 
 
 def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Residuals are for more rows than columns: never from ``gelsy`` (the CPU's default), always from ``gels``, else by the rank.
+    """Only matrices with more rows than columns have residuals: ``gelsy`` (the CPU's default) never returns them, ``gels`` always, other
+    drivers depending on the matrix's rank. Raises NotImplementedError for these.
 
-    The solution lies by columns where the right-hand side did, which is as long as the longer of both.
+    The solution is a column-major view of the right-hand side's buffer, of max(m, n) rows.
     """
     driver, (m, n) = driver or "gelsy", self.shape[-2:]
     if m > n and driver in ("gelsd", "gelss"):
@@ -37,7 +38,7 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 
 def ctc_loss(log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero: bool = False) -> Any:
-    """A loss a sequence, and the log of alpha: (batch, time, 2 longest target + 1), which is a size of its own where it is unknown."""
+    """(loss per sequence, log alpha [batch, time, 2 longest target + 1]); an unknown longest target gives a new symbolic size."""
     time, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
     given = not isinstance(target_lengths, torch.Tensor)
     states = 2 * max(target_lengths) + 1 if given else torch.library.get_ctx().new_dynamic_size()

@@ -1,4 +1,4 @@
-"""The kernels of the neutral operators, by operator."""
+"""The kernels of fxshard's device-independent operators, by operator."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Kernel = Callable[..., Any]
 
 KERNELS: dict[Any, Kernel] = {
     torch.ops.aten.masked_select.default: lambda x, mask: torch.ops.aten.masked_select(*torch.broadcast_tensors(x, mask)),
-    torch.ops.fxshard.einsum.default: contraction.kernel,
+    torch.ops.fxshard.einsum.default: contraction.einsum_kernel,
     torch.ops.fxshard.sdpa.default: lambda *args: tuple(t.contiguous() for t in attention.forward_kernel(*args)),
     torch.ops.fxshard.sdpa_backward.default: lambda *args: tuple(t.contiguous() for t in attention.backward_kernel(*args)),
-    torch.ops.fxshard.dropout_shard.default: random.dropped,
-    torch.ops.fxshard.dropout_backward.default: random.scaled,
-    torch.ops.fxshard.sum_exp.default: softmax.exp_sum,
-    torch.ops.fxshard.softmax.default: softmax.normalised,
-    torch.ops.fxshard.sum_product.default: softmax.product_sum,
-    torch.ops.fxshard.softmax_backward.default: softmax.gradient,
-    torch.ops.fxshard.target_score.default: cross_entropy.scores,
-    torch.ops.fxshard.score_sum.default: cross_entropy.class_sum,
-    torch.ops.fxshard.cross_entropy.default: cross_entropy.losses,
-    torch.ops.fxshard.cross_entropy_backward.default: cross_entropy.gradients,
-    torch.ops.fxshard.spread_target.default: cross_entropy.at_target,
+    torch.ops.fxshard.dropout_shard.default: random.dropout_shard_kernel,
+    torch.ops.fxshard.dropout_backward.default: random.mask_and_scale,
+    torch.ops.fxshard.sum_exp.default: softmax.sum_exp_kernel,
+    torch.ops.fxshard.softmax.default: softmax.softmax_kernel,
+    torch.ops.fxshard.sum_product.default: softmax.sum_product_kernel,
+    torch.ops.fxshard.softmax_backward.default: softmax.softmax_backward_kernel,
+    torch.ops.fxshard.target_score.default: cross_entropy.target_score_kernel,
+    torch.ops.fxshard.score_sum.default: cross_entropy.score_sum_kernel,
+    torch.ops.fxshard.cross_entropy.default: cross_entropy.cross_entropy_kernel,
+    torch.ops.fxshard.cross_entropy_backward.default: cross_entropy.cross_entropy_backward_kernel,
+    torch.ops.fxshard.spread_target.default: cross_entropy.spread_target_kernel,
     torch.ops.fxshard.channel_sum.default: normalization.sum_kernel,
     torch.ops.fxshard.channel_spread.default: normalization.spread_kernel,
     torch.ops.fxshard.batch_statistics.default: normalization.statistics_kernel,
@@ -44,4 +44,4 @@ KERNELS: dict[Any, Kernel] = {
     torch.ops.fxshard.row_norm_backward.default: row_norm.backward_kernel,
     torch.ops.fxshard.row_norm_weight.default: row_norm.weight_kernel,
 }
-"""What each neutral operator is in the device's own ones."""
+"""Operator -> its implementation by operators of the device."""

@@ -1,7 +1,7 @@
-"""``fxshard::to_local`` and ``fxshard::from_local``: where a ``local_map`` region begins and ends.
+"""``fxshard::to_local`` and ``fxshard::from_local``: the boundaries of a ``local_map`` region.
 
-Between them a graph has the shapes of one rank; ``layout`` and ``gradient`` are layouts on the region's mesh ``axes``
-(``"dp=2,tp=4"``), of the value and of its gradient. A lowered graph has neither: the shard is the value.
+Inside the region, the graph has the shapes of one rank. ``layout`` and ``gradient`` are the layouts of a value and of its gradient on
+the region's mesh ``axes`` (``"dp=2,tp=4"``). Lowering removes both operators, since a lowered value is its shard.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def to_local(x: torch.Tensor, shape: Sequence[int], layout: str, gradient: str, 
 
 @torch.library.custom_op("fxshard::from_local", mutates_args=())
 def from_local(x: torch.Tensor, shape: Sequence[int], layout: str, gradient: str, axes: str) -> torch.Tensor:
-    """The global tensor, of ``shape``, whose shards in ``layout`` the ranks hold."""
+    """The global tensor, of ``shape``, from the ranks' shards ``x`` in ``layout``."""
     raise RuntimeError("from_local stands for a global tensor; it is lowered before anything runs")
 
 

@@ -1,11 +1,11 @@
-"""Random operators: each draw is keyed by a seed and the draw's number, each element by its index in the whole tensor.
+"""Random operators: a draw's key is derived from a seed and the draw's number, an element's number from the key and its global index.
 
-``random`` draws numbers, ``dropout`` masks and scales; their ``_shard`` forms give a rank its part of the same draw, and compute no
-more than that (a permutation aside, which is drawn whole). ``keep_mask`` is the mask alone: compilers get it in place of ``dropout``.
-``rng_seed`` marks at trace time where the seed enters; it becomes an input of the graph.
+``random`` draws numbers, ``dropout`` masks and scales. Their ``_shard`` forms compute only a rank's shard of the same draw (except
+permutations, which are drawn whole). ``keep_mask`` is dropout's mask alone, into which ``dropout`` is expanded for compilers.
+``rng_seed`` marks the seed during a trace; it becomes an input of the graph.
 
-Local forms name the dims that are cut and where the shard starts on each (scalar tensors). Their last argument is one of
-``GENERATORS``: with ``"torch"`` they are torch's own operators, under a generator that is seeded by seed, number and place.
+Local forms take the sharded dims (``cut``) and the shard's offset on each (scalar tensors). Their last argument is one of
+``GENERATORS``: with ``"torch"`` they use torch's own operators, with a generator seeded by seed, draw number and the shard's offset.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from fxshard.ops import counter
 
 KINDS = ("uniform", "normal", "integers", "permutation")
-"""[0, 1); mean 0 and deviation 1; low to high - 1; 0 to n - 1, each once."""
+"""Uniform in [0, 1); mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
 GENERATORS = ("fxshard", "torch")
 BLOCK = 1 << 16
-"""Elements that are drawn at a time on a CPU: what is computed in between stays in its caches."""
+"""Elements drawn at a time on a CPU, so that intermediate results stay in its caches."""
 
 
 @torch.library.custom_op("fxshard::rng_seed", mutates_args=())
@@ -37,35 +37,35 @@ def _() -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def elements(kind: str, low: Any, high: int, dtype: torch.dtype, keys: counter.Words, index: counter.Words) -> torch.Tensor:
-    """The numbers of one draw at an index; ``kind`` "kept" is the mask that is False with probability ``low``."""
+def draw_elements(kind: str, low: Any, high: int, dtype: torch.dtype, keys: counter.Words, index: counter.Words) -> torch.Tensor:
+    """The numbers of one draw at these indices; kind "kept" is a mask that is False with probability ``low``."""
     if kind == "kept":
-        return counter.kept(keys, index, low)
+        return counter.keep_mask(keys, index, low)
     if kind == "uniform":
         return counter.uniform(keys, index, dtype)
     if kind == "normal":
         return counter.normal(keys, index, dtype)
     if kind == "integers":
-        return counter.whole_numbers(keys, index, low, high).to(dtype)
+        return counter.integers(keys, index, low, high).to(dtype)
     raise RuntimeError(f"random: kind {kind!r} is none of {', '.join(KINDS)}")
 
 
-def is_plain(kind: str, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether a draw is few enough operators for a compiler to join them with what reads it.
+def is_fusible(kind: str, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a draw consists of few enough operators for a compiler to fuse them into its users.
 
-    Those of Threefry's are too many: Inductor takes most of a minute for one, as it writes an operator once for each reader.
+    Draws by Threefry do not: Inductor duplicates an operator for each user, and takes most of a minute for one draw.
     """
     few = kind == "kept" or (kind == "uniform" and dtype != torch.float64)
     return few and math.prod(shape) <= 1 << 32
 
 
-def permuted(shape: Sequence[int], dtype: torch.dtype, keys: counter.Words, device: Any) -> torch.Tensor:
-    """0 to n - 1 in the order of 63 random bits each; equal ones, should there be any, in their own."""
-    bits = counter.wide(*counter.pairs(keys, counter.index_of(shape, shape, [0], device)))
+def permutation(shape: Sequence[int], dtype: torch.dtype, keys: counter.Words, device: Any) -> torch.Tensor:
+    """A permutation of 0 to n - 1: the stable order of 63 random bits per element."""
+    bits = counter.join_words(*counter.threefry_pair(keys, counter.index_of(shape, shape, [0], device)))
     return torch.sort(bits, stable=True).indices.to(dtype)
 
 
-def shard_of(
+def draw_shard(
     kind: str,
     low: Any,
     high: int,
@@ -76,21 +76,21 @@ def shard_of(
     offsets: Sequence[Any],
     device: Any,
 ) -> torch.Tensor:
-    """The block of ``sizes`` at ``offsets`` (one for each dim, numbers or scalar tensors) of one draw of ``shape``, in plain operators."""
+    """The block of ``sizes`` at ``offsets`` (per dim, integers or scalar tensors) of one draw of ``shape``, by torch operators."""
     if kind != "permutation":
-        return elements(kind, low, high, dtype, keys, counter.index_of(shape, sizes, offsets, device))
-    whole = permuted(shape, dtype, keys, device)
+        return draw_elements(kind, low, high, dtype, keys, counter.index_of(shape, sizes, offsets, device))
+    whole = permutation(shape, dtype, keys, device)
     return whole if tuple(sizes) == tuple(shape) else whole.index_select(0, torch.arange(sizes[0], device=device) + offsets[0])
 
 
 def offsets_of(ndim: int, cut: Sequence[int], starts: Sequence[Any]) -> list[Any]:
-    """One for each dim, 0 where it is whole."""
+    """Offsets per dim; 0 for dims that are not in ``cut``."""
     places = dict(zip(cut, starts, strict=True))
     return [places.get(d, 0) for d in range(ndim)]
 
 
 def blocks(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(start, sizes) of pieces of at most ``BLOCK`` elements, each in one piece of memory."""
+    """(start, sizes) of contiguous blocks of at most ``BLOCK`` elements."""
     inner = next((d for d in range(len(sizes)) if math.prod(sizes[d + 1 :]) <= BLOCK), None)
     if inner is None:
         yield (), ()
@@ -115,18 +115,18 @@ def draw(
     device: torch.device | None = None,
     rng: str = GENERATORS[0],
 ) -> torch.Tensor:
-    """``shard_of`` one draw, the whole of it by default, run eagerly."""
+    """Computes a shard of one draw eagerly; the whole draw by default."""
     sizes, device = shape if sizes is None else sizes, device or seed.device
     if rng == "torch":
         return _drawn_by_torch(kind, low, high, shape, dtype, seed, call, sizes, cut, starts, device)
     keys = counter.keys_of(int(seed), call).to(device)[:, 0].unbind()
     if device.type != "cpu" or kind == "permutation" or math.prod(sizes) <= BLOCK:
-        return shard_of(kind, low, high, shape, dtype, keys, sizes, offsets_of(len(shape), cut, starts), device).contiguous()
+        return draw_shard(kind, low, high, shape, dtype, keys, sizes, offsets_of(len(shape), cut, starts), device).contiguous()
     offsets = [int(o) for o in offsets_of(len(shape), cut, starts)]
     out = torch.empty(tuple(sizes), dtype=dtype, device=device)
     for start, part in blocks(sizes):
         at = [o + s for o, s in zip(offsets, start, strict=True)]
-        piece = shard_of(kind, low, high, shape, dtype, keys, part, at, device)
+        piece = draw_shard(kind, low, high, shape, dtype, keys, part, at, device)
         out[tuple(slice(s, s + n) for s, n in zip(start, part, strict=True))] = piece
     return out
 
@@ -144,11 +144,11 @@ def _drawn_by_torch(
     starts: Sequence[Any],
     device: torch.device,
 ) -> torch.Tensor:
-    """torch's own draw of ``sizes``: the same at the same place of the same draw, and independent of that at other places."""
-    keyed = counter.wide(*counter.keys_of(int(seed), call))
+    """A shard drawn by torch, seeded by the draw and the shard's offset, so that replicas agree and other shards are independent."""
+    keyed = counter.join_words(*counter.keys_of(int(seed), call))
     if kind != "permutation":
         place = sum(int(o) * math.prod(shape[d + 1 :]) for d, o in enumerate(offsets_of(len(shape), cut, starts)))
-        keyed = counter.wide(*counter.keys_of(int(keyed), place))
+        keyed = counter.join_words(*counter.keys_of(int(keyed), place))
     generator = torch.Generator(device).manual_seed(int(keyed))
     if kind == "permutation":
         whole = torch.randperm(shape[0], generator=generator, dtype=dtype, device=device)
@@ -219,7 +219,7 @@ def _(
 
 
 def _empty_by(seed: Any, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
-    """Meta where the seed is: shapes are being worked out, not devices."""
+    """An empty tensor on ``device``, by default the seed's; on meta if the seed is, for shape inference."""
     return torch.empty(shape, dtype=dtype, device=seed.device if device is None or seed.device.type == "meta" else device)
 
 
@@ -257,8 +257,8 @@ def _(
     return _empty_by(seed, sizes, torch.bool, device)
 
 
-def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """``x`` where ``mask`` keeps it, scaled so that its mean stays."""
+def mask_and_scale(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """``x`` where ``mask`` is True, else 0, scaled by 1 / (1 - p) to keep its mean."""
     return x * mask * (0.0 if p == 1 else 1 / (1 - p))
 
 
@@ -266,10 +266,10 @@ def scaled(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int, inside: str = "") -> tuple[torch.Tensor, torch.Tensor]:
     """(x with elements zeroed with probability p and the rest scaled by 1 / (1 - p), the keep-mask).
 
-    ``inside``: the operator that it is a part of, where that was written out for it.
+    ``inside``: the operator that was decomposed to expose this dropout, if any.
     """
     mask = draw("kept", p, 0, x.shape, torch.bool, seed, call, device=x.device)
-    return scaled(x, mask, p).contiguous(), mask
+    return mask_and_scale(x, mask, p).contiguous(), mask
 
 
 @dropout.register_fake
@@ -279,8 +279,8 @@ def _(x: Any, p: float, seed: Any, call: int, inside: str = "") -> tuple[torch.T
 
 @torch.library.custom_op("fxshard::dropout_backward", mutates_args=())
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """The gradient where the mask keeps, scaled as the forward was."""
-    return scaled(grad, mask, p).contiguous()
+    """The gradient where the mask is True, scaled like the forward."""
+    return mask_and_scale(grad, mask, p).contiguous()
 
 
 @dropout_backward.register_fake
@@ -288,7 +288,7 @@ def _(grad: Any, mask: Any, p: float) -> torch.Tensor:
     return grad.new_empty(grad.shape)
 
 
-def dropped(
+def dropout_shard_kernel(
     x: torch.Tensor,
     p: float,
     seed: torch.Tensor,
@@ -298,15 +298,15 @@ def dropped(
     offsets: Sequence[torch.Tensor],
     rng: str = GENERATORS[0],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``dropout`` of a shard: ``shape`` is that of the whole, ``offsets`` the shard's place on the dims ``cut``.
+    """``dropout`` of a shard: ``shape`` is the global shape, ``offsets`` the shard's offsets on the dims ``cut``.
 
-    The mask is one operator, the rest is arithmetic that a compiler joins with what is around it.
+    The mask is one operator; the rest is arithmetic that a compiler fuses.
     """
     mask = torch.ops.fxshard.keep_mask(p, seed, call, shape, x.shape, cut, offsets, x.device, rng)
-    return scaled(x, mask, p).contiguous(), mask
+    return mask_and_scale(x, mask, p).contiguous(), mask
 
 
-dropout_shard = torch.library.custom_op("fxshard::dropout_shard", dropped, mutates_args=())
+dropout_shard = torch.library.custom_op("fxshard::dropout_shard", dropout_shard_kernel, mutates_args=())
 
 
 @dropout_shard.register_fake

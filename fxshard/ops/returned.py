@@ -1,4 +1,4 @@
-"""``fxshard::returned``: notes, while a model is traced, which tensors a call of a module returned. A planning graph has none."""
+"""``fxshard::returned``: records, during a trace, which tensors a module's call returned. Planning graphs do not contain it."""
 
 from __future__ import annotations
 

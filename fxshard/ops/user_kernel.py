@@ -1,8 +1,8 @@
-"""``fxshard_users::triton_kernel``: one call of a Triton kernel of the user's, on whole tensors.
+"""``fxshard_users::triton_kernel``: a call of a user's Triton kernel, on whole tensors.
 
-A kernel is a Python object and takes arguments of any kind, so that a node names an entry of ``CALLS``, a table of this process.
-Its name says all that tells calls apart: the kernel, its grid and its plain arguments, so that ranks can compare graphs. A call
-is not for files: it has a namespace of its own, which a stored program may not use.
+A kernel is a Python object with arguments of any type, so a node refers by name to an entry of ``CALLS``, a table of this process.
+The name contains the kernel, its grid and its plain arguments, so that ranks can compare graphs. Programs with such calls cannot be
+stored: stored programs may not use this namespace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fxshard._torch_compat.dynamo.kernels import clone_preserve_strides, run_ker
 class KernelCall:
     """A call without its tensors.
 
-    ``plain``: arguments that are no tensors, ``tensors``: the names of those that are, with the strides that the kernel counts on, in
-    order; ``written``: which of them it writes to.
+    ``plain``: arguments that are no tensors; ``tensors``: names of tensor arguments, in order, with the strides that the kernel expects;
+    ``written``: those that it writes to.
     """
 
     kernel: Any
@@ -46,14 +46,14 @@ class KernelCall:
 
 
 def _function(kernel: Any) -> Any:
-    """The Python function inside of a kernel and of what tunes it."""
+    """The Python function inside a kernel and its autotuner."""
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     return kernel
 
 
 def _text(value: Any) -> str:
-    """Without addresses in memory: they differ between ranks."""
+    """``value`` as text without memory addresses, which differ between ranks."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ CALLS: dict[str, KernelCall] = {}
 
 
 def keep_call(call: KernelCall) -> str:
-    """The name under which a call is kept; another call that says the same of itself gets a number."""
+    """Registers a call and returns its name; a different call with the same text gets a number."""
     text, count = str(call), 1
     while (name := text if count == 1 else f"{text} #{count}") in CALLS and CALLS[name] != call:
         count += 1
@@ -81,7 +81,7 @@ def keep_call(call: KernelCall) -> str:
 
 @torch.library.custom_op("fxshard_users::triton_kernel", mutates_args=())
 def triton_kernel(tensors: Sequence[Tensor], call: str) -> list[Tensor]:
-    """The tensors that the kernel writes to, as they are afterwards."""
+    """The new values of the tensors that the kernel writes to."""
     known = CALLS[call]
     given = {name: _strided(x, strides) for x, (name, strides) in zip(tensors, known.tensors.items(), strict=True)}
     made = run_kernel(known.kernel, known.grid, known.descriptors, {**given, **known.plain}, known.written)
@@ -96,5 +96,5 @@ def _(tensors: Sequence[Tensor], call: str) -> list[Tensor]:
 
 
 def _strided(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """``x`` as the kernel was told that it lies: what was redistributed is contiguous."""
+    """``x`` with the strides that the kernel expects; redistribution makes tensors contiguous."""
     return x if x.stride() == tuple(strides) else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
-from fxshard.layout.layouts import Folded, Layout, check, placement_str
+from fxshard.layout.layouts import Folded, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
@@ -331,7 +331,7 @@ def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) 
         layout = Layout.parse(text)
         if shape is None and len(layout) == mesh.ndim:
             return layout
-        return check(layout, len(shape or ()), mesh.ndim, "this tensor")
+        return check_layout(layout, len(shape or ()), mesh.ndim, "this tensor")
     except LayoutError as error:
         raise field.fail(error.what, error.remedy) from error
     except ValueError as error:

@@ -16,10 +16,10 @@ from torch import fx
 from fxshard._torch_compat import FakeTensorMode, pytree
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
-from fxshard.layout.layouts import Layout, indexes
+from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import Guard, broken, guards_of, guards_on, instantiated
+from fxshard.shapes import Guard, first_broken, guards_of, guards_on, instantiated
 from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
@@ -130,7 +130,7 @@ class ShardedProgram:
                 return f"{one.name} is {sizes[one.name]}, it may be {one.span}"
             if sizes[one.name] % one.unit:
                 return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
-        guard = broken(self.guards, sizes)
+        guard = first_broken(self.guards, sizes)
         return None if guard is None else f"the model or its lowering takes for granted that {guard}"
 
     def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
@@ -173,7 +173,7 @@ class ShardedProgram:
 
     def indexes(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
         """``coordinate`` as local graphs have it: it stands for all ranks of its class where there are symbols for them."""
-        return indexes(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
+        return symbolic_coordinate(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
         """The graph of the rank at ``coordinate``: that of its class with its own place in it."""

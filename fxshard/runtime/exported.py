@@ -29,13 +29,13 @@ from fxshard.runtime.calls.options import check_choice, check_device_mesh, check
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram
-from fxshard.runtime.module.parameters import planned_layouts, shard_parameters
+from fxshard.runtime.module.parameters import parameter_layouts, shard_parameters
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
 from fxshard.runtime.simulate.values import argument_values, check_arguments, check_value, sizes_of_call
-from fxshard.shapes import broken, evaluate_all
+from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
 
@@ -107,12 +107,12 @@ class BoundModule(nn.Module):
         super().__init__()
         self._program = program
         _hold(self, program, weights)
-        shard_parameters(self, planned_layouts(program), bound.device_mesh, bound.device)
+        shard_parameters(self, parameter_layouts(program), bound.device_mesh, bound.device)
         shapes = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
         self._takes = {end.name: (shape, dtype) for end, shape, dtype in shapes if end.kind == "input"}
         self._compile, self._bound = compiled, bound
         self._compiled = compiled(bound)
-        self._ranks_alike = self._compiled.ranks_alike
+        self._ranks_alike = self._compiled.same_guards_on_ranks
         self._ranks, self._timeout = mesh_ranks(bound.device_mesh), self._compiled.watchdog.timeout
         self._runners: dict[Any, Runner] = {}
         self._served: dict[tuple[int, ...], CompiledProgram] = {} if program.sizes else {(): self._compiled}
@@ -156,7 +156,7 @@ class BoundModule(nn.Module):
         key = tuple(sizes.values())
         if key in self._served:
             return self._served[key]
-        guard = broken(self._compiled.guards, sizes)
+        guard = first_broken(self._compiled.guards, sizes)
         mine = None if guard is None else str(guard)
         found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
         compiled = self._compiled

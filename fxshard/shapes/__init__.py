@@ -1,17 +1,16 @@
-"""Sizes as symbols: which dims of a model's inputs are dynamic, and a traced graph at any of their sizes.
+"""Dynamic sizes: which dims of a model's inputs are dynamic, and a traced graph at any of their sizes.
 
-In comes what the user says of dims (``dims.py``) and a graph that was traced with symbols for them; out goes, for sizes that are
-given, that graph with numbers (``family.py``), and what tracing took for granted (``guards.py``); ``ties.py`` finds the dim that a user
-forgot to name.
-Read ``dims.py`` first, then ``family.py``; ``units.py`` says of what sizes must be multiples so that all is cut evenly, ``weighted.py`` at
-which sizes a plan is to be good.
+In: the user's description of the dims (``dims.py``) and a graph traced with symbols for them. Out: that graph at given sizes
+(``family.py``), and the conditions on sizes that tracing assumed (``guards.py``). ``ties.py`` finds a dim that the user forgot to name.
+Read ``dims.py`` first, then ``family.py``; ``units.py`` computes the multiples that make all shards even, ``weighted.py`` reads the sizes
+for which a plan is optimised.
 """
 
 from fxshard.shapes.dims import DynamicDim, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
-from fxshard.shapes.guards import Guard, broken, distinct, guards_of, guards_on, settled_by
-from fxshard.shapes.ties import bounds_all, remedy_of
-from fxshard.shapes.units import counted_range, depends, evaluate_all, units_of
+from fxshard.shapes.guards import Guard, determined_by, distinct, first_broken, guards_of, guards_on
+from fxshard.shapes.ties import fixes_jointly, tie_remedy
+from fxshard.shapes.units import depends_on, evaluate_all, range_in_units, units_of
 from fxshard.shapes.weighted import WeightedSizes, largest_sizes, sizes_named, weighted_sizes
 
 __all__ = [
@@ -19,10 +18,10 @@ __all__ = [
     "GraphFamily",
     "Guard",
     "WeightedSizes",
-    "bounds_all",
-    "broken",
-    "counted_range",
-    "depends",
+    "fixes_jointly",
+    "first_broken",
+    "range_in_units",
+    "depends_on",
     "dynamic_dims",
     "evaluate_all",
     "distinct",
@@ -30,8 +29,8 @@ __all__ = [
     "guards_of",
     "instantiated",
     "largest_sizes",
-    "remedy_of",
-    "settled_by",
+    "tie_remedy",
+    "determined_by",
     "sizes_named",
     "units_of",
     "weighted_sizes",

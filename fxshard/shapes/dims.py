@@ -1,4 +1,4 @@
-"""Which dims of a call's tensors are dynamic: as the user says by ``torch.export.Dim``, by a name, or by torch's marks."""
+"""Which dims of a call's tensors are dynamic, as given by ``torch.export.Dim``, by a name, or by ``mark_dynamic``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ HINTS = {"DYNAMIC", "AUTO"}
 class DynamicDim:
     """A size that may change from call to call.
 
-    ``places``: (path of the tensor, dim) wherever it is found, ``args[0]`` and 1; ``example``: its value in the example; ``least``,
-    ``most``: the range that the user gave, both included. ``asked``: whether the user asked for it; else it is so by itself, and may
-    turn out to be static. ``uneven``: whether shards of unequal lengths are served, so that every size will do.
+    ``places``: every (path of the tensor, dim) that has this size, such as ``args[0]`` and 1; ``example``: its value in the example;
+    ``least``, ``most``: the user's range, both included. ``asked``: whether the user requires it to be dynamic; otherwise tracing may find
+    it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DynamicDim:
         return ", ".join(f"dim {dim} of {path}" for path, dim in self.places)
 
     def check(self, size: int) -> None:
-        """Raises OptionError for a size outside of the range."""
+        """Raises OptionError for a size outside the range."""
         if size < self.least or (self.most is not None and size > self.most):
             span = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             raise OptionError(
@@ -52,11 +52,12 @@ class DynamicDim:
 def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call ``model(*args, **kwargs)``, in the order in which they are found.
 
-    ``given``: a mapping from paths (``"args[0]"``) or names of arguments to what is dynamic of them, or a sequence in the order of
-    ``args``: of a tensor a mapping from dims to ``torch.export.Dim`` objects or names, or one entry a dim; of a container the same of
-    its parts. Dims of one name are of one size. Dims that torch's ``mark_dynamic`` marked are dynamic too.
+    ``given``: a mapping from paths (``"args[0]"``) or names of arguments to their dynamic dims, or a sequence of these in the order of
+    ``args``. The entry of a tensor maps dims to ``torch.export.Dim`` objects or names, or is a sequence with one entry per dim; the entry
+    of a container has one entry per part. Dims with the same name have the same size. Dims marked by torch's ``mark_dynamic`` are dynamic
+    too.
 
-    Raises OptionError for a dim, a name or a place that cannot be, and for sizes of one name that differ.
+    Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, and for one name with two sizes.
     """
     leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
     found = [*_given(given, _arguments(model.forward, args, kwargs), leaves), *_marked(leaves)]
@@ -84,7 +85,7 @@ def _path(path: tuple[Any, ...]) -> str:
 
 
 def _arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The arguments by path and by the name that ``forward`` gives them: (path, value)."""
+    """(path, value) of each argument, by its path and by its name in the signature of ``forward``."""
     found = {f"args[{i}]": (f"args[{i}]", value) for i, value in enumerate(args)}
     found |= {f"kwargs[{name!r}]": (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
     found |= {name: (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
@@ -144,7 +145,7 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDi
 
 
 def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
-    """A dim as the user says it is; None where it is static."""
+    """The dim that an entry of the user's describes; None if it is static."""
     place = ((path, dim),)
     if isinstance(said, int) and not isinstance(said, bool) and said != size:
         what = f"dim {dim} of {path} is {size}, not {said}"

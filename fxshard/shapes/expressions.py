@@ -1,7 +1,7 @@
-"""Expressions of sizes as text, and back without evaluating it: the form that ``torch.export`` writes, ``Mul(Integer(2), Symbol('s0'))``.
+"""Size expressions as text, parsed without evaluating it: the form that ``torch.export`` writes, ``Mul(Integer(2), Symbol('s0'))``.
 
-torch's reader hands this text to ``sympy.sympify``, which is Python's ``eval``, so it is not for text from outside. Ours knows calls of a
-fixed list of functions, numbers and symbols that are given, and bounds what they can grow to.
+torch's reader passes this text to ``sympy.sympify``, which calls Python's ``eval``, and so is unsafe for untrusted files. This parser
+accepts only calls of a fixed list of functions, numbers and known symbols, and limits the size of the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fxshard.errors import FileError
 
 MAX_TEXT, MAX_DEPTH, MAX_CALLS, MAX_ARGUMENTS = 50_000, 60, 2_000, 64
 MAX_NUMBER, MAX_DEGREE, MAX_TERMS = 2**63, 8, 1_000
-"""Bounds of an expression: characters, nesting, calls, arguments of one; numbers in it, its degree and the terms of it multiplied out."""
+"""Limits of an expression: characters, nesting depth, calls, arguments per call; magnitude of its numbers, its degree, and its number of
+terms when expanded."""
 ASSUMPTIONS = ("integer", "positive", "nonnegative", "real", "finite")
 _LOGIC = (sympy.logic.boolalg.Boolean,)
 _PAIR = (FUNCTIONS["ExprCondPair"],)
@@ -29,16 +30,16 @@ _KINDS: Mapping[str, tuple[Any, ...]] = {
     "ExprCondPair": (sympy.Expr, *_LOGIC),
     "Where": (*_LOGIC, sympy.Expr),
 }
-"""What a function takes, argument by argument, where that is not numbers alone; the last one is that of all that follow."""
+"""Argument types, by position, of functions that take more than numbers; the last type is that of all further arguments."""
 REMEDY = "export the program again"
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w{0,60})|(-?\d{1,20})(?![\w.])|'([\w.+-]{1,60})'|([(),=]))", re.ASCII)
 
 
-def written(expression: sympy.Basic) -> str:
-    """The text of an expression; raises FileError for one that ``parsed`` would not read as it is."""
+def to_text(expression: sympy.Basic) -> str:
+    """The text of an expression; raises FileError for one that ``from_text`` would not restore."""
     text, reason = sympy.srepr(expression), ""
     try:
-        found = parsed(text, {str(s): s for s in expression.free_symbols})
+        found = from_text(text, {str(s): s for s in expression.free_symbols})
     except FileError as error:
         found, reason = None, f": {error.what}"
     if found != expression:
@@ -46,10 +47,10 @@ def written(expression: sympy.Basic) -> str:
     return text
 
 
-def parsed(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic:
-    """The expression behind a text, of ``symbols`` by name, or of symbols as the text describes them where that is None.
+def from_text(text: str, symbols: Mapping[str, sympy.Symbol] | None) -> sympy.Basic:
+    """The expression that a text describes, in the given ``symbols``, by name; if None, in symbols made as the text declares them.
 
-    Raises FileError for a text that is malformed, names what is not known, or could grow out of bounds.
+    Raises FileError for a text that is malformed, uses an unknown name, or exceeds the limits above.
     """
     if len(text) > MAX_TEXT:
         raise _refused(f"the expression has {len(text)} characters, at most {MAX_TEXT} are read")
@@ -70,7 +71,7 @@ def _refused(what: str) -> FileError:
 
 @dataclass(frozen=True)
 class _Part:
-    """An expression, its degree in symbols, and of how many terms it is where products are multiplied out: at most."""
+    """An expression, with upper bounds of its degree and of its number of terms when expanded."""
 
     value: sympy.Basic
     degree: int = 1
@@ -91,7 +92,7 @@ class _Reader:
         }
 
     def token(self) -> tuple[str, str]:
-        """(kind, text) of what is next: a name, a number, a quoted text or a mark."""
+        """(kind, text) of the next token: a name, a number, a quoted text or a mark."""
         found = _TOKEN.match(self.text, self.at)
         if found is None:
             raise _refused(f"cannot read the expression {self.text[:60]!r} at character {self.at}")
@@ -160,7 +161,7 @@ class _Reader:
         return _Part(known)
 
     def option(self, *names: str) -> str:
-        """``, name=value`` with a name of these, or with the one name and value."""
+        """Reads ``, name=value``: one of ``names`` with the value True, or ``precision`` with the value in ``names[1]``."""
         self.take("mark", ",")
         value = names[1:] if names[0] == "precision" else ("True",)
         name = self.take("name", *(names[:1] if names[0] == "precision" else names))
@@ -170,7 +171,7 @@ class _Reader:
 
 
 def _called(name: str, parts: list[_Part]) -> _Part:
-    """A call of parts; refused before it is made where it could grow out of bounds."""
+    """A call of the function ``name``; raises FileError, before evaluating it, if the result could exceed the limits."""
     degree, terms = max(p.degree for p in parts), 1
     if name == "Add":
         terms = sum(p.terms for p in parts)
@@ -197,7 +198,7 @@ def _called(name: str, parts: list[_Part]) -> _Part:
 
 
 def _of_power(name: str, parts: list[_Part]) -> tuple[int, int]:
-    """(degree, terms); a power of floats is never multiplied out."""
+    """(degree, terms); a power of floats is never expanded."""
     exponent = parts[1].value if len(parts) == 2 else None
     if name == "FloatPow" and isinstance(exponent, sympy.Number):
         return parts[0].degree, 1

@@ -1,4 +1,4 @@
-"""A traced graph for all sizes of its dynamic dims: sizes in it are expressions of symbols, one symbol a dim."""
+"""A traced graph for all sizes of its dynamic dims: its sizes are expressions in symbols, one symbol per dim."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
 
 NUMBERS = FakeTensorMode(allow_non_fake_inputs=True)
-"""The mode of the values of graphs at given sizes."""
+"""The fake mode of the values of all graphs at given sizes."""
 
 
 @dataclass(frozen=True, eq=False)
 class GraphFamily:
-    """``module``: the graph, whose arguments and values hold symbolic numbers where they depend on a dynamic size.
+    """``module``: the graph; arguments and values that depend on a dynamic size are symbolic.
 
-    ``symbols``: the symbol of each dim in ``dims``, by its name; ``guards``: what tracing took for granted of them. ``derived``: dims whose
-    size follows from others', as that of a mask over a cache and a new token does: expressions of these others' symbols.
+    ``symbols``: the symbol of each dim in ``dims``, by its name; ``guards``: the conditions on them that tracing assumed. ``derived``:
+    dims whose size is an expression of other dims' symbols, such as that of a mask over a cache and a new token.
     """
 
     module: fx.GraphModule
@@ -35,7 +35,7 @@ class GraphFamily:
     derived: Mapping[str, sympy.Basic] = field(default_factory=dict)
 
     def with_derived(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """``sizes`` of the dims that follow from no others, and of those that follow from them, in the order of ``dims``."""
+        """``sizes`` (of the dims that are not derived) completed by those of the derived dims, in the order of ``dims``."""
         values = {self.symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
         names = [dim.name for dim in self.dims]
         return {name: int(evaluated(self.derived[name], values)) if name in self.derived else sizes[name] for name in names}
@@ -45,12 +45,12 @@ class GraphFamily:
         return {dim.name: dim.example for dim in self.dims}
 
     def at(self, sizes: Mapping[str, int]) -> fx.GraphModule:
-        """The graph at these sizes, by name: numbers all over, as if it had been traced there. Nodes keep their names."""
+        """The graph at these sizes, by name, with numbers for all symbols, as if traced there. Nodes keep their names."""
         values = {self.symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
         return instantiated(self.module, values, lambda expr, hint: evaluated(expr, values), NUMBERS)
 
-    def within(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
-        """The graph with its symbols written as the expressions ``sizes`` of another environment's."""
+    def in_environment(self, env: SymbolEnv, sizes: Mapping[str, Any]) -> fx.GraphModule:
+        """The graph in the symbolic environment ``env``: each symbol replaced by the expression or number in ``sizes``, by name."""
         values = {
             self.symbols[name]: expression(size) if isinstance(size, SYMBOLIC) else sympy.Integer(size) for name, size in sizes.items()
         }
@@ -63,11 +63,11 @@ class GraphFamily:
 
 
 Make = Callable[[sympy.Basic, Any], Any]
-"""(expression, its value in the example) -> what stands for it."""
+"""(expression, its value in the example) -> its replacement."""
 
 
 def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Basic], make: Make, mode: FakeTensorMode) -> fx.GraphModule:
-    """A copy of ``module`` with ``make`` of each symbolic number in its arguments and values; tensors are fakes of ``mode``."""
+    """A copy of ``module`` with ``make`` applied to each symbolic number in its arguments and values; tensors are fakes of ``mode``."""
     known: dict[sympy.Basic, Any] = {}
     tensors: dict[Any, Any] = {}
 
@@ -107,7 +107,7 @@ def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Bas
 
 
 def _has_symbols(argument: Any) -> bool:
-    """Asked of every node, so without pytree."""
+    """Whether an argument may contain symbols. Avoids pytree, because it runs for every node."""
     if isinstance(argument, (tuple, list)):
         return any(map(_has_symbols, argument))
     if isinstance(argument, dict):

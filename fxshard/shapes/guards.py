@@ -1,4 +1,4 @@
-"""Guards: what a traced or lowered graph takes for granted of its sizes, and why."""
+"""Guards: the conditions on sizes that a traced or lowered graph assumes, and where each comes from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fxshard._torch_compat.symbols import evaluated, expression, noted_guards, s
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition on sizes. ``symbols``: (name of a size, its symbol in ``expression``, the unit in which that counts the size);
-    ``where``: the line that asked; ``ranks``: (name, symbol, how many) of numbers from 1 on, of all of which it is a condition."""
+    """A condition on sizes. ``symbols``: (name of a size, its symbol in ``expression``, the unit: the symbol stands for size / unit);
+    ``where``: the line that assumes it; ``ranks``: (name, symbol, count) of rank numbers 1 to count: the condition must hold for all."""
 
     expression: sympy.Basic
     symbols: tuple[tuple[str, sympy.Symbol, int], ...]
@@ -24,7 +24,7 @@ class Guard:
     ranks: tuple[tuple[str, sympy.Symbol, int], ...] = ()
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is true of these sizes, on every rank; not where it divides by zero there, or takes the root of what is negative."""
+        """Whether it holds for these sizes on every rank. False if it divides by zero or takes the root of a negative number."""
         values = {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}
         try:
             here = evaluated(self.expression, values)
@@ -33,15 +33,15 @@ class Guard:
             return False
 
     def _holds_on_every_rank(self, part: sympy.Basic) -> bool:
-        """Whether a part of the condition holds for all coordinates on the axes that it names. One part per axis takes the sum of the axes'
-        sizes in evaluations, not their product."""
+        """Whether a part of the condition holds for all coordinates on the axes that it names. Checking part by part takes as many
+        evaluations as the sum of the axes' sizes, not their product, if each part names one axis."""
         named = [(symbol, count) for _, symbol, count in self.ranks if symbol in part.free_symbols]
         every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, count in named))
         return all(evaluated(part, dict(zip((symbol for symbol, _ in named), numbers, strict=True))) for numbers in every)
 
     @property
     def condition(self) -> str:
-        """The condition in the names of the sizes, without the line."""
+        """The condition written with the names of the sizes, without the line."""
         named = {symbol: sympy.Symbol(name if unit == 1 else f"{name}/{unit}") for name, symbol, unit in self.symbols}
         named.update({symbol: sympy.Symbol(name) for name, symbol, _ in self.ranks})
         return str(self.expression.xreplace(named))
@@ -52,20 +52,21 @@ class Guard:
 
 
 Ranks = Mapping[str, tuple[torch.SymInt, int]]
-"""By name: the number of a rank on an axis, counted from 1, as a symbol, and how many ranks there are."""
+"""By name: (the symbol for a rank's number on an axis, counted from 1; the number of ranks)."""
 NO_RANKS: Ranks = {}
 
 
 def guards_on(
     condition: Any, where: str, symbols: Mapping[str, torch.SymInt], units: Mapping[str, int], ranks: Ranks = NO_RANKS
 ) -> tuple[Guard, ...]:
-    """A condition on ``symbols``, by name, each in its unit, that ``where`` takes for granted; of every rank where it names ``ranks``."""
+    """The guard for a ``condition`` that the line ``where`` assumes. ``symbols``: of sizes, by name; ``units``, ``ranks``: as for
+    ``guards_of``."""
     return _guards(expression(condition), symbols, units, where, ranks)
 
 
 def guards_of(symbols: Mapping[str, torch.SymInt], units: Mapping[str, int] | None = None, ranks: Ranks = NO_RANKS) -> tuple[Guard, ...]:
-    """What was taken for granted of ``symbols``, by name, so far; ``units``: in what each counts its size, 1 by default. What was of a
-    number among ``ranks`` is of each."""
+    """The conditions on ``symbols``, by name, recorded so far. ``units``: each symbol stands for its size / unit, 1 by default. A
+    condition on a number in ``ranks`` applies to all of them."""
     env = next((value.node.shape_env for value in symbols.values()), None)
     found = [one for expr, where in noted_guards(env) for one in _guards(expr, symbols, units or {}, where, ranks)]
     return tuple(dict.fromkeys(found))
@@ -82,16 +83,17 @@ def _guards(expr: Any, symbols: Mapping[str, torch.SymInt], units: Mapping[str, 
 
 
 def distinct(guards: Iterable[Guard]) -> tuple[Guard, ...]:
-    """One guard for each condition, with the place that asked first: what traces found before what asks once more later."""
+    """One guard for each condition, the first of them: tracing's guards come before those of later passes."""
     found: dict[str, Guard] = {}
     for guard in guards:
         found.setdefault(guard.condition, guard)
     return tuple(found.values())
 
 
-def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
-    """The sizes that others settle, by name: as expressions of the others' ``symbols``. Two guards that bound a difference from both sides
-    settle one size, as an equality does (``length + 1 <= mask`` and ``mask <= length + 1``); later names follow from earlier ones."""
+def determined_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> dict[str, sympy.Basic]:
+    """The sizes that others determine, by name: as expressions of the others' ``symbols``. An equality determines one size, as do two
+    guards that bound a difference from both sides (``length + 1 <= mask`` and ``mask <= length + 1``). Later names are expressed by
+    earlier ones."""
     spelled = [guard.expression.xreplace({own: symbols[name] for name, own, _ in guard.symbols}) for guard in guards]
     bounds = [bound for condition in spelled for bound in _bounds(condition)]
     found: dict[str, sympy.Basic] = {}
@@ -108,7 +110,7 @@ def settled_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) -> 
 
 
 def _bounds(condition: sympy.Basic) -> list[sympy.Expr]:
-    """Linear expressions of whole numbers that are at most 0 where ``condition`` holds."""
+    """Integer expressions that are at most 0 if ``condition`` holds."""
     if isinstance(condition, sympy.And):
         return [bound for part in condition.args for bound in _bounds(part)]
     if not isinstance(condition, sympy.Rel) or isinstance(condition, sympy.Ne):
@@ -121,6 +123,6 @@ def _bounds(condition: sympy.Basic) -> list[sympy.Expr]:
     return [difference + 1 if isinstance(condition, sympy.Lt | sympy.Gt) else difference]
 
 
-def broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
-    """The first guard that does not hold of these sizes."""
+def first_broken(guards: Iterable[Guard], sizes: Mapping[str, int]) -> Guard | None:
+    """The first guard that does not hold for these sizes, None if all do."""
     return next((g for g in guards if not g.holds(sizes)), None)

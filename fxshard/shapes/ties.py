@@ -1,4 +1,4 @@
-"""Dims that a model ties to a number, or to an input's dim that nobody named: what a user forgot, as a rule."""
+"""Dims that a model ties to a number, or to an input's dim that nobody named; usually the user forgot to name it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
 
 
-def bounds_all(guard: Guard) -> bool:
-    """Whether it equates a number and an expression that grows with each of its sizes, two at least: ``batch * seq == 64``."""
+def fixes_jointly(guard: Guard) -> bool:
+    """Whether it equates a number to an expression that grows with each of its two or more sizes, such as ``batch * seq == 64``."""
     if not isinstance(guard.expression, sympy.Eq) or len(guard.symbols) < 2:
         return False
     constant, rest = sympy.expand(guard.expression.lhs - guard.expression.rhs).as_coeff_Add()
@@ -20,10 +20,10 @@ def bounds_all(guard: Guard) -> bool:
     return grows and constant != 0 and len({coefficient > 0 for coefficient in terms.values()}) == 1
 
 
-def remedy_of(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | None]]) -> str:
-    """What to do where a model ties ``dims``. ``inputs``: shapes by path, None for a size that is dynamic."""
+def tie_remedy(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | None]]) -> str:
+    """The remedy, for an error message, if a model ties ``dims``. ``inputs``: shapes by path, None for a dynamic size."""
     otherwise = "leave it static, or write the model without numbers that hold this size"
-    found = [(dim, path, k) for dim in dims for path, k in _as_long(dim, inputs)]
+    found = [(dim, path, k) for dim in dims for path, k in _same_size(dim, inputs)]
     if not found:
         return otherwise
     said = " and ".join(f"dim {k} of {path} ({dim.example}) is {dim.name}" for dim, path, k in found)
@@ -31,8 +31,8 @@ def remedy_of(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | No
     return f"if {said} too, name that as well, with dynamic_shapes={named} beside what is named; else {otherwise}"
 
 
-def _as_long(dim: DynamicDim, inputs: Mapping[str, Sequence[int | None]]) -> list[tuple[str, int]]:
-    """Dims of other inputs that have the size of ``dim`` and are static: of each input the one in the same place, if that has it."""
+def _same_size(dim: DynamicDim, inputs: Mapping[str, Sequence[int | None]]) -> list[tuple[str, int]]:
+    """(path, dim) of static dims of other inputs with the size of ``dim``: one per input, at the same position if possible."""
     own, places = {path for path, _ in dim.places}, [k for _, k in dim.places]
     found = []
     for path, shape in inputs.items():

@@ -1,4 +1,4 @@
-"""Units: of what each dynamic size must be a multiple, so that all that a plan cuts is cut evenly."""
+"""Units: the number of which each dynamic size must be a multiple, so that all shards of a plan are even."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fxshard._torch_compat.symbols import evaluated, expression, is_symbolic
 from fxshard.errors import SizesError
 
 Cuts = Iterable[tuple[Any, int]]
-"""(size of a dim, into how many parts it is cut)."""
+"""(size of a dim, number of shards)."""
 
 
 def units_of(cuts: Cuts, symbols: Mapping[str, sympy.Symbol]) -> dict[str, int]:
-    """The least unit of each size, by name. Raises SizesError for a dim that no units make even, such as one of s - 1."""
+    """The smallest unit of each size, by name. Raises SizesError for a dim that no units make even, such as one of size s - 1."""
     wanted = dict.fromkeys((expression(size), parts) for size, parts in cuts if is_symbolic(size) and parts > 1)
     units = dict.fromkeys(symbols, 1)
     names = {symbol: name for name, symbol in symbols.items()}
@@ -26,12 +26,12 @@ def units_of(cuts: Cuts, symbols: Mapping[str, sympy.Symbol]) -> dict[str, int]:
 
 
 def _widen(units: dict[str, int], names: Mapping[sympy.Symbol, str], expr: sympy.Expr, parts: int) -> None:
-    """Makes ``expr`` a multiple of ``parts`` by larger units of its symbols, the first ones first."""
+    """Enlarges the units of symbols in ``expr``, the first symbols first, until it is a multiple of ``parts``."""
     if _divides(expr, parts, units, names):
         return
     for symbol in sorted(expr.free_symbols, key=lambda s: list(names).index(s)):
         name, before = names[symbol], units[names[symbol]]
-        for times in (1, 2, 4, 8):  # of halves, as a pooling leaves them, twice as much is needed
+        for times in (1, 2, 4, 8):  # a size that was halved, by pooling for example, needs twice the unit
             units[name] = math.lcm(before, parts * times)
             if _divides(expr, parts, units, names):
                 return
@@ -49,16 +49,16 @@ def _divides(expr: sympy.Expr, parts: int, units: Mapping[str, int], names: Mapp
     return all(isinstance(c := term.as_coeff_Mul()[0], sympy.Integer) and int(c) % parts == 0 for term in terms)
 
 
-def depends(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
+def depends_on(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
     """Whether a size is an expression of any of these symbols."""
     return is_symbolic(size) and not expression(size).free_symbols.isdisjoint(symbols)
 
 
-def counted_range(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
-    """The range of a size that is counted in ``unit``, so that its symbol simplifies as that of the size does; ``example`` is in it."""
+def range_in_units(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
+    """The range of a size divided by ``unit``, so that its symbol simplifies as the size's own does; it contains ``example``."""
     return -(-least // unit), None if most is None else max(most // unit, example)
 
 
 def evaluate_all(shape: Sequence[Any], values: Mapping[sympy.Symbol, sympy.Integer]) -> tuple[int, ...]:
-    """A shape with its symbols' values put in."""
+    """A shape with ``values`` substituted for its symbols."""
     return tuple(evaluated(expression(size), values) if is_symbolic(size) else size for size in shape)

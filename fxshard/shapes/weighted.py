@@ -1,4 +1,4 @@
-"""Sizes at which a plan is priced beside each other, each with its weight, as the user gives them."""
+"""The sizes, given by the user with weights, over which the cost of a plan is averaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.dims import DynamicDim
-from fxshard.shapes.guards import Guard, broken
+from fxshard.shapes.guards import Guard, first_broken
 
 WHERE = "example_sizes"
 REMEDY = "give sizes in the order of the dynamic dims, or by name, [(8, 2048), {'batch': 64, 'seq': 1}], or pairs of these and weights"
@@ -17,7 +17,7 @@ REMEDY = "give sizes in the order of the dynamic dims, or by name, [(8, 2048), {
 
 @dataclass(frozen=True)
 class WeightedSizes:
-    """``sizes`` of all dynamic dims, by name, and the part that they have in the mean; the weights of all add up to 1."""
+    """``sizes`` of all dynamic dims, by name, and their weight in the mean; the weights of all samples add up to 1."""
 
     sizes: tuple[tuple[str, int], ...]
     weight: float
@@ -33,10 +33,10 @@ def sizes_named(sizes: Mapping[str, int] | Sequence[tuple[str, int]]) -> str:
 
 
 def weighted_sizes(given: Any, dims: Sequence[DynamicDim]) -> tuple[WeightedSizes, ...]:
-    """The sizes that ``given`` names of ``dims``, none for None; weights are alike where there are none, and then made to add up to 1.
+    """Reads the user's sizes of ``dims``, none for None. Weights are normalised to add up to 1; without weights all are equal.
 
-    ``given``: a sequence of sizes, each a tuple in the order of ``dims`` or a mapping by name, which leaves those of the example out; or of
-    pairs of such and a weight. Raises OptionError for anything else, and for a size that its dim may not have.
+    ``given``: a sequence of sizes, or of pairs of sizes and a weight. Sizes are a tuple in the order of ``dims``, or a mapping by name, in
+    which missing sizes are the example's. Raises OptionError for anything else, and for a size outside its dim's range.
     """
     if given is None:
         return ()
@@ -89,48 +89,48 @@ def _sizes(given: Any, dims: Sequence[DynamicDim]) -> Iterator[tuple[str, int]]:
 
 
 def largest_sizes(dims: Sequence[DynamicDim], sampled: Sequence[WeightedSizes], ranks: int, guards: Sequence[Guard] = ()) -> dict[str, int]:
-    """The largest sizes that are given, by name: each dim's ``most``, of one that has none the largest of its example and ``sampled``.
+    """The largest sizes to plan for, by name: each dim's ``most``; without one, the largest of its example and its ``sampled`` sizes.
 
-    A ``most`` that the ``ranks`` of a mesh do not divide is taken as the next multiple, where shards are of equal lengths. Where ``guards``
-    do not hold of all of them, dims grow one by one from the example's sizes, the first one first, as far as the guards hold, and again
-    while one still can: none of what is found can grow alone. Beyond it runs what is traced and planned for that.
+    If shards must be even, ``most`` is rounded up to a multiple of ``ranks``, the mesh's number of ranks. If ``guards`` do not hold for
+    these sizes, the dims grow in turn from the example's sizes as far as the guards allow, until none can grow alone. Calls with larger
+    sizes are traced and planned separately.
     """
-    most = {dim.name: _given(dim, sampled, ranks) for dim in dims}
-    if broken(guards, most) is None:
+    most = {dim.name: _upper_size(dim, sampled, ranks) for dim in dims}
+    if first_broken(guards, most) is None:
         return most
     found = {dim.name: dim.example for dim in dims}
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         before = dict(found)
         for dim in dims:
-            found[dim.name] = _served(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
+            found[dim.name] = _grown(found, dim.name, most[dim.name], 1 if dim.uneven else ranks, guards)
         if found == before:
             break
     return found
 
 
-def _given(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -> int:
+def _upper_size(dim: DynamicDim, sampled: Sequence[WeightedSizes], ranks: int) -> int:
     largest = max(dim.example, *(dict(one.sizes)[dim.name] for one in sampled), 0)
     if dim.most is None or dim.most <= largest:
         return largest
     return dim.most if dim.uneven else -(-dim.most // ranks) * ranks
 
 
-ROUNDS = 100
-"""Two dims of which each bounds the other grow by turns, so many times."""
-NEAR = 4
-"""So many sizes below the largest are looked at one by one: it may have to be a multiple of something itself."""
+MAX_ROUNDS = 100
+"""Maximum number of rounds in which dims that bound each other grow in turn."""
+TRIED_LARGEST = 4
+"""Number of the largest sizes tried one by one before bisection: the size may have to be a multiple of something."""
 
 
-def _served(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards: Sequence[Guard]) -> int:
-    """The largest multiple of ``unit`` up to ``largest``, or that itself, of which the guards hold for the dim ``name``, the others being
-    ``sizes``; at least its size there, of which they do."""
+def _grown(sizes: Mapping[str, int], name: str, largest: int, unit: int, guards: Sequence[Guard]) -> int:
+    """The largest size of the dim ``name`` for which the guards hold, the other dims being ``sizes``: ``largest`` itself or a smaller
+    multiple of ``unit``. At least the dim's size in ``sizes``, for which the guards hold."""
 
     def holds(size: int) -> bool:
-        return broken(guards, {**sizes, name: size}) is None
+        return first_broken(guards, {**sizes, name: size}) is None
 
     least = sizes[name]
     low, high = least // unit, largest // unit
-    near = next((size for size in (largest, *(unit * (high - k) for k in range(NEAR))) if size <= least or holds(size)), None)
+    near = next((size for size in (largest, *(unit * (high - k) for k in range(TRIED_LARGEST))) if size <= least or holds(size)), None)
     if near is not None:
         return max(near, least)
     while high - low > 1:

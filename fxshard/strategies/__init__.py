@@ -1,4 +1,4 @@
-"""What each operator allows: rules in factor notation, the engine that makes strategies of them, and local forms.
+"""Sharding rules: a rule per operator in factor notation, the engine that expands rules to strategies, and local forms.
 
 >>> from fxshard.strategies import register, rule
 >>> register("mylib.matmul.default", rule("b m k, b k n -> b m n"))
@@ -9,8 +9,8 @@ from fxshard.strategies.engine.engine import AxisOption, OpStrategy, axis_option
 from fxshard.strategies.engine.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
-from fxshard.strategies.engine.registry import Registered, has_rule, local_form, lookup, register, registered_ops, rules_of_the_user
-from fxshard.strategies.engine.torch_functions import sharding_function
+from fxshard.strategies.engine.registered_sharding import sharding_function
+from fxshard.strategies.engine.registry import Registered, has_rule, local_form, lookup, register, registered_ops, registered_user_rules
 from fxshard.strategies.linear import attention, embedding, experts, linalg, matmul, scaled  # noqa: F401  (each registers its operators)
 from fxshard.strategies.norms import loss, normalization, row_norm, softmax, weight_norm  # noqa: F401  (each registers its operators)
 from fxshard.strategies.space import convolution, planes, pooling  # noqa: F401  (each registers its operators)
@@ -24,9 +24,9 @@ from fxshard.strategies.tensors import (  # noqa: F401  (each registers its oper
     pointwise,
     random,
     reductions,
+    replicated_only,
     slicing,
     views,
-    whole,
 )
 
 __all__ = [
@@ -56,6 +56,6 @@ __all__ = [
     "register",
     "registered_ops",
     "rule",
-    "rules_of_the_user",
+    "registered_user_rules",
     "sharding_function",
 ]

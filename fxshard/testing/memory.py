@@ -26,7 +26,7 @@ from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind
 from fxshard.runtime.rank_graph.memory import unbound
 from fxshard.runtime.simulate.shards import scatter
-from fxshard.runtime.simulate.values import check_memory, check_value
+from fxshard.runtime.simulate.values import check_has_data, check_value
 
 
 class AloneCollectives(TorchDispatchMode):
@@ -107,7 +107,7 @@ def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) 
         if not isinstance(value, torch.Tensor):
             raise RunError(f"{end.kind} {end.name!r} is {a_kind(value)}, not a tensor", where="values", remedy=remedy)
         check_value(end.name, value, shape, dtype)
-        check_memory(end.kind, end.name, value)
+        check_has_data(end.kind, end.name, value)
 
 
 @contextlib.contextmanager

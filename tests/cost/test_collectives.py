@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from fxshard.cost import collective_time
-from fxshard.cost.collectives import forms, hops, share
+from fxshard.cost.collectives import algorithms, hops, sent_fraction
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link, Measured
 from fxshard.mesh.mesh import Mesh, Span
@@ -22,7 +22,7 @@ MB = 1_000_000
 
 def by_name(kind: str, span: Span) -> dict[str, float]:
     """Microseconds of each form on a buffer of a megabyte."""
-    return {form.name: form.time(MB) for form in forms(kind, span, IN, OUT)}
+    return {form.name: form.time(MB) for form in algorithms(kind, span, IN, OUT)}
 
 
 def test_inside_a_node_there_is_the_ring() -> None:
@@ -90,7 +90,7 @@ def test_no_worse_than_one_ring_over_the_slowest_link(
         return
     slack = 1 + 1e-9
     assert time <= (2 + hops(kind, n) * slowest.latency + sent / slowest.bandwidth * 1e6) * slack
-    assert time * slack >= 2 + sent / share(kind, n) / inside.bandwidth * share(kind, 2) * 1e6 / slack
+    assert time * slack >= 2 + sent / sent_fraction(kind, n) / inside.bandwidth * sent_fraction(kind, 2) * 1e6 / slack
     assert collective_time(kind, axis, sent + more, mesh) >= time
 
 

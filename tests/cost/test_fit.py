@@ -15,17 +15,17 @@ from hypothesis import given
 from fxshard.cost.collectives import collective_time
 from fxshard.cost.fit import (
     CollectiveTime,
-    Errors,
     OpTime,
-    ascending,
+    PredictionErrors,
     collective_errors,
+    drop_collective_curves,
     fit_device,
     fit_links,
-    nearest_ascending,
+    isotonic,
+    lower_envelope,
+    noisy_collectives,
     op_errors,
     rounded,
-    without_curve,
-    without_curves,
 )
 from fxshard.errors import RunError
 from fxshard.graph.call import Call, Operand, TensorMeta
@@ -71,7 +71,7 @@ def test_links_are_recovered_and_predict_what_was_left_out() -> None:
     times = [*generated(0, 8, BETWEEN, True), *generated(1, 4, INSIDE, False)]
     found = fit_links(mesh, times)
     assert close(found.inside, INSIDE) and close(found.between, BETWEEN)
-    for hardware in (found, without_curves(found), rounded(found)):
+    for hardware in (found, drop_collective_curves(found), rounded(found)):
         errors = collective_errors(hardware, mesh, times)
         assert [e.what for e in errors] == [f"{kind} on {axis}" for axis in ("dp", "tp") for kind in COLLECTIVES]
         assert all(len(e.errors) == len(SIZES) // 2 for e in errors)
@@ -94,7 +94,7 @@ def test_a_kind_that_is_slower_than_the_links_say() -> None:
     mesh = Mesh({"tp": 4}, Hardware("unknown", {4: 1e12}, 1e11, 0.0, 4, Link(1e9, 1.0), None))
     times = [CollectiveTime(t.kind, 0, t.sent, t.time - LAUNCH, t.fitted) for t in generated(0, 4, INSIDE, False)]
     times = [CollectiveTime(t.kind, 0, t.sent, t.time * (2 if t.kind == "all_gather" else 1), t.fitted) for t in times]
-    found = without_curves(fit_links(mesh, times))
+    found = drop_collective_curves(fit_links(mesh, times))
     assert all(abs(e.worst[0]) < 1e-3 for e in collective_errors(found, mesh, times))
     reached = found.measured.efficiency
     assert reached["all_gather"].latency == pytest.approx(2 * reached["all_reduce"].latency, rel=1e-3)
@@ -125,7 +125,7 @@ def test_rates_are_recovered() -> None:
 
 
 def test_errors_are_counted_by_hand() -> None:
-    one = Errors("copy", (0.1, -0.4, 0.2), (10.0, 20.0, 30.0))
+    one = PredictionErrors("copy", (0.1, -0.4, 0.2), (10.0, 20.0, 30.0))
     assert one.median == 0.2 and one.worst == (-0.4, 20.0)
 
 
@@ -134,7 +134,7 @@ def test_curves_are_the_highest_that_ascend_below_the_measurements(times: list[f
     """At each size the least of what this size and all larger ones took: more would fall later, less would be lower than need be."""
     if min(times) == times[-1]:
         return
-    found = ascending(reversed(list(enumerate(times))))
+    found = lower_envelope(reversed(list(enumerate(times))))
     assert found.points == tuple((i, min(times[i:])) for i in range(len(times)))
 
 
@@ -146,7 +146,7 @@ def test_no_ascending_curve_is_nearer_to_the_measurements(times: list[int]) -> N
         return sum((a - b) ** 2 for a, b in zip(curve, times, strict=True))
 
     try:
-        found = [time for _, time in nearest_ascending(enumerate(times)).points]
+        found = [time for _, time in isotonic(enumerate(times)).points]
     except RunError:
         assert all(mean(times[:k]) >= mean(times) for k in range(1, len(times)))
         return
@@ -158,10 +158,10 @@ def test_no_ascending_curve_is_nearer_to_the_measurements(times: list[int]) -> N
 def test_one_short_measurement_does_not_drag_the_others_down() -> None:
     """The largest collective, lost in noise: its neighbours' mean, where the highest curve below all would be nothing everywhere."""
     points = [(1, 100.0), (2, 110.0), (4, 130.0), (8, 170.0), (16, 1.0)]
-    assert [time for _, time in nearest_ascending(points).points] == pytest.approx([100.0] + [(110 + 130 + 170 + 1) / 4] * 4)
+    assert [time for _, time in isotonic(points).points] == pytest.approx([100.0] + [(110 + 130 + 170 + 1) / 4] * 4)
 
 
-@pytest.mark.parametrize("fit", [ascending, nearest_ascending])
+@pytest.mark.parametrize("fit", [lower_envelope, isotonic])
 def test_measurements_that_do_not_grow_are_refused(fit: Callable[[list[tuple[int, float]]], Curve]) -> None:
     with pytest.raises(RunError, match="3 measurements of sizes from 1 to 4 do not take longer as the size grows"):
         fit([(1, 5.0), (2, 4.0), (4, 3.0)])
@@ -175,11 +175,11 @@ def test_a_collective_of_which_more_bytes_take_no_longer_has_no_curve() -> None:
     ]
     level = [CollectiveTime("all_reduce", 0, sent, 900.0 - index, True) for index, sent in enumerate(SIZES)]
     found = fit_links(mesh, [*times, *level])
-    assert without_curve(mesh, [*times, *level]) == ["all_reduce on dp"] and not without_curve(mesh, times)
+    assert noisy_collectives(mesh, [*times, *level]) == ["all_reduce on dp"] and not noisy_collectives(mesh, times)
     assert set(found.measured.collectives) == {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}
     assert (found.inside.bandwidth, found.inside.latency) == pytest.approx((INSIDE.bandwidth, INSIDE.latency), rel=1e-3)
     again = Mesh({"any": 2}, found)
     for sent in SIZES:
         assert collective_time("all_reduce", 0, sent, again) == pytest.approx(ring("all_reduce", 2, INSIDE, sent), rel=1e-2)
-    with pytest.raises(RunError, match="of no collective more bytes take longer"):
+    with pytest.raises(RunError, match="no collective takes longer with more bytes"):
         fit_links(mesh, level)

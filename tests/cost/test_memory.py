@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.cost.lives import End
+from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError
@@ -36,9 +36,9 @@ class Builder:
         node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
         return node
 
-    def stage(self, inputs: dict[fx.Node, End], *results: fx.Node) -> Stage:
+    def stage(self, inputs: dict[fx.Node, BoundaryValue], *results: fx.Node) -> Stage:
         self.graph.output(results)
-        return Stage(self.graph, inputs, {n: End("output", n.name) for n in results})
+        return Stage(self.graph, inputs, {n: BoundaryValue("output", n.name) for n in results})
 
 
 def test_a_value_dies_after_its_last_reader_and_results_do_not() -> None:
@@ -47,7 +47,7 @@ def test_a_value_dies_after_its_last_reader_and_results_do_not() -> None:
     one = b(aten.exp.default, x)
     two = b(aten.exp.default, one)
     three = b(aten.exp.default, two)
-    profile = profile_stages([b.stage({x: End("input", "args[0]", "S(0)")}, one, three)])
+    profile = profile_stages([b.stage({x: BoundaryValue("input", "args[0]", "S(0)")}, one, three)])
     assert profile.over_time == (2 * K, 3 * K, 4 * K)
     assert [(t.name, t.kind, t.birth, t.death, t.layout) for t in profile.tensors] == [
         ("args[0]", "input", 0, 2, "S(0)"),
@@ -67,7 +67,7 @@ def test_views_and_writes_in_place_hold_their_storage() -> None:
     b(aten.add_.Tensor, made, 1)
     b(aten.exp.default, x)
     last = b(aten.exp.default, part)
-    profile = profile_stages([b.stage({x: End("input", "x")}, last)])
+    profile = profile_stages([b.stage({x: BoundaryValue("input", "x")}, last)])
     assert profile.over_time == (2 * K, 2 * K, 2 * K, 3 * K, 2 * K + 4), "nobody reads the fourth"
 
 
@@ -78,7 +78,7 @@ def test_a_collective_is_held_by_what_waits_for_it() -> None:
     waited = b(c10d.wait_tensor.default, started)
     b(aten.exp.default, x)
     last = b(aten.sum.default, waited)
-    profile = profile_stages([b.stage({x: End("parameter", "w")}, last)])
+    profile = profile_stages([b.stage({x: BoundaryValue("parameter", "w")}, last)])
     assert profile.over_time == (3 * K, 3 * K, 4 * K, 3 * K + 4)
     assert profile.by_kind(1) == {"parameter": K, "gathered": 2 * K}
 
@@ -89,7 +89,7 @@ def test_outputs_of_one_call_live_while_they_are_picked() -> None:
     both = b(aten.max.dim, b(aten.view.default, x, [10, 100]), 1)
     first = b(__import__("operator").getitem, both, 0)
     last = b(aten.exp.default, first)
-    profile = profile_stages([b.stage({x: End("input", "x")}, last)])
+    profile = profile_stages([b.stage({x: BoundaryValue("input", "x")}, last)])
     assert profile.over_time == (K, K + 10 * 4 + 10 * 8, K + 10 * 4 + 10 * 8, K + 10 * 4 + 10 * 4)
 
 
@@ -99,13 +99,13 @@ def test_the_backward_frees_what_was_kept_and_makes_anew_what_was_not() -> None:
     cheap = f(aten.exp.default, x)
     kept = f(aten.exp.default, cheap)
     loss = f(aten.sum.default, kept)
-    forward = Stage(f.graph, {x: End("parameter", "w")}, {loss: End("output", "outputs[0]")})
+    forward = Stage(f.graph, {x: BoundaryValue("parameter", "w")}, {loss: BoundaryValue("output", "outputs[0]")})
     f.graph.output((loss, kept))
     same_x, same_kept, tangent = (late.given(n, v) for n, v in (("x", x.meta["val"]), ("k", kept.meta["val"]), ("t", loss.meta["val"] * 1)))
     again = late.graph.node_copy(cheap, {x: same_x}.__getitem__)  # the same meta, but computed once more
     grad = late(aten.mul.Tensor, late(aten.mul.Tensor, again, same_kept), tangent)
     late.graph.output((grad,))
-    backward = Stage(late.graph, {tangent: End("input", "tangents[0]")}, {grad: End("gradient", "w")})
+    backward = Stage(late.graph, {tangent: BoundaryValue("input", "tangents[0]")}, {grad: BoundaryValue("gradient", "w")})
     profile = profile_stages([forward, backward], {"optimizer": 2 * K})
     assert profile.over_time == tuple(2 * K + n for n in (2 * K, 3 * K, 2 * K + 4, 3 * K + 8, 4 * K + 8, 3 * K + 8))
     assert profile.by_kind() == {"parameter": K, "optimizer": 2 * K, "input": 4, "output": 4, "activation": K, "temporary": 2 * K}

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from fxshard.errors import RunError
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.checkpoint import api, load_checkpoint, save_checkpoint
-from fxshard.runtime.module.parameters import shard_parameters, sharded
+from fxshard.runtime.module.parameters import shard_parameters, shard_tensor
 from tests.distributed.scenarios import run_scenarios
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -75,7 +75,7 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> None:
         for parameter in model.parameters():
             whole = torch.sin(torch.arange(parameter.numel()).reshape(parameter.shape) * 0.7 + step)
             laid = isinstance(parameter, DTensor)
-            parameter.grad = sharded(whole, Layout(parameter.placements), parameter.device_mesh, parameter.device) if laid else whole
+            parameter.grad = shard_tensor(whole, Layout(parameter.placements), parameter.device_mesh, parameter.device) if laid else whole
         optimizer.step()
 
 

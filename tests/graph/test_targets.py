@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.nodes import NodeMaker
-from fxshard.graph.targets import kept, name_of, number_of
+from fxshard.graph.targets import cached_by_target, name_of, target_id
 from fxshard.passes.lowering.local_graph import begun
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def test_each_target_is_asked_once() -> None:
     asked: list[Any] = []
-    ask = kept(lambda target: asked.append(target) or len(asked))
+    ask = cached_by_target(lambda target: asked.append(target) or len(asked))
     assert [ask(t) for t in (aten.mm.default, aten.add.Tensor, aten.mm.default)] == [1, 2, 1]
     assert asked == [aten.mm.default, aten.add.Tensor]
 
@@ -34,7 +34,7 @@ def test_targets_are_told_apart_by_identity_and_kept() -> None:
         def __hash__(self) -> int:
             return 0
 
-    assert len({number_of(Same()) for _ in range(100)}) == 100
+    assert len({target_id(Same()) for _ in range(100)}) == 100
 
 
 def test_names_are_what_the_operators_say_of_themselves() -> None:

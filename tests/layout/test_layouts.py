@@ -18,12 +18,12 @@ from fxshard.layout.layouts import (
     Layout,
     all_layouts,
     ceil_shape,
-    check,
+    check_layout,
     chunk,
     chunk_lengths,
     local_offset,
     local_shape,
-    normal_placement,
+    normalised_placement,
 )
 from tests.reference_shards import coordinates, shard
 
@@ -121,17 +121,17 @@ def test_what_is_not_a_layout_is_named(text: str, named: str) -> None:
 
 def test_wrong_length_and_dims_out_of_range_are_named() -> None:
     with pytest.raises(LayoutError, match=r"layout RR of w has 2 placements, the mesh has 1 axes[\s\S]*one placement per mesh axis"):
-        check(L("RR"), 1, 1, "w")
+        check_layout(L("RR"), 1, 1, "w")
     with pytest.raises(LayoutError, match=r"dim 2 in S\(2\) is out of range for w, which has 2 dims[\s\S]*0 to 1"):
-        check(L("RS(2)"), 2, 2, "w")
+        check_layout(L("RS(2)"), 2, 2, "w")
     with pytest.raises(LayoutError, match=r"dim -3"):
-        check(L("S(-3)"), 2, 1, "w")
+        check_layout(L("S(-3)"), 2, 1, "w")
     with pytest.raises(LayoutError, match=r"dim 0[\s\S]*a scalar can only be replicated"):
-        normal_placement(Shard(0), 0, "loss")
+        normalised_placement(Shard(0), 0, "loss")
 
 
 def test_negative_dims_count_from_the_end() -> None:
-    assert check(L("S(-1)R"), 3, 2, "x") == L("S(2)R")
+    assert check_layout(L("S(-1)R"), 3, 2, "x") == L("S(2)R")
 
 
 def test_all_layouts_are_all_and_replicated_is_first() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fxshard.cost import time_price
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Shapes, path_communication, path_price, steps, table
+from fxshard.layout.redistribution import WeightedShapes, path_communication, path_price, path_table, steps
 from fxshard.layout.steps import step_price, walk
 from fxshard.mesh.hardware import Hardware, Link
 from fxshard.mesh.mesh import Mesh
@@ -25,13 +25,13 @@ def along(source: Layout, way: tuple, shape: tuple[int, ...]) -> float:
 
 
 def pairs() -> list[tuple[Layout, Layout]]:
-    paths = table(SMALL, 4, MESH, ("sum",), PRICE)
+    paths = path_table(SMALL, 4, MESH, ("sum",), PRICE)
     return [(a, b) for a, b in itertools.permutations(paths.layouts, 2) if paths.prices[paths.index[a], paths.index[b]] < float("inf")]
 
 
 @pytest.mark.parametrize("weight", [0.001, 0.2, 0.9, 0.9999])
 def test_no_way_of_one_size_is_cheaper_in_the_mean(weight: float) -> None:
-    shapes = Shapes((SMALL, LARGE), (weight, 1 - weight))
+    shapes = WeightedShapes((SMALL, LARGE), (weight, 1 - weight))
     for a, b in pairs():
         way = steps(a, b, shapes, 4, MESH, PRICE)
         mean = weight * along(a, way, SMALL) + (1 - weight) * along(a, way, LARGE)
@@ -44,14 +44,14 @@ def test_the_weights_choose_between_ways_that_differ() -> None:
     differ = [(a, b) for a, b in pairs() if steps(a, b, SMALL, 4, MESH, PRICE) != steps(a, b, LARGE, 4, MESH, PRICE)]
     assert differ
     for (a, b), (weight, shape) in itertools.product(differ, [(1 - 1e-9, SMALL), (1e-9, LARGE)]):
-        shapes = Shapes((SMALL, LARGE), (weight, 1 - weight))
+        shapes = WeightedShapes((SMALL, LARGE), (weight, 1 - weight))
         assert steps(a, b, shapes, 4, MESH, PRICE) == steps(a, b, shape, 4, MESH, PRICE)
 
 
 def test_what_collectives_cost_is_told_for_each_size() -> None:
-    shapes, (a, b) = Shapes((SMALL, LARGE), (0.5, 0.5)), (Layout.parse("S(0)R"), Layout.parse("RS(1)"))
+    shapes, (a, b) = WeightedShapes((SMALL, LARGE), (0.5, 0.5)), (Layout.parse("S(0)R"), Layout.parse("RS(1)"))
     way = steps(a, b, shapes, 4, MESH, PRICE)
     each = [sum(step_price(s, at, n, 4, MESH, PRICE) for at, s, _ in walk(a, way) if s.is_collective) for n in (SMALL, LARGE)]
     assert list(path_communication(a, b, shapes, 4, MESH, PRICE)) == pytest.approx(each)
-    paths = table(shapes, 4, MESH, ("sum",), PRICE)
+    paths = path_table(shapes, 4, MESH, ("sum",), PRICE)
     assert list(paths.communication[:, paths.index[a], paths.index[b]]) == pytest.approx(each)

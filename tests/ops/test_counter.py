@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fxshard.ops import counter
-from fxshard.ops.random import draw, shard_of
+from fxshard.ops.random import draw, draw_shard
 
 CPU = torch.device("cpu")
 MASK = 0xFFFFFFFF
@@ -26,7 +26,7 @@ KNOWN = {  # Random123, kat_vectors: rounds, counter, key, result
 
 
 def tensors(words: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.tensor(counter.word(w), dtype=torch.int32) for w in words)  # type: ignore[return-value]
+    return tuple(torch.tensor(counter.to_int32(w), dtype=torch.int32) for w in words)  # type: ignore[return-value]
 
 
 def numbers(words: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def test_a_mask_in_pythons_numbers() -> None:
     have = counter.hashed(tensors(keys), counter.index_of((9, 7), (4, 5), (3, 2), CPU))
     want = [[scrambled((scrambled(((3 + i) * 7 + 2 + j) ^ keys[0]) + keys[1]) & MASK) for j in range(5)] for i in range(4)]
     assert (have.long() & MASK).tolist() == want
-    kept = counter.kept(tensors(keys), counter.index_of((9, 7), (9, 7), (0, 0), CPU), 0.3)
+    kept = counter.keep_mask(tensors(keys), counter.index_of((9, 7), (9, 7), (0, 0), CPU), 0.3)
     words = counter.hashed(tensors(keys), counter.index_of((9, 7), (9, 7), (0, 0), CPU)).double() + 2**31
     assert torch.equal(kept, words >= 0.3 * 2**32)
 
@@ -87,8 +87,8 @@ def test_indexes_beyond_32_bits(shape: tuple[int, ...]) -> None:
 def test_blocks_of_a_huge_tensor_are_drawn_alone_and_differ() -> None:
     shape, keys = (4, 1 << 32), tensors((5, 6))
     for kind, dtype in (("kept", torch.bool), ("uniform", torch.float32), ("normal", torch.float64), ("integers", torch.int64)):
-        rows = shard_of(kind, 0.5 if kind == "kept" else 0, 1000, shape, dtype, keys, (4, 64), (0, 0), CPU)
-        last = shard_of(kind, 0.5 if kind == "kept" else 0, 1000, shape, dtype, keys, (1, 30), (3, 20), CPU)
+        rows = draw_shard(kind, 0.5 if kind == "kept" else 0, 1000, shape, dtype, keys, (4, 64), (0, 0), CPU)
+        last = draw_shard(kind, 0.5 if kind == "kept" else 0, 1000, shape, dtype, keys, (1, 30), (3, 20), CPU)
         assert torch.equal(last[0], rows[3, 20:50])
         assert not any(torch.equal(rows[i], rows[j]) for i in range(4) for j in range(i))
 

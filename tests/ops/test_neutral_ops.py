@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
 from fxshard._torch_compat import FakeTensorMode
-from fxshard.ops.contraction import kernel
+from fxshard.ops.contraction import einsum_kernel
 from fxshard.ops.random import KINDS
 from tests.passes.tracing import real
 
@@ -142,7 +142,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, (op, _) in SAMPLES.items() if op is OPS.einsum])
 def test_the_kernel_of_a_contraction(name: str) -> None:
     a, b, equation = SAMPLES[name][1]
-    result = kernel(a, b, equation)
+    result = einsum_kernel(a, b, equation)
     assert_close(result, torch.einsum(equation, a, b))
     assert result.is_contiguous()
 

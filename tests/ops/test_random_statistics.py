@@ -80,7 +80,7 @@ def test_a_bit_of_the_index_or_the_key_changes_half_of_the_bits() -> None:
     first, second = counter.keys_of(3, 0)[:, 0].unbind()
     before = counter.hashed((first, second), (index, None)).numpy()
     for bit in range(32):
-        one = counter.word(1 << bit)
+        one = counter.to_int32(1 << bit)
         changed = {
             "index": ((first, second), index ^ one),
             "first": ((first ^ one, second), index),

@@ -264,7 +264,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("redistributions.0.cost", 0), "the objective is 10.75, but nodes and redistributions cost 3.25 together", "certificate"),
     (_with("certificate.unit", "bytes"), "the cost is 7.5, but the steps send 48 bytes", "redistributions[0]"),
     (_with("mesh.hardware", HARDWARE | {"launch": -1}), "at least 0, found -1", "mesh.hardware.launch"),
-    (_with("mesh.hardware", HARDWARE | {"memory_bandwidth": 0}), "at a rate of 0 nothing ends", "mesh.hardware.memory_bandwidth"),
+    (_with("mesh.hardware", HARDWARE | {"memory_bandwidth": 0}), "a rate is positive, found 0", "mesh.hardware.memory_bandwidth"),
     (_with("redistributions.0.shape", [2**40, 2**40]), "no tensor has so many elements", "redistributions[0].shape"),
     (_with("redistributions.0.itemsize", 3), "no element has a size of 3 bytes", "redistributions[0].itemsize"),
     (_with("mesh.axes.0.1", 10**40), "no mesh has so many ranks", "mesh"),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, symbol_of
 from fxshard.errors import FileError
-from fxshard.layout.layouts import extent
-from fxshard.shapes.expressions import MAX_ARGUMENTS, MAX_TEXT, parsed, written
+from fxshard.layout.layouts import nested_chunk
+from fxshard.shapes.expressions import MAX_ARGUMENTS, MAX_TEXT, from_text, to_text
 
 ENV = SymbolEnv()
 A, B = ENV.symbol("a", 6), ENV.symbol("b", 9)
@@ -58,7 +58,7 @@ def test_roundtrip_and_python_says_the_same(tree: Any, a: int, b: int) -> None:
     made = value(tree)
     if not isinstance(made, torch.SymInt):
         return
-    again = parsed(written(expression(made)), SYMBOLS)
+    again = from_text(to_text(expression(made)), SYMBOLS)
     assert again == expression(made)
     assert evaluated(again, {symbol_of(A): sympy.Integer(a), symbol_of(B): sympy.Integer(b)}) == value(
         tree, {str(symbol_of(A)): a, str(symbol_of(B)): b}
@@ -71,17 +71,17 @@ def test_conditions(left: Any, right: Any, name: str) -> None:
     made = {"eq": sympy.Eq, "ne": sympy.Ne, "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge}[name]
     sides = [expression(v) if isinstance(v, torch.SymInt) else sympy.Integer(v) for v in (value(left), value(right))]
     condition = sympy.And(made(*sides), sympy.Not(sympy.Eq(sides[0], 3)))
-    assert parsed(written(condition), SYMBOLS) == condition
+    assert from_text(to_text(condition), SYMBOLS) == condition
 
 
 @pytest.mark.parametrize("parts", [(2,), (3, 2), (2, 2, 2)])
 def test_lengths_of_pieces_of_pieces(parts: tuple[int, ...]) -> None:
     """The largest expressions that lowering makes."""
-    length = extent(A, parts, tuple(n - 1 for n in parts))[1]
-    again = parsed(written(expression(length)), SYMBOLS)
+    length = nested_chunk(A, parts, tuple(n - 1 for n in parts))[1]
+    again = from_text(to_text(expression(length)), SYMBOLS)
     assert again == expression(length)
     for size in (1, 5, 12, 29):
-        assert evaluated(again, {symbol_of(A): sympy.Integer(size)}) == extent(size, parts, tuple(n - 1 for n in parts))[1]
+        assert evaluated(again, {symbol_of(A): sympy.Integer(size)}) == nested_chunk(size, parts, tuple(n - 1 for n in parts))[1]
 
 
 HOSTILE = [
@@ -113,7 +113,7 @@ HOSTILE = [
 @pytest.mark.parametrize(("text", "what"), HOSTILE)
 def test_refused(text: str, what: str) -> None:
     with pytest.raises(FileError, match=what):
-        parsed(text, SYMBOLS)
+        from_text(text, SYMBOLS)
 
 
 def _nested(head: str, tail: str, count: int) -> str:
@@ -136,12 +136,12 @@ BOMBS = {
 def test_bombs_are_refused_at_once(name: str) -> None:
     start = time.process_time()
     with pytest.raises(FileError, match=r"out of bounds|power|nests deeper|characters"):
-        parsed(BOMBS[name], SYMBOLS)
+        from_text(BOMBS[name], SYMBOLS)
     assert time.process_time() - start < 2
 
 
 def test_what_would_not_be_read_is_not_written() -> None:
     with pytest.raises(FileError, match="power"):
-        written(symbol_of(A) ** 9)
+        to_text(symbol_of(A) ** 9)
     with pytest.raises(FileError, match="no function of sizes"):
-        written(sympy.sin(symbol_of(A)))
+        to_text(sympy.sin(symbol_of(A)))

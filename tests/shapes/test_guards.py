@@ -7,7 +7,7 @@ import sympy
 
 from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.shapes import Guard, guards, settled_by
+from fxshard.shapes import Guard, determined_by, guards
 
 KEYS, MASK, OTHER = sympy.symbols("s0 s1 s2", integer=True, positive=True)
 SYMBOLS = {"keys": KEYS, "mask": MASK, "other": OTHER}
@@ -16,7 +16,7 @@ SYMBOLS = {"keys": KEYS, "mask": MASK, "other": OTHER}
 def settled(*conditions: sympy.Basic) -> dict[str, str]:
     names = {symbol: sympy.Symbol(name) for name, symbol in SYMBOLS.items()}
     every = tuple((name, symbol, 1) for name, symbol in SYMBOLS.items())
-    found = settled_by([Guard(condition, every, "line") for condition in conditions], SYMBOLS)
+    found = determined_by([Guard(condition, every, "line") for condition in conditions], SYMBOLS)
     return {name: str(expr.xreplace(names)) for name, expr in found.items()}
 
 
@@ -42,7 +42,7 @@ def test_guards_of_symbols_of_their_own() -> None:
     """Dynamo's symbols for the same sizes are others."""
     a, b = sympy.symbols("d0 d1", integer=True)
     guard = Guard(sympy.Eq(a + 1, b), (("keys", a, 1), ("mask", b, 1)), "line")
-    assert settled_by([guard], SYMBOLS) == {"mask": KEYS + 1}
+    assert determined_by([guard], SYMBOLS) == {"mask": KEYS + 1}
 
 
 def test_a_guard_of_every_rank() -> None:

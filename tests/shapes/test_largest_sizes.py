@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import sympy
 
-from fxshard.shapes import DynamicDim, Guard, broken, largest_sizes
+from fxshard.shapes import DynamicDim, Guard, first_broken, largest_sizes
 
 B, S = sympy.symbols("b s", integer=True, positive=True)
 
@@ -38,8 +38,8 @@ def dim(name: str, example: int, most: int | None, uneven: bool = False) -> Dyna
 def test_none_of_them_can_grow_alone(given: tuple[Guard, ...], unit: int, uneven: bool) -> None:
     dims = [dim("b", 8, 32, uneven), dim("s", 8, 64, uneven)]
     found = largest_sizes(dims, (), unit, given)
-    assert broken(given, found) is None and found["b"] % unit == found["s"] % unit == 0
-    legal = {(b, s) for b, s in product(range(8, 33, unit), range(8, 65, unit)) if broken(given, {"b": b, "s": s}) is None}
+    assert first_broken(given, found) is None and found["b"] % unit == found["s"] % unit == 0
+    legal = {(b, s) for b, s in product(range(8, 33, unit), range(8, 65, unit)) if first_broken(given, {"b": b, "s": s}) is None}
     b, s = found["b"], found["s"]
     assert (b, s) in legal
     near = {(x, s) for x in range(b + unit, 33, unit)} | {(b, y) for y in range(s + unit, 65, unit)}

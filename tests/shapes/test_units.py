@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fxshard._torch_compat.symbols import SymbolEnv, surely, symbol_of
 from fxshard.errors import SizesError
-from fxshard.layout.layouts import chunk, extent
+from fxshard.layout.layouts import chunk, nested_chunk
 from fxshard.shapes import guards_of, units_of
 
 
@@ -41,8 +41,8 @@ def test_a_symbolic_cut_is_that_of_numbers(size: int, parts: list[int]) -> None:
     made = SymbolEnv()
     symbol = made.symbol("n", size)
     for indexes in itertools.product(*map(range, parts)):
-        offset, length = extent(symbol, tuple(parts), indexes)  # type: ignore[arg-type]
-        assert (offset.node.hint, length.node.hint) == extent(size, tuple(parts), indexes)
+        offset, length = nested_chunk(symbol, tuple(parts), indexes)  # type: ignore[arg-type]
+        assert (offset.node.hint, length.node.hint) == nested_chunk(size, tuple(parts), indexes)
 
 
 def test_even_parts_need_no_minimum() -> None:

@@ -1,5 +1,5 @@
-"""Softmax, cross-entropy and normalisations as operators that are each correct for a part of what they sum.
+"""Softmax, cross-entropy and normalisations, decomposed into operators that are correct on shards of the summed dim.
 
-In: tensors of one rank or of one device; out: partial sums, or results finished from reduced sums, so that the summed dim may be sharded.
+In: a rank's shards. Out: partial sums, or results computed from reduced sums, so that the summed dim can be sharded.
 Read softmax.py first, then cross_entropy.py, normalization.py and row_norm.py.
 """

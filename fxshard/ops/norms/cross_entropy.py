@@ -1,4 +1,4 @@
-"""Cross-entropy of class indices in pieces, each right for a part of the classes: what a target scores, the loss, the gradient.
+"""Cross-entropy of class indices, decomposed into the target's score, the loss and the gradient; each is correct on a shard of the classes.
 
 With m = max x, s = sum exp(x - m), t = x[target] - m and u = sum_c w_c (x_c - m) over the classes c (``sum_exp`` is in
 ``softmax.py``), and k = 1 - smoothing, e = smoothing / classes, W = sum_c w_c:
@@ -7,7 +7,7 @@ With m = max x, s = sum exp(x - m), t = x[target] - m and u = sum_c w_c (x_c - m
 
     d loss / d x_c = (k w[target] + e W) exp(x_c - m) / s - k w[target] [c = target] - e w_c
 
-A shard knows the index of its ``first`` class, None where all classes are there.
+``first``: index of the shard's first class; None if the classes are whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fxshard.ops.norms.softmax import precise, shifted
+from fxshard.ops.norms.softmax import accumulation_dtype, minus_max
 
 
-def scores(
+def target_score_kernel(
     x: torch.Tensor,
     m: torch.Tensor | None,
     target: torch.Tensor,
@@ -28,14 +28,14 @@ def scores(
     classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A target that is no class, and not ignored, reads out of range, which the device refuses."""
+    """Kernel of ``target_score``. An invalid target that is not ignored indexes out of range, so that the device raises an error."""
     size = x.shape[dim]
     place = target if first is None else target - first
     mine = (place >= 0) & (place < size)
     elsewhere = (target == ignore_index) | ((target >= 0) & (target < classes))
     index = torch.where(mine, place, torch.where(elsewhere, 0, size))
     score = x.gather(dim, index.unsqueeze(dim)).squeeze(dim)
-    score = score.to(precise(x.dtype))
+    score = score.to(accumulation_dtype(x.dtype))
     return torch.where(mine, score if m is None else score - m, 0)
 
 
@@ -50,36 +50,36 @@ def target_score(
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """t = x[target] - m along ``dim``; 0 for targets that are ignored or not among the classes of this shard."""
-    return scores(x, m, target, dim, ignore_index, classes, first).contiguous()
+    return target_score_kernel(x, m, target, dim, ignore_index, classes, first).contiguous()
 
 
 @target_score.register_fake
 def _(x: Any, m: Any, target: Any, dim: int, ignore_index: int, classes: int, first: Any = None) -> torch.Tensor:
-    return x.new_empty(target.shape, dtype=precise(x.dtype))
+    return x.new_empty(target.shape, dtype=accumulation_dtype(x.dtype))
 
 
 def _along(vector: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """A vector over the classes, to be broadcast with ``like``."""
+    """Reshapes a vector over the classes to broadcast with ``like``."""
     return vector.view([-1 if d == dim else 1 for d in range(like.dim())])
 
 
-def class_sum(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
-    terms = shifted(x, m, dim)
+def score_sum_kernel(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
+    terms = minus_max(x, m, dim)
     return (terms if weight is None else terms * _along(weight, x, dim)).sum(dim)
 
 
 @torch.library.custom_op("fxshard::score_sum", mutates_args=())
 def score_sum(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
     """u = sum_c weight_c (x_c - m) over ``dim``."""
-    return class_sum(x, m, weight, dim).contiguous()
+    return score_sum_kernel(x, m, weight, dim).contiguous()
 
 
 @score_sum.register_fake
 def _(x: Any, m: Any, weight: Any, dim: int) -> torch.Tensor:
-    return m.new_empty(m.shape, dtype=precise(x.dtype))
+    return m.new_empty(m.shape, dtype=accumulation_dtype(x.dtype))
 
 
-def losses(
+def cross_entropy_kernel(
     score: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -113,8 +113,8 @@ def cross_entropy(
     smoothing: float,
     classes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, w[target] or 0 where ignored) from t, s and u; without s, x is log-probabilities already and t is x[target]."""
-    loss, hit = losses(score, target, weight, sums, rest, ignore_index, smoothing, classes)
+    """(loss, w[target] or 0 if ignored) from t, s and u; without s, x holds log-probabilities and t is x[target]."""
+    loss, hit = cross_entropy_kernel(score, target, weight, sums, rest, ignore_index, smoothing, classes)
     return loss.contiguous(), hit.contiguous()
 
 
@@ -130,7 +130,7 @@ def _is_target(target: torch.Tensor, like: list[int], dim: int, first: torch.Ten
     return places.view([-1 if d == dim else 1 for d in range(len(like))]) == target.unsqueeze(dim)
 
 
-def gradients(
+def cross_entropy_backward_kernel(
     grad: torch.Tensor,
     hit: torch.Tensor,
     slope: torch.Tensor | None,
@@ -145,11 +145,11 @@ def gradients(
     classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Where all are ignored, the gradient of a mean is no number: ignored samples take nothing of it."""
+    """Kernel of ``cross_entropy_backward``. Masks the gradient of ignored samples, which is NaN for a mean over ignored samples only."""
     grad = torch.where(target == ignore_index, 0, grad)
     pull = grad * hit * (1 - smoothing) if smoothing else grad * hit
     slope = pull if slope is None else grad * slope
-    dx = shifted(x, m, dim).exp() * (slope / s).unsqueeze(dim)
+    dx = minus_max(x, m, dim).exp() * (slope / s).unsqueeze(dim)
     dx = dx - torch.where(_is_target(target, list(x.shape), dim, first), pull.unsqueeze(dim), 0)
     if smoothing:
         rest = (grad * (smoothing / classes)).unsqueeze(dim)
@@ -173,8 +173,10 @@ def cross_entropy_backward(
     classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of x from those of the losses; hit = w[target], slope = k hit + e W, None where nothing is smoothed."""
-    return gradients(grad, hit, slope, x, m, s, target, weight, dim, ignore_index, smoothing, classes, first).contiguous()
+    """The gradient of x from those of the losses; hit = w[target], slope = k hit + e W, None without smoothing."""
+    return cross_entropy_backward_kernel(
+        grad, hit, slope, x, m, s, target, weight, dim, ignore_index, smoothing, classes, first
+    ).contiguous()
 
 
 @cross_entropy_backward.register_fake
@@ -196,7 +198,7 @@ def _(
     return x.new_empty(x.shape)
 
 
-def at_target(
+def spread_target_kernel(
     values: torch.Tensor, target: torch.Tensor, dim: int, classes: int, dtype: torch.dtype, first: torch.Tensor | None = None
 ) -> torch.Tensor:
     like = [*target.shape[:dim], classes, *target.shape[dim:]]
@@ -207,8 +209,8 @@ def at_target(
 def spread_target(
     values: torch.Tensor, target: torch.Tensor, dim: int, classes: int, dtype: torch.dtype, first: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """values [c = target], the dim of the classes put in at ``dim``."""
-    return at_target(values, target, dim, classes, dtype, first).contiguous()
+    """values [c = target], with a dim of classes c inserted at ``dim``."""
+    return spread_target_kernel(values, target, dim, classes, dtype, first).contiguous()
 
 
 @spread_target.register_fake

@@ -1,7 +1,7 @@
-"""Batch norm in training, in parts: each sum over the batch is a node, so that shards of the batch leave it pending.
+"""Decomposed batch norm in training: each sum over the batch is a node of its own, which a sharded batch leaves pending.
 
-With N elements a channel: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b. The
-second sum is taken around the mean of the whole batch, as one device does: a difference of squares would lose digits.
+With N elements per channel: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b. The
+second sum ("spread") is around the mean of the whole batch, since the difference of mean squares would cancel digits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from fxshard.ops.norms.softmax import precise
+from fxshard.ops.norms.softmax import accumulation_dtype
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Sums of half precision are taken in float32, as torch's kernels do."""
-    return x.to(precise(x.dtype))
+def to_accumulation_dtype(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in the dtype of sums: float32 for half precision, as in torch's kernels."""
+    return x.to(accumulation_dtype(x.dtype))
 
 
 def _over(x: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """A vector over the channels, dim 1 of x."""
-    return wide(vector).view(-1, *[1] * (x.dim() - 2))
+    """Reshapes a vector over the channels, dim 1 of x, to broadcast with x."""
+    return to_accumulation_dtype(vector).view(-1, *[1] * (x.dim() - 2))
 
 
 def _rest(x: torch.Tensor) -> list[int]:
@@ -28,11 +28,11 @@ def _rest(x: torch.Tensor) -> list[int]:
 
 
 def sum_kernel(x: torch.Tensor) -> torch.Tensor:
-    return wide(x).sum(_rest(x))
+    return to_accumulation_dtype(x).sum(_rest(x))
 
 
 def spread_kernel(x: torch.Tensor, total: torch.Tensor, count: int) -> torch.Tensor:
-    return (wide(x) - _over(x, total / count)).square().sum(_rest(x))
+    return (to_accumulation_dtype(x) - _over(x, total / count)).square().sum(_rest(x))
 
 
 def statistics_kernel(total: torch.Tensor, spread: torch.Tensor, count: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,13 +51,13 @@ def normalise_kernel(
     x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     scale = rstd if weight is None else rstd * weight
-    out = (wide(x) - _over(x, mean)) * _over(x, scale)
+    out = (to_accumulation_dtype(x) - _over(x, mean)) * _over(x, scale)
     return (out if bias is None else out + _over(x, bias)).to(x.dtype).contiguous()
 
 
 def backward_sums_kernel(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    own = wide(grad)
-    scaled = (own * (wide(x) - _over(x, mean))).sum(_rest(x)) * rstd
+    own = to_accumulation_dtype(grad)
+    scaled = (own * (to_accumulation_dtype(x) - _over(x, mean))).sum(_rest(x)) * rstd
     return torch.stack([own.sum(_rest(x)), scaled])
 
 
@@ -65,8 +65,8 @@ def backward_kernel(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
     plain, scaled = (sums / count).unbind()
-    normal = (wide(x) - _over(x, mean)) * _over(x, rstd * scaled)
-    out = (wide(grad) - _over(x, plain) - normal) * _over(x, rstd if weight is None else rstd * weight)
+    normal = (to_accumulation_dtype(x) - _over(x, mean)) * _over(x, rstd * scaled)
+    out = (to_accumulation_dtype(grad) - _over(x, plain) - normal) * _over(x, rstd if weight is None else rstd * weight)
     return out.to(grad.dtype).contiguous()
 
 
@@ -154,4 +154,4 @@ def _(grad: Any, x: Any, weight: Any, mean: Any, rstd: Any, sums: Any, count: in
 
 
 def _channels(x: Any) -> Any:
-    return x.new_empty([x.shape[1]], dtype=precise(x.dtype))
+    return x.new_empty([x.shape[1]], dtype=accumulation_dtype(x.dtype))

@@ -1,9 +1,8 @@
-"""Layer and group norm in parts: each sum over the normalised dims is a node, so that shards of them leave it pending.
+"""Decomposed layer and group norm: each sum over the normalised dims is a node of its own, which sharded dims leave pending.
 
 With N elements normalised together: mean = sum x / N, var = sum (x - mean)^2 / N, y = (x - mean) / sqrt(var + eps) w + b.
-Sums keep their dims, with size 1; weights align with the last dims of x. Half precision is summed in float32, as torch's
-kernels do, and mean and rstd stay in it; those that are given may be narrower. (RMS norm is traced as the operators that
-torch makes of it.)
+Sums keep their dims, with size 1; weights align with the last dims of x. Half precision is summed in float32, as in torch's
+kernels; mean and rstd are then float32 too, but may be passed in narrower. (RMS norm is traced in torch's decomposition.)
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fxshard.ops.norms.normalization import wide
-from fxshard.ops.norms.softmax import precise
+from fxshard.ops.norms.normalization import to_accumulation_dtype
+from fxshard.ops.norms.softmax import accumulation_dtype
 
 Vector: TypeAlias = torch.Tensor | None
 
 
 def sum_kernel(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return wide(x).sum(dims, keepdim=True)
+    return to_accumulation_dtype(x).sum(dims, keepdim=True)
 
 
 def mean_kernel(total: torch.Tensor, count: int) -> torch.Tensor:
@@ -27,7 +26,7 @@ def mean_kernel(total: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def spread_kernel(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
-    return (wide(x) - total / count).square().sum(dims, keepdim=True)
+    return (to_accumulation_dtype(x) - total / count).square().sum(dims, keepdim=True)
 
 
 def rstd_kernel(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
@@ -35,15 +34,15 @@ def rstd_kernel(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
 
 
 def normalise_kernel(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    out = _scaled((wide(x) - mean) * rstd, weight)
-    return (out if bias is None else out + wide(bias)).to(x.dtype).contiguous()
+    out = _scaled((to_accumulation_dtype(x) - mean) * rstd, weight)
+    return (out if bias is None else out + to_accumulation_dtype(bias)).to(x.dtype).contiguous()
 
 
 def backward_sums_kernel(
     grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
 ) -> torch.Tensor:
-    inner = _scaled(wide(grad), weight)
-    scaled = inner * (wide(x) - mean) * rstd
+    inner = _scaled(to_accumulation_dtype(grad), weight)
+    scaled = inner * (to_accumulation_dtype(x) - mean) * rstd
     return torch.stack([inner.sum(dims, keepdim=True), scaled.sum(dims, keepdim=True)])
 
 
@@ -51,16 +50,20 @@ def backward_kernel(
     grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
     plain, scaled = (sums / count).unbind()
-    return ((_scaled(wide(grad), weight) - plain - (wide(x) - mean) * rstd * scaled) * rstd).to(x.dtype).contiguous()
+    return (
+        ((_scaled(to_accumulation_dtype(grad), weight) - plain - (to_accumulation_dtype(x) - mean) * rstd * scaled) * rstd)
+        .to(x.dtype)
+        .contiguous()
+    )
 
 
 def weight_kernel(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
-    own = wide(grad) if x is None else wide(grad) * (wide(x) - mean) * rstd
+    own = to_accumulation_dtype(grad) if x is None else to_accumulation_dtype(grad) * (to_accumulation_dtype(x) - mean) * rstd
     return own.sum(dims) if dims else own.clone()
 
 
 def _scaled(x: torch.Tensor, weight: Vector) -> torch.Tensor:
-    return x if weight is None else x * wide(weight)
+    return x if weight is None else x * to_accumulation_dtype(weight)
 
 
 @torch.library.custom_op("fxshard::row_sum", mutates_args=())
@@ -122,13 +125,13 @@ def _(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> torch.Tensor:
 def row_norm_sums(
     grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
 ) -> torch.Tensor:
-    """Over dims, kept with size 1, the sums of grad weight and of grad weight (x - mean) rstd, stacked in front."""
+    """The sums over dims, kept with size 1, of grad weight and of grad weight (x - mean) rstd, stacked along a new first dim."""
     return backward_sums_kernel(grad, x, mean, rstd, weight, dims)
 
 
 @row_norm_sums.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, dims: list[int]) -> torch.Tensor:
-    return rstd.new_empty([2, *rstd.shape], dtype=precise(rstd.dtype))
+    return rstd.new_empty([2, *rstd.shape], dtype=accumulation_dtype(rstd.dtype))
 
 
 @torch.library.custom_op("fxshard::row_norm_backward", mutates_args=())
@@ -146,17 +149,17 @@ def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, sums: Any, count: in
 
 @torch.library.custom_op("fxshard::row_norm_weight", mutates_args=())
 def row_norm_weight(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
-    """sum of grad (x - mean) rstd over dims, which are left out: the gradient of the weight; without x that of the bias.
+    """The sum of grad (x - mean) rstd over dims, which are removed: the gradient of the weight; without x, that of the bias.
 
-    ``alone``: no other gradient of the norm reads these tensors, which its cost asks.
+    ``alone``: no other gradient of the norm reads these tensors; only the cost model uses this.
     """
     return weight_kernel(grad, x, mean, rstd, dims)
 
 
 @row_norm_weight.register_fake
 def _(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int], alone: bool = False) -> torch.Tensor:
-    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=precise(grad.dtype))
+    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=accumulation_dtype(grad.dtype))
 
 
 def _rows(x: Any, dims: list[int]) -> Any:
-    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=precise(x.dtype))
+    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=accumulation_dtype(x.dtype))

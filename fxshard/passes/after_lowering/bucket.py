@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard.cost.collectives import FULL, collective_time, packing_time
+from fxshard.cost.collectives import FULL_BUCKET_LATENCIES, collective_time, packing_time
 from fxshard.cost.timeline import operator_time
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.after_lowering.forward_backward import forward_nodes
@@ -101,7 +101,7 @@ def _is_full(program: ShardedProgram, into: Bucket) -> bool:
     """Whether to send on what is there: another start is little beside the time that it takes."""
     first, mesh = program.collectives[into.members[0]], program.mesh
     axis, sent = mesh.axis(first.axis), sum(program.collectives[m].bytes for m in into.members)
-    return collective_time(first.kind, axis, sent, mesh) > FULL * collective_time(first.kind, axis, 0, mesh)
+    return collective_time(first.kind, axis, sent, mesh) > FULL_BUCKET_LATENCIES * collective_time(first.kind, axis, 0, mesh)
 
 
 def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from fxshard._torch_compat.symbols import oblivious
-from fxshard.cost.lives import End
+from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.passes.after_lowering.bucket import bucket
@@ -79,6 +79,8 @@ def _peak(program: ShardedProgram) -> int:
     """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
     sizes at which the plan's memory counts."""
     graph = with_storages(first_where_memory_counts(program)).graph
-    given = {n: End(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)}
-    ends = {v: End(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
+    given = {
+        n: BoundaryValue(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)
+    }
+    ends = {v: BoundaryValue(e.kind, e.name) for v, e in zip(graph.output_node().args[0], program.outputs, strict=True) if v is not None}
     return profile_stages([Stage(graph, given, ends)]).peak + program.plan.memory.get("optimizer", 0)

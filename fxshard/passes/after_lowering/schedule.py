@@ -23,8 +23,8 @@ from torch import fx
 
 from fxshard._torch_compat.nodes import inputs_of
 from fxshard.cost.timeline import communication_time, operator_time, timeline
-from fxshard.graph.planning_graph import FREE
-from fxshard.graph.targets import kept, name_of
+from fxshard.graph.planning_graph import VIEWS
+from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_nodes
 from fxshard.passes.after_lowering.rewrite import rebuilt
@@ -257,6 +257,6 @@ def is_light(node: fx.Node) -> bool:
     return _is_light(node.target)
 
 
-@kept
+@cached_by_target
 def _is_light(target: Any) -> bool:
-    return target in LIGHT or name_of(target) in FREE
+    return target in LIGHT or name_of(target) in VIEWS

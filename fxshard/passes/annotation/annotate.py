@@ -1,4 +1,4 @@
-"""annotate: every node of a planning graph gets its OpStrategy, each legal way to run it on the mesh."""
+"""annotate: every node of a planning graph gets its OpStrategy, the set of all legal ways to run it on the mesh."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_e
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
-from fxshard.layout.layouts import Layout, all_layouts, extent
+from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.overlap import Windows
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.regions import region_specs
 from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, broken, depends, sizes_named
+from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, depends_on, first_broken, sizes_named
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine.engine import created_reductions, passed_reductions
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """A planning graph, the legal specs and the calls of its nodes by name, and those that are always replicated, with reasons.
+    """A planning graph with the legal specs and the calls of its nodes, by name. ``fallbacks``: nodes that are always replicated, with
+    reasons.
 
-    ``sizes``: of its dynamic dims, by name. ``samples``: (weight, the same graph at other sizes) where it is priced, none where that is at
-    its own; ``largest``: the same at the sizes at which memory counts, None where these are its own. All have the same specs.
+    ``sizes``: of its dynamic dims, by name. ``samples``: (weight, this graph at other sizes) over which prices are averaged, empty to use
+    its own sizes; ``largest``: this graph at the sizes for which memory is counted, None for its own. All have the same specs.
     """
 
     graph: PlanningGraph
@@ -48,54 +49,54 @@ class Annotated:
     largest: Annotated | None = None
 
     @property
-    def counted(self) -> Annotated:
-        """The graph at the sizes at which memory counts; priced as this one."""
+    def at_memory_sizes(self) -> Annotated:
+        """The graph at the sizes for which memory is counted; its prices are those of this one."""
         return self.largest or self
 
     @cached_property
     def prices(self) -> Prices:
-        """What it costs."""
+        """The prices of its nodes and redistributions."""
         return Prices(self.samples or ((1.0, self),))
 
     @cached_property
     def windows(self) -> Windows:
-        """The compute that can hide redistributions of its values."""
+        """The compute time that can hide redistributions of its values."""
         return Windows(self.graph, self.mesh, self.specs, self.calls)
 
     @cached_property
     def times(self) -> Lifetimes:
-        """When its values are read."""
+        """When its values are live."""
         return Lifetimes(self.graph)
 
     @cached_property
-    def written(self) -> Alike:
-        """What was written down of its nodes in plans before: a question changes few of them."""
-        return Alike()
+    def plan_entries(self) -> IdentityCache:
+        """A cache of the entries and times of earlier plans: most of them are the same in the next plan."""
+        return IdentityCache()
 
 
 def annotate(
     graph: PlanningGraph, mesh: Mesh, sampled: Sequence[WeightedSizes] = (), largest: Mapping[str, int] | None = None
 ) -> Annotated:
-    """Strategies by node name: placeholders may be replicated or sharded, calls as their rules say.
+    """The legal specs of all nodes: placeholders may be replicated or sharded, calls follow their rules.
 
-    Of a graph with dynamic dims those that are legal at other sizes too: what fits the example by chance is not offered.
-    ``sampled``: where it is priced, by default at its own sizes; ``largest``: where memory counts. Specs are legal there as well.
-    Raises SizesError for sizes for which the trace does not hold.
+    For a graph with dynamic dims, only specs that are legal at other sizes too: those that fit the example by chance are dropped.
+    ``sampled``: the sizes over which prices are averaged, by default the graph's own; ``largest``: the sizes for which memory is counted.
+    Specs are legal at all of these. Raises SizesError for sizes that violate the trace's guards.
     """
     found = _annotated(graph, mesh)
     if graph.family is None:
         return found
     family, example = graph.family, tuple(graph.family.example.items())
-    loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
-    roomy = _roomy(family.example, family, mesh) if loose else family.example  # an example of one element cuts as larger ones do
-    specs = dict(found.specs if roomy == family.example else at_sizes(graph, mesh, roomy).specs)
+    uneven = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
+    enlarged = _enlarged(family.example, family, mesh) if uneven else family.example  # an example of one element shards as larger ones do
+    specs = dict(found.specs if enlarged == family.example else at_sizes(graph, mesh, enlarged).specs)
     for sizes in probes(family, mesh):
         _keep_legal(specs, at_sizes(graph, mesh, sizes).specs)
     samples = [(one.weight, found if one.sizes == example else _served_at(graph, mesh, dict(one.sizes))) for one in sampled]
     most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
     for other in (*(one for _, one in samples), *((most,) if most else ())):
         _keep_legal(specs, other.specs)
-    kept = _at_all_sizes(specs, family, mesh, loose) if loose else specs
+    kept = _at_all_sizes(specs, family, mesh, uneven) if uneven else specs
     own = replace(found, specs=kept, sizes=example)
     priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
     counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
@@ -103,7 +104,7 @@ def annotate(
 
 
 def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
-    """The graph at other sizes of its dynamic dims, by name, with what is legal there."""
+    """The graph at other sizes of its dynamic dims, by name, with the specs that are legal there."""
     assert graph.family is not None
     sizes = graph.family.with_derived(sizes)
     found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh)
@@ -112,15 +113,15 @@ def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Anno
 
 def _served_at(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Annotated:
     assert graph.family is not None
-    guard = broken(graph.family.guards, graph.family.with_derived(sizes))
+    guard = first_broken(graph.family.guards, graph.family.with_derived(sizes))
     if guard is not None:
-        what = f"no plan for the example is one for {sizes_named(sizes)}: the model takes for granted that {guard}"
+        what = f"a plan for the example is not valid for {sizes_named(sizes)}: the model takes for granted that {guard}"
         raise SizesError(what, where="example_sizes", remedy="leave these sizes out; they get a plan of their own")
     return at_sizes(graph, mesh, sizes)
 
 
 def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple[OpSpec, ...]]) -> None:
-    """Of ``specs`` only what is among ``others``. Calls that are alike share their specs, and do after it."""
+    """Removes from ``specs`` what is not in ``others``. Equal calls share one tuple of specs, before and after."""
     known: dict[tuple[int, int], tuple[tuple[OpSpec, ...], ...]] = {}
     for name in specs.keys() & others.keys():
         mine, theirs = specs[name], others[name]
@@ -131,15 +132,15 @@ def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple
 
 
 def _at_all_sizes(
-    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, loose: Collection[sympy.Symbol]
+    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, uneven: Collection[sympy.Symbol]
 ) -> dict[str, tuple[OpSpec, ...]]:
-    """The specs that are legal whatever the sizes of ``loose`` are: as the rule says of symbols, where it asks nothing of them; otherwise
-    those that cut no dim whose size depends on one."""
+    """The specs that are legal for all values of the symbols ``uneven``: those that the rule allows for symbolic sizes, if it can be
+    evaluated without concrete values; otherwise those that shard no dim whose size depends on such a symbol."""
     found = dict(specs)
     for node in family.module.graph.nodes:
         if node.op != "call_function" or node.name not in found:
             continue
-        ins, outs = ([_loose_dims(value, loose) for value in values] for values in (_values(node), outputs_of(node)))
+        ins, outs = ([_uneven_dims(value, uneven) for value in values] for values in (_values(node), outputs_of(node)))
         if not any((*ins, *outs)):
             continue
         legal = _legal_for_symbols(node, mesh)
@@ -154,53 +155,54 @@ def _values(node: fx.Node) -> list[torch.Tensor]:
 
 
 def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
-    """What the rule allows for symbolic sizes; None where it asks of them what only an example tells."""
+    """The specs that the rule allows for symbolic sizes; None if it needs concrete values."""
     env = next((env for v in (*_values(node), *outputs_of(node)) if v is not None and (env := shape_env_of(v)) is not None), None)
     if env is None:
         return None
     try:
         with refusing_guards(env):
             return frozenset(op_strategy(call_of(node), mesh).specs)
-    except (GuardRefused, TypeError, ValueError, RuleError):  # it computes with sizes as with numbers
+    except (GuardRefused, TypeError, ValueError, RuleError):  # the rule needs numbers
         return None
 
 
-def _loose_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
-    return [] if value is None else [d for d, size in enumerate(value.shape) if depends(size, symbols)]
+def _uneven_dims(value: torch.Tensor | None, symbols: Collection[sympy.Symbol]) -> list[int]:
+    return [] if value is None else [d for d, size in enumerate(value.shape) if depends_on(size, symbols)]
 
 
 def _cuts(layouts: Sequence[Layout], dims: Sequence[Sequence[int]]) -> bool:
     return any(layout.axes_on(d) for layout, some in zip(layouts, dims, strict=True) for d in some)
 
 
-PROBED, LEAST = 3, 2
-"""At how many other sizes a spec must be legal, and at how many at least where a range is narrow."""
-DRAWN = 2000
-"""Sizes that are drawn to find these."""
+PROBES, MIN_PROBES = 3, 2
+"""Number of other sizes at which a spec must be legal, and the minimum if a range is narrow."""
+MAX_DRAWS = 2000
+"""Number of random draws to find them."""
 
 
 def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
-    """Sizes to ask at, within what tracing took for granted, other than the example's in each dim and different from dim to dim: multiples
-    of the mesh's size, or of dims that may be uneven such as no axis divides and, but where the range is narrow, leave no shard empty.
-    Dims that follow from others are as these say.
+    """Sizes at which to test specs. They satisfy the trace's guards, differ from the example in each dim, and are distinct among dims. They
+    are multiples of the mesh's size; for uneven dims, no axis divides them, and unless the range is narrow, no shard is empty. Derived dims
+    follow from the others.
 
-    Raises SizesError where there are fewer than ``LEAST``: nobody could tell what is legal from what fits the example by chance.
+    Raises SizesError for fewer than ``MIN_PROBES``: a spec that is legal in general could not be told from one that fits by chance.
     """
     found: list[dict[str, int]] = []
     choices = {dim.name: _sizes_of(dim, mesh) for dim in family.dims if dim.name not in family.derived}
     draw = random.Random(0)
-    for _ in range(DRAWN if all(choices.values()) else 0):
+    for _ in range(MAX_DRAWS if all(choices.values()) else 0):
         free = {name: draw.choice(some) for name, some in choices.items()}
         sizes = family.with_derived(free)
-        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and broken(family.guards, sizes) is None
+        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and first_broken(family.guards, sizes) is None
         if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
-            if len(found) == PROBED:
+            if len(found) == PROBES:
                 break
-    if len(found) >= LEAST:
+    if len(found) >= MIN_PROBES:
         return found
+    names = ", ".join(dim.name for dim in family.dims)
     raise SizesError(
-        f"there are no {LEAST} sizes beside the example's to tell what is legal at all of {', '.join(d.name for d in family.dims)}",
+        f"cannot find {MIN_PROBES} sizes of {names} besides the example's, to test which specs are legal at all sizes",
         remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
     )
 
@@ -210,63 +212,63 @@ def _within(dim: DynamicDim, size: int) -> bool:
 
 
 def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
-    """Sizes to draw from, small ones: rules see nothing else of them than how they are cut."""
+    """Sizes to draw from. Small ones suffice, because rules depend only on how a size is divided."""
     count = math.prod(mesh.shape)
     most = max(40 * count, count * count + 60)
     most = most if dim.most is None else min(dim.most, most)
     if not dim.uneven:
         return [size for size in range(count, most + 1, count) if size >= dim.least and size != dim.example]
     last = tuple(n - 1 for n in mesh.shape)
-    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and extent(s, mesh.shape, last)[1]]
+    sizes = [s for s in range(dim.least, most + 1) if s != dim.example and nested_chunk(s, mesh.shape, last)[1]]
     odd = [s for s in sizes if all(s % n for n in mesh.shape if n > 1)]
-    if len(odd) >= LEAST:
+    if len(odd) >= MIN_PROBES:
         return odd
     narrow = [s for s in range(dim.least, most + 1) if s != dim.example and all(s % n for n in mesh.shape if n > 1)]
     some = (odd, [s for s in narrow if s >= count], narrow, sizes)
-    return next((found for found in some if len(found) >= LEAST), odd or sizes)
+    return next((found for found in some if len(found) >= MIN_PROBES), odd or sizes)
 
 
-def legal_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
-    """Which node of ``plan`` has a spec that is not legal at ``sizes``; None where all are. Asked of sizes that cut unevenly."""
-    return None if _always_legal(graph, plan) else not_among(plan, specs_as_cut(graph, plan.mesh, sizes))
+def illegal_node_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
+    """The first node of ``plan`` whose spec is not legal at ``sizes``, None if all are. For sizes that shard unevenly."""
+    return None if _always_legal(graph, plan) else first_illegal(plan, specs_for_remainders(graph, plan.mesh, sizes))
 
 
 def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
-    """Whether the plan chose among the specs that are legal whatever the sizes: one that was handed in need not. Asked once of a plan."""
-    known = graph.kept.setdefault("always legal", {})
+    """Whether all specs of the plan are legal at all sizes. Those of a plan that the user made may not be. Cached per plan."""
+    known = graph.cache.setdefault("always legal", {})
     if id(plan) not in known:
         assert graph.family is not None
-        loose = all(dim.uneven for dim in graph.family.dims)
-        known[id(plan)] = plan, loose and not_among(plan, annotate(graph, plan.mesh).specs) is None
+        any_size = all(dim.uneven for dim in graph.family.dims)
+        known[id(plan)] = plan, any_size and first_illegal(plan, annotate(graph, plan.mesh).specs) is None
     found: bool = known[id(plan)][1]
     return found
 
 
-def specs_as_cut(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
-    """What is legal at ``sizes`` of a graph's dynamic dims by the way in which they are cut.
+def specs_for_remainders(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
+    """The specs that are legal for the way in which ``sizes`` of a graph's dynamic dims are divided.
 
-    Few elements are for the lowering to care for: where shards would have none or one, larger sizes are asked that are cut alike.
+    Lowering handles shards of no or one element, so they make no spec illegal: larger sizes with the same remainders are tested instead.
     """
     assert graph.family is not None
-    return at_sizes(graph, mesh, _roomy(sizes, graph.family, mesh)).specs
+    return at_sizes(graph, mesh, _enlarged(sizes, graph.family, mesh)).specs
 
 
-def not_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
-    """The first node whose spec in ``plan`` is not among its ``specs``; None where all are."""
+def first_illegal(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]]) -> str | None:
+    """The first node whose spec in ``plan`` is not among its ``specs``, None if all are."""
     known = ((name, legal) for name, legal in specs.items() if name in plan.specs and name != "output")
     return next((name for name, legal in known if plan.specs[name] not in set(legal)), None)
 
 
-def _roomy(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
-    """Sizes with the same remainders that leave each rank two elements, where what was taken for granted holds of them."""
+def _enlarged(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict[str, int]:
+    """Sizes with the same remainders that leave each rank at least two elements; ``sizes`` itself if a guard does not hold for them."""
     count = math.prod(mesh.shape)
     larger = {name: size + count * max(0, -(-(2 * count - size) // count)) for name, size in sizes.items()}
-    return dict(sizes) if broken(family.guards, family.with_derived(larger)) else larger
+    return dict(sizes) if first_broken(family.guards, family.with_derived(larger)) else larger
 
 
 def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     calls = _calls(graph)
-    late = graph.late
+    late = graph.run_time_causes
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
@@ -294,13 +296,13 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
 
 
 def _calls(graph: PlanningGraph) -> dict[str, Call]:
-    """The calls of a graph; equal ones are one object, so that whoever asks about them again need not compare them."""
+    """The calls of a graph; equal calls are one object, so that later look-ups need not compare them."""
     known: dict[Call, Call] = {}
     return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in calls_of(graph).items()}
 
 
 def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:
-    """For each call, the reductions that may be pending in an operand: sums, and what operators before it leave and pass on."""
+    """For each call, the reductions that may be pending in an operand: sums, and those that earlier operators create or pass on."""
     arriving: dict[str, frozenset[str]] = {}
     leaving: dict[str, frozenset[str]] = {}
     known: dict[Call, tuple[frozenset[str], frozenset[tuple[str, str]]]] = {}
@@ -327,9 +329,9 @@ def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
 
 
 def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False) -> list[Layout]:
-    """Layouts without Partial; dims of size 1 and tensors of unknown size stay whole.
+    """All layouts of a placeholder without Partial. Dims of size 1 and tensors of unknown size stay whole.
 
-    ``batch``: dim 0 may be cut whatever its size: a last batch of one row lies as those before it, on one rank.
+    ``batch``: dim 0 may be sharded even at size 1, so that a last batch of one row has the layout of the others.
     """
     shape = plain_shape(node.meta["val"].shape)
     if UNKNOWN in shape:

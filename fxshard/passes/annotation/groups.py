@@ -1,8 +1,8 @@
-"""Parts that are decided together: an operator traced in pieces is one variable of the problem, as if it were one node.
+"""Groups of nodes that form one variable of the optimisation problem: an operator that was traced as several nodes.
 
-Its pieces read what comes from outside in one layout each, and hand values to each other as they are, or reduced where
-they are pending. The solver then sees no short cycles (x is read by a norm's sum, its spread and what applies them), on
-which its bounds would be loose; the plan still lists every piece with its own spec and every collective between them.
+The nodes of a group read a value from outside in one layout, and pass values to each other unchanged, or reduced if they are pending.
+This removes short cycles from the problem (a norm's sum, its spread and the normalisation all read x), on which the solver's bounds
+would be loose. The plan still lists every node with its own spec, and every collective between them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fxshard.plans.plan_data import OpSpec
 
 @dataclass(frozen=True)
 class Family:
-    """Operators whose nodes are one group where they feed each other, up to a ``final`` one.
+    """Operators whose nodes form a group if connected; a group ends at the ``final`` operator.
 
-    ``feeders`` take part where nobody else reads them. ``siblings``: nodes that read the same values first are a group too.
+    ``feeders`` belong to it if only its nodes read them. ``siblings``: nodes with the same first two operands belong together as well.
     """
 
     members: frozenset[str]
@@ -34,7 +34,7 @@ class Family:
 
 
 def _family(members: str, feeders: str = "", siblings: bool = False) -> Family:
-    """The last member is final."""
+    """A family of fxshard operators, given by names; the last one is final."""
     names = [f"fxshard.{m}.default" for m in members.split()]
     return Family(frozenset(names), names[-1], frozenset(feeders.split()), siblings)
 
@@ -48,22 +48,22 @@ FAMILIES = (
 )
 
 MAX_STATES = 2_000
-"""What the nodes of a group may do together at most; where it would be more they stay apart."""
+"""Maximum number of joint states of a group; with more, its nodes stay separate variables."""
 
 Source = tuple[int, int, bool]
-"""(member, output, whether only members read it), or (-1, which value from outside, False)."""
+"""An operand: (member, output, whether only members read it), or (-1, index of the value from outside, False)."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes in graph order; ``sources`` says of each what its operands are."""
+    """``nodes`` in graph order; ``sources``: the operands of each."""
 
     nodes: tuple[fx.Node, ...]
     sources: tuple[tuple[Source, ...], ...]
 
 
 def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group, ...]:
-    """The groups of a graph whose nodes are all ``free`` to be decided together, in graph order."""
+    """The groups of a graph, in graph order; only those whose nodes are all ``free`` to be grouped."""
     found: dict[fx.Node, list[fx.Node]] = {}
     nodes = planned_nodes(graph)
     readers: dict[fx.Node, list[fx.Node]] = {}
@@ -77,21 +77,22 @@ def groups(graph: PlanningGraph, free: Callable[[fx.Node], bool]) -> tuple[Group
         first: dict[tuple[fx.Node, ...], fx.Node] = {}
         for node in nodes:
             if node in inside:
-                _join(found, node, [s for s, _ in map(producer, operands(node)) if s in inside and _op(s) != family.final])
+                _merge(found, node, [s for s, _ in map(producer, operands(node)) if s in inside and _op(s) != family.final])
                 if family.siblings:
-                    _join(found, node, [_sibling(node, first)])
+                    _merge(found, node, [_sibling(node, first)])
     parts = {id(part): part for part in found.values() if len(part) > 1 and all(map(free, part))}
     order = {node: k for k, node in enumerate(nodes)}
     return tuple(_group(sorted(part, key=order.__getitem__), readers) for part in parts.values())
 
 
 def joint_specs(group: Group, specs: Mapping[str, tuple[OpSpec, ...]]) -> tuple[tuple[int, ...], ...]:
-    """What the nodes of a group may do together, each as (index of its spec) per node; all first specs come first, none where too many."""
+    """The joint states of a group, each as one spec index per node. The state of all first specs comes first. Empty if
+    there are more than ``MAX_STATES``."""
     return _joint(group.sources, tuple(specs[n.name] for n in group.nodes))
 
 
-def handed_over(group: Group, chosen: Sequence[OpSpec]) -> list[tuple[int, int, Layout]]:
-    """(member, output, layout) of every value that changes its layout on the way to another member, each once, in order."""
+def internal_redistributions(group: Group, chosen: Sequence[OpSpec]) -> list[tuple[int, int, Layout]]:
+    """(member, output, layout) of every value that is redistributed between members, each once, in order."""
     moves: dict[tuple[int, int, Layout], None] = {}
     for spec, sources in zip(chosen, group.sources, strict=True):
         for want, (member, output, _) in zip(spec.inputs, sources, strict=True):
@@ -108,42 +109,43 @@ def _joint(sources: tuple[tuple[Source, ...], ...], specs: tuple[tuple[OpSpec, .
             ((*chosen, k), seen)
             for chosen, before in states
             for k, spec in enumerate(options)
-            if (seen := _agreed(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
+            if (seen := _merged_layouts(spec, sources[member], [specs[m][i] for m, i in enumerate(chosen)], before)) is not None
         ]
         if len(states) > MAX_STATES:
             return ()
     return tuple(chosen for chosen, _ in states)
 
 
-def _agreed(spec: OpSpec, sources: Sequence[Source], chosen: Sequence[OpSpec], seen: dict[int, Layout]) -> dict[int, Layout] | None:
-    """Layouts of the values from outside once this node reads them too, None where it does not go with those before."""
+def _merged_layouts(spec: OpSpec, sources: Sequence[Source], chosen: Sequence[OpSpec], seen: dict[int, Layout]) -> dict[int, Layout] | None:
+    """The layouts of the values from outside, including those that ``spec`` reads; None if it is incompatible with the specs ``chosen``."""
     seen = dict(seen)
     for want, (member, output, inner) in zip(spec.inputs, sources, strict=True):
         if member < 0:
             if seen.setdefault(output, want) != want:
                 return None
-        elif not _passes(chosen[member].outputs[output], want, inner):
+        elif not _can_pass(chosen[member].outputs[output], want, inner):
             return None
     return seen
 
 
-def _passes(have: Layout | None, want: Layout, inner: bool) -> bool:
-    """As it is, or reduced: that only where no reader outside might reduce it too, which would be paid twice."""
+def _can_pass(have: Layout | None, want: Layout, inner: bool) -> bool:
+    """Whether a value can pass between members: unchanged, or reduced if only members read it. A reader outside might reduce it too, and
+    the cost would be counted twice."""
     if have is None or have == want:
         return have == want
     return inner and all(a == b or (isinstance(a, Partial) and isinstance(b, Replicate)) for a, b in zip(have, want, strict=True))
 
 
 def _sibling(node: fx.Node, first: dict[tuple[fx.Node, ...], fx.Node]) -> fx.Node:
-    """The first node that reads the same gradient and value; a sum of the gradient alone (a bias) goes with the first that reads it."""
+    """The first node that reads the same gradient and value; for a sum of the gradient alone (a bias), the first that reads it."""
     values = tuple(operands(node)[:2])
     other = first.setdefault(values, first.get(values, node))
     first.setdefault(values[:1], node)
     return other
 
 
-def _join(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:
-    """Put a node into the part of those that feed it, which become one."""
+def _merge(found: dict[fx.Node, list[fx.Node]], node: fx.Node, others: list[fx.Node]) -> None:
+    """Merges a node's part with the parts of ``others``."""
     part = found.setdefault(node, [node])
     for other in others:
         theirs = found[other]

@@ -1,20 +1,21 @@
-"""What communication hides behind compute: gathers of parameters and reductions of their gradients, and nothing else.
+"""Overlap of communication and compute: only gathers of parameters and reductions of their gradients overlap.
 
-Everything else is waited for. A parameter is there before the step, so that it can be gathered while the operators before its reader
-run; a gradient is only returned, so that it can be reduced while operators after its maker run. How much may hide is fixed before
-anything is chosen. The operators that read a parameter or make a gradient are *anchors*; they cut the graph, in its order, into
-segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may run beside segments k, k - 1, ..., of which
-there are AHEAD; a reduction of what anchor k makes beside the AHEAD segments from k + 2 on (k + 1 begins with its maker).
+All other communication is exposed. A parameter exists before the step, so it can be gathered while operators before its reader run; a
+gradient is only returned, so it can be reduced while operators after its producer run. How much time can be hidden is fixed before the
+solver chooses anything. Operators that read a parameter or produce a gradient are *anchors*; they divide the graph, in its order, into
+segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may overlap with the AHEAD segments k, k - 1, ...;
+a reduction of a result of anchor k with the AHEAD segments from k + 2 on (segment k + 1 begins with the producer).
 
-Those that may run beside a segment divide its compute by bytes, so that no operator hides two values at once, and their parts of all
-their segments are their *window* (a value that is brought into two layouts for one half of the step has it for each).
-Counted is the least that an operator takes in any of its specs: no plan computes for less.
+The transfers that may overlap with a segment share its compute time in proportion to their bytes, so that no time is used twice. The
+*window* of a transfer is the sum of its shares (a value redistributed to two layouts in one half of the step has it for each).
+An operator counts with its shortest time over all specs, a lower bound for every plan.
 
     hidden = overlap min(part C, window),        part = min(1, window / C_full)
 
-with C the time of the collectives of a redistribution (slices and masks on the way are the device's own work), C_full that of gathering
-all of a parameter from shards, or of reducing a pending gradient to shards, and ``Hardware.overlap`` what hiding saves. A part, and
-not ``min(C, window)``: prices stay a distance between layouts, on which the solver's bounds are tight (decision 0013).
+C is the time of the collectives of a redistribution (its slices and masks run on the device itself), C_full the time to gather the whole
+parameter from shards, or to reduce a pending gradient to shards, and overlap is ``Hardware.overlap``, the fraction of hidden time that
+is saved. The price uses part C, not ``min(C, window)``, so that it remains a distance between layouts, for which the solver's bounds are
+tight (decision 0013).
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import table
+from fxshard.layout.redistribution import path_table
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.plans.plan_data import OpSpec
 
 FloatOrArray = TypeVar("FloatOrArray", float, np.ndarray)
 AHEAD = 8
-"""Segments that hide one redistribution: about a layer of a transformer, as FSDP gathers one layer ahead."""
+"""Number of segments that hide one redistribution: about a layer of a transformer, because FSDP gathers one layer ahead."""
 
 Place = tuple[str, int]
-"""Who reads (node, operand), or what is made (node, output)."""
+"""A use (node, operand) or a definition (node, output)."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something of ``size`` bytes that is read or ``made`` at anchor number ``anchor``."""
+    """A transfer of ``size`` bytes that may overlap: of a parameter read, or a gradient ``made``, at anchor number ``anchor``."""
 
     anchor: int
     made: bool
@@ -58,16 +59,16 @@ class Claim:
     size: int
 
     def segments(self, count: int) -> range:
-        """Those, of so many, beside which it can be communicated."""
+        """The segments, of ``count``, with which the transfer may overlap."""
         if self.made:
             return range(self.anchor + 2, min(self.anchor + 2 + AHEAD, count))
         return range(max(0, self.anchor + 1 - AHEAD), self.anchor + 1)
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What compute hides of the redistributions of a value: the ``part`` of their time that can run beside it, at most ``window``
-    microseconds, of which ``share`` costs nothing. ``joins``: they become one with others of their kind, which start once."""
+class OverlapAtSize:
+    """How much of a value's redistributions is hidden behind compute: the fraction ``part`` of their time can overlap, at most ``window``
+    microseconds, and the fraction ``share`` of that is saved. ``joins``: they are bucketed with others, with one start-up time."""
 
     share: float
     part: float
@@ -75,71 +76,71 @@ class Beside:
     joins: bool = False
 
     def hidden(self, communication: FloatOrArray) -> FloatOrArray:
-        """Microseconds that are not paid of so many in which collectives run."""
+        """Microseconds saved of a ``communication`` time in microseconds."""
         found: FloatOrArray = self.share * np.minimum(self.part * communication, self.window)
         return found
 
 
 @dataclass(frozen=True)
-class BesideEach:
-    """The same of a value at several sizes: (weight, what hides there)."""
+class MeanOverlap:
+    """The overlap of a value at several sizes: (weight, overlap there)."""
 
-    each: tuple[tuple[float, Beside | None], ...]
+    each: tuple[tuple[float, OverlapAtSize | None], ...]
 
     @property
     def joins(self) -> bool:
-        return any(beside is not None and beside.joins for _, beside in self.each)
+        return any(overlap is not None and overlap.joins for _, overlap in self.each)
 
     def hidden(self, communication: np.ndarray) -> Any:
-        """In the mean, of what collectives run at each of the sizes: a number, or an array, of each."""
+        """Mean of the saved microseconds; ``communication``: one number or array per size."""
         terms = zip(self.each, communication, strict=True)
-        return sum(weight * beside.hidden(time) for (weight, beside), time in terms if beside is not None)
+        return sum(weight * overlap.hidden(time) for (weight, overlap), time in terms if overlap is not None)
 
 
-Hiding = Beside | BesideEach
+Overlap = OverlapAtSize | MeanOverlap
 
-JOINED = Beside(0.0, 0.0, 0.0, joins=True)
-"""Of a gradient, or of a parameter, where nothing hides: reductions wait for the end of the step together, what parameters are brought by
-begins when a half begins (``passes.bucket``)."""
+BUCKETED = OverlapAtSize(0.0, 0.0, 0.0, joins=True)
+"""For hardware without overlap: parameters and gradients hide nothing but are bucketed. Reductions run at the end of the step, gathers
+at the beginning of its half (``passes.bucket``)."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Of a graph on a mesh, with what its nodes may do: the compute that hides a redistribution."""
+    """The compute time that can hide each redistribution of a graph on a mesh; ``specs``: the legal specs of its nodes."""
 
     graph: PlanningGraph
     mesh: Mesh
     specs: Mapping[str, tuple[OpSpec, ...]]
     calls: Mapping[str, Call]
 
-    def of(self, value: fx.Node, readers: Iterable[Place]) -> Beside | None:
-        """What hides when a value is brought to these readers; None where it is waited for.
+    def of(self, value: fx.Node, readers: Iterable[Place]) -> OverlapAtSize | None:
+        """The overlap of a value's redistribution for these readers; None if it is exposed.
 
-        What the forward reads is brought there for it, so that then the backward's readers say nothing.
+        If some of the readers are in the forward, the redistribution happens there, and only they count.
         """
         share = self.mesh.hardware.overlap
         if not share:
-            return JOINED if value in self._returned or producer(value)[0] in self._given else None
+            return BUCKETED if value in self._gradients or producer(value)[0] in self._parameters else None
         source, output = producer(value)
-        made = source not in self._given
-        early = [reader for reader in readers if reader[0] in self._early]
+        made = source not in self._parameters
+        early = [reader for reader in readers if reader[0] in self._forward]
         places = [(True, (source.name, output))] if made else [(False, reader) for reader in early or readers]
         window = min((self._windows.get(place, 0.0) for place in places), default=0.0)
         if not window:
             return None
         tensor = value.meta["val"]
-        full = _full(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
-        return Beside(share, min(1.0, window / full) if full else 1.0, window)
+        full = _full_time(plain_shape(tensor.shape), tensor.dtype.itemsize, self.mesh, made)
+        return OverlapAtSize(share, min(1.0, window / full) if full else 1.0, window)
 
     @cached_property
-    def _early(self) -> set[str]:
-        """Names of the operators of the forward."""
+    def _forward(self) -> set[str]:
+        """Names of the operators in the forward."""
         times = Lifetimes(self.graph)
-        return {n.name for n in times.time if n.op == "call_function" and not times.late(n)}
+        return {n.name for n in times.time if n.op == "call_function" and not times.in_backward(n)}
 
     @cached_property
-    def _given(self) -> set[fx.Node]:
-        """Parameters, and what is made of one by relabelling."""
+    def _parameters(self) -> set[fx.Node]:
+        """Parameters, and their views and casts (``RELABELS``)."""
         found = {self.graph.by_name[end.node] for end in self.graph.inputs_of("parameter")}
         for node in planned_nodes(self.graph):
             if name_of(node.target) in RELABELS and (read := operands(node)) and all(producer(value)[0] in found for value in read):
@@ -147,8 +148,8 @@ class Windows:
         return found
 
     @cached_property
-    def _returned(self) -> set[fx.Node]:
-        """Values that are nothing but a parameter's gradient, or relabelled for one."""
+    def _gradients(self) -> set[fx.Node]:
+        """Values that are used only as a parameter's gradient, or only to make one by views and casts."""
         trained = {end.name for end in self.graph.inputs_of("parameter")}
         ends = zip(self.graph.outputs, operands(self.graph.module.graph.output_node()), strict=True)
         kept = {value for end, value in ends if end.kind != "gradient" or end.name not in trained}
@@ -166,8 +167,8 @@ class Windows:
 
     @cached_property
     def _windows(self) -> Mapping[tuple[bool, Place], float]:
-        """By (whether it is made, where): of each segment that a claim has the part of its bytes in all claims to that segment."""
-        segments, claims = self._anchored()
+        """Windows in microseconds by (whether the value is made, place): each segment's time is shared among its claims by bytes."""
+        segments, claims = self._segments_and_claims()
         times = [math.fsum(computed) for computed in segments]
         sizes = [0] * len(times)
         for claim in claims:
@@ -175,10 +176,10 @@ class Windows:
                 sizes[k] += claim.size
         return {(c.made, c.place): math.fsum(times[k] * c.size / sizes[k] for k in c.segments(len(times)) if c.size) for c in claims}
 
-    def _anchored(self) -> tuple[list[list[float]], list[Claim]]:
-        """What is computed in each segment, and who claims some of it."""
+    def _segments_and_claims(self) -> tuple[list[list[float]], list[Claim]]:
+        """(compute times of the operators in each segment, the claims to them)."""
         made: dict[fx.Node, list[fx.Node]] = {}
-        for value in self._returned:
+        for value in self._gradients:
             made.setdefault(producer(value)[0], []).append(value)
         segments: list[list[float]] = [[]]
         claims: list[Claim] = []
@@ -187,28 +188,28 @@ class Windows:
                 continue
             if name_of(node.target) not in RELABELS:
                 anchor, before = len(segments) - 1, len(claims)
-                reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._given]
+                reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._parameters]
                 claims += [Claim(anchor, False, (node.name, k), _bytes(value)) for k, value in reads]
                 claims += [Claim(anchor, True, (node.name, producer(value)[1]), _bytes(value)) for value in made.get(node, ())]
                 if len(claims) > before:
                     segments.append([])
-            segments[-1].append(self._least(node))
+            segments[-1].append(self._min_compute_time(node))
         return segments, claims
 
     @cached_property
-    def _alike(self) -> Alike:
-        return Alike()
+    def _cache(self) -> IdentityCache:
+        return IdentityCache()
 
-    def _least(self, node: fx.Node) -> float:
-        """Microseconds that a node computes at least."""
+    def _min_compute_time(self, node: fx.Node) -> float:
+        """A lower bound of a node's compute time, in microseconds."""
         call, specs = self.calls[node.name], self.specs[node.name]
-        return self._alike(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
+        return self._cache(("least", call), (specs,), lambda: min(compute_time(call, spec, self.mesh) for spec in specs))
 
 
 @lru_cache(maxsize=4096)
-def _full(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
-    """Microseconds of gathering a tensor that is cut on every axis; where it is made, of reducing one to that that is pending on each."""
-    paths = table(shape, itemsize, mesh, ("sum",), time_price(mesh))
+def _full_time(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
+    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to that."""
+    paths = path_table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]
     other = paths.index[Layout((Partial("sum") if made else Replicate(),) * mesh.ndim)]
     return min((float(paths.communication[(other, k) if made else (k, other)]) for k in cut), default=0.0)

@@ -1,7 +1,7 @@
-"""At which sizes an annotated graph is priced: its own, or several with a weight each, of which all prices are the mean.
+"""Prices of an annotated graph: at its own sizes, or weighted means over several sizes.
 
-What is averaged: the time that a node computes in a spec, the price of each step of a redistribution, and what compute hides of it there.
-The steps are the same at all sizes: those that cost least in the mean. Nodes of one name are one node, whatever the sizes.
+The means are taken of a node's compute time in a spec, of the price of each step of a redistribution, and of the time that overlap hides.
+A redistribution takes the same steps at all sizes: those that are cheapest in the mean. Nodes at different sizes correspond by name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import fx
 from fxshard.cost import compute_time
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
-from fxshard.layout.redistribution import Extent, Shapes
+from fxshard.layout.redistribution import AnyShape, WeightedShapes
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.annotation.overlap import BesideEach, Hiding, Place, Windows
+from fxshard.passes.annotation.overlap import MeanOverlap, Overlap, Place, Windows
 from fxshard.plans.plan_data import OpSpec
 
 
 class Sample(Protocol):
-    """An annotated graph at one of the sizes: the part of ``Annotated`` that prices follow from."""
+    """An annotated graph at one of the sizes: the part of ``Annotated`` that prices depend on."""
 
     @property
     def graph(self) -> PlanningGraph: ...
@@ -43,11 +43,11 @@ class Prices:
     samples: Sequence[tuple[float, Sample]]
 
     def calls(self, node: str) -> tuple[Call | None, ...]:
-        """The call of a node at each of the sizes: what its price follows from."""
+        """The call of a node at each of the sizes, which determine its price."""
         return tuple(annotated.calls.get(node) for _, annotated in self.samples)
 
     def computing(self, node: str, specs: tuple[OpSpec, ...]) -> np.ndarray:
-        """(specs,) microseconds that a node computes."""
+        """[specs] compute time of a node in each spec, in microseconds."""
         found = np.zeros(len(specs))
         for weight, annotated in self.samples:
             call = annotated.calls.get(node)
@@ -55,8 +55,8 @@ class Prices:
                 found += weight * np.array(_compute_times(call, specs, annotated.mesh))
         return found
 
-    def extent(self, value: fx.Node, output: int | None = None) -> tuple[Extent, int]:
-        """(sizes, UNKNOWN where only running tells, bytes of an element) of a value, or of one of the outputs of a node."""
+    def extent(self, value: fx.Node, output: int | None = None) -> tuple[AnyShape, int]:
+        """(sizes, UNKNOWN if known only at run time; bytes per element) of a value, or of one of the outputs of a node."""
         shapes, itemsize = [], 0
         for _, annotated in self.samples:
             node = annotated.graph.by_name[value.name]
@@ -64,14 +64,14 @@ class Prices:
             assert tensor is not None
             shapes.append(plain_shape(tensor.shape))
             itemsize = tensor.dtype.itemsize
-        return shapes[0] if len(shapes) == 1 else Shapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
+        return shapes[0] if len(shapes) == 1 else WeightedShapes(tuple(shapes), tuple(weight for weight, _ in self.samples)), itemsize
 
-    def beside(self, value: str, readers: Iterable[Place]) -> Hiding | None:
-        """What hides when a value is brought to these readers, as ``Windows.of``."""
+    def overlap(self, value: str, readers: Iterable[Place]) -> Overlap | None:
+        """The overlap of a value's redistribution for these readers, as ``Windows.of`` gives it."""
         found = [(weight, one.windows.of(one.graph.by_name[value], readers)) for weight, one in self.samples]
-        if all(beside is None for _, beside in found):
+        if all(overlap is None for _, overlap in found):
             return None
-        return found[0][1] if len(found) == 1 else BesideEach(tuple(found))
+        return found[0][1] if len(found) == 1 else MeanOverlap(tuple(found))
 
 
 @lru_cache(maxsize=8192)

@@ -1,8 +1,8 @@
-"""Activation checkpointing: what a block of a model computes in the forward may be computed again in the backward, not kept.
+"""Rematerialisation (activation checkpointing): activations of a block are recomputed in the backward instead of kept.
 
-A block is one of several alike in a list of modules (``layers.3``): what its result is computed from since the result of the one
-before. Of it is computed again what the backward reads, and what that is made of; what others read in the forward is kept. All of
-it stands right before the first node of the backward that reads any of it (Chen et al. 2016, arXiv 1604.06174).
+A block is one of several modules in a list (``layers.3``); its nodes are those between the result of the block before and its own. The
+recomputed nodes are those that the backward reads and their inputs within the block; values that other blocks read in the forward are
+kept. All recomputations run right before the first node of the backward that reads any of them (Chen et al. 2016, arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from torch import fx
 
 from fxshard.errors import PlanError
-from fxshard.graph.planning_graph import PlanningGraph, at_run_time, outputs_of, producer
+from fxshard.graph.planning_graph import PlanningGraph, depends_on_run_time, outputs_of, producer
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes, values_of
 from fxshard.plans.plan_data import again as second_name
 
 Recomputed = Mapping[str, tuple[str, ...]]
-"""Block -> the nodes that are computed again."""
+"""Block -> names of the nodes that are recomputed."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """``nodes`` may be computed again, in graph order, right ``before`` the first node of the backward that reads any of them."""
+    """``nodes`` may be recomputed, in graph order, right ``before`` the first node of the backward that reads any of them."""
 
     name: str
     nodes: tuple[fx.Node, ...]
@@ -36,23 +36,25 @@ class Block:
 
 
 def blocks(times: Lifetimes, together: Iterable[Iterable[fx.Node]] = ()) -> tuple[Block, ...]:
-    """The blocks of a graph that has a backward, in its order; nodes ``together`` are computed again all or none."""
-    others = {n for n in times.time if not times.late(n)}
+    """The blocks of a graph with a backward, in graph order. Of each set of nodes in ``together``, all or none are recomputed."""
+    others = {n for n in times.time if not times.in_backward(n)}
     found = []
     parts = [set(part) for part in together]
-    for name, ends in _ends(times):
-        inside = _above(ends, others.__contains__)
+    for name, ends in _block_outputs(times):
+        inside = _ancestors_inside(ends, others.__contains__)
         others -= inside
-        nodes = _again(times, inside, [part for part in parts if part & inside])
-        late = [r for n in nodes for r in _readers(times, n) if times.late(r)]
+        nodes = _nodes_to_recompute(times, inside, [part for part in parts if part & inside])
+        late = [r for n in nodes for r in _readers(times, n) if times.in_backward(r)]
         before = min(late, key=times.time.__getitem__, default=None)
-        if before is not None and times.time[before] > times.turn:  # what the backward begins with would be computed again at once
+        if (
+            before is not None and times.time[before] > times.backward_start
+        ):  # the last block would be recomputed right after it was computed
             found.append(Block(name, tuple(sorted(nodes, key=times.time.__getitem__)), before))
     return tuple(found)
 
 
-def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
-    """(name, what it returns) of each call of a module of a list, in the order of the graph; none where one is alone in its list."""
+def _block_outputs(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
+    """(name, nodes that it returns) of each call of a module in a list, in graph order. A module that is alone in its list is left out."""
     calls: list[tuple[str, list[fx.Node]]] = []
     names: dict[str, set[str]] = {}
     for name, made in times.graph.returned.items():
@@ -61,7 +63,7 @@ def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
             names.setdefault(parent, set()).add(name)
             for k, call in enumerate(made):
                 nodes = [producer(times.graph.by_name[n])[0] for n in call if n is not None and n in times.graph.by_name]
-                nodes = [n for n in nodes if n.op == "call_function" and times.time[n] < times.turn]
+                nodes = [n for n in nodes if n.op == "call_function" and times.time[n] < times.backward_start]
                 if nodes:
                     calls.append((name if len(made) == 1 else f"{name} (call {k})", nodes))
     alone = {name for alike in names.values() if len(alike) == 1 for name in alike}
@@ -69,8 +71,8 @@ def _ends(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
     return sorted(kept, key=lambda call: max(map(times.time.__getitem__, call[1])))
 
 
-def _above(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """These, as far as they are inside, and what they are computed from without leaving it; getitems are looked through."""
+def _ancestors_inside(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """The nodes ``ends`` and their ancestors, as far as they are ``inside``; getitems count as their producers."""
     found: set[fx.Node] = set()
     todo = [*ends]
     while todo:
@@ -81,25 +83,25 @@ def _above(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx
     return found
 
 
-def _again(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:
-    """What of a block is computed again if it is: what the backward reads, and what inside of the block that is made of."""
-    free = {n for n in inside if _repeats(n) and all(r in inside or times.late(r) for r in _readers(times, n))}
+def _nodes_to_recompute(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:
+    """The nodes of a block to recompute: those that the backward reads, and their ancestors inside the block."""
+    free = {n for n in inside if _is_deterministic(n) and all(r in inside or times.in_backward(r) for r in _readers(times, n))}
     while True:
         split = {n for part in parts if not part <= free for n in part}
         smaller = free - split - _bases(times, inside - free)
         if smaller == free:
             break
         free = smaller
-    needed = _above((n for n in free if any(map(times.late, _readers(times, n)))), free.__contains__)
+    needed = _ancestors_inside((n for n in free if any(map(times.in_backward, _readers(times, n)))), free.__contains__)
     while True:
         whole = {n for part in parts if part & needed for n in part}
         if whole <= needed:
             return needed
-        needed = _above(needed | whole, free.__contains__)
+        needed = _ancestors_inside(needed | whole, free.__contains__)
 
 
 def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
-    """What the memory of views that are kept belongs to."""
+    """The values whose memory the kept views share."""
     found: set[fx.Node] = set()
     for node in kept:
         while times.is_view(node) and node.all_input_nodes:
@@ -108,19 +110,19 @@ def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _repeats(node: fx.Node) -> bool:
-    """Whether computing it again gives the same: draws of fxshard do, being functions of their seed."""
+def _is_deterministic(node: fx.Node) -> bool:
+    """Whether recomputing it gives the same result. fxshard's random operators do, because they are functions of their seed."""
     tags = getattr(node.target, "tags", ())
-    return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not at_run_time(node)
+    return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not depends_on_run_time(node)
 
 
 def _readers(times: Lifetimes, node: fx.Node) -> list[fx.Node]:
-    """Who reads anything that a node gives."""
+    """The users of all values that a node produces."""
     return [r for v in values_of(node) for r in times.readers.get(v, ())]
 
 
 def expand(graph: PlanningGraph, recomputed: Recomputed) -> PlanningGraph:
-    """``graph`` with those nodes a second time, which the backward reads; raises PlanError where that cannot be."""
+    """``graph`` with the nodes in ``recomputed`` duplicated for the backward. Raises PlanError if the graph does not allow it."""
     if not recomputed:
         return graph
     times = Lifetimes(graph)
@@ -134,17 +136,17 @@ def expand(graph: PlanningGraph, recomputed: Recomputed) -> PlanningGraph:
     for node in graph.nodes:
         for one in places.get(times.time.get(node, -1), ()):
             again[one] = _copy(new, one, lambda n: again.get(n, env[n]), second_name(one.name))
-        late = times.late(producer(node)[0])
+        late = times.in_backward(producer(node)[0])
         env[node] = _copy(new, node, (lambda n: again.get(n, env[n])) if late else env.__getitem__, node.name)
     return dataclasses.replace(graph, module=fx.GraphModule(graph.module, new))
 
 
 def _place(times: Lifetimes, block: str, names: Iterable[str]) -> tuple[list[fx.Node], int]:
-    """(the nodes with their getitems, the time of the first late reader of any of them)."""
+    """(the nodes with their getitems, the time of their first reader in the backward)."""
     named = set(names)
     nodes = [n for n in times.graph.nodes if producer(n)[0].name in named]
-    late = [times.time[r] for n in nodes for r in times.readers.get(n, ()) if times.late(r)]
-    early = all(n.op == "call_function" and not times.late(producer(n)[0]) for n in nodes)
+    late = [times.time[r] for n in nodes for r in times.readers.get(n, ()) if times.in_backward(r)]
+    early = all(n.op == "call_function" and not times.in_backward(producer(n)[0]) for n in nodes)
     if {producer(n)[0].name for n in nodes} != named or not late or not early:
         what = f"the plan computes nodes of {block} again that the backward of this model does not read"
         raise PlanError(what, where=f"{len(named)} nodes of {block}", remedy="plan again")
@@ -161,7 +163,7 @@ def _copy(graph: fx.Graph, node: fx.Node, of: Any, name: str) -> fx.Node:
 
 
 def expanded(annotated: Annotated, recomputed: Recomputed) -> Annotated:
-    """The same of an annotated graph; what is computed again may do what the first could."""
+    """``expand`` for an annotated graph; the second copy of a node has the specs of the first."""
     if not recomputed:
         return annotated
     names = {second_name(name): name for nodes in recomputed.values() for name in nodes}

@@ -1,4 +1,5 @@
-"""verify: a traced graph has its ends; a plan is legal for it - specs that the rules offer, layouts that meet on each edge."""
+"""verify: checks that a traced graph has the inputs and outputs it lists, and that a plan is legal for it: each spec is offered by the
+node's rule, and layouts match on each edge."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 
 
 def verify_graph(graph: PlanningGraph) -> None:
-    """Raises TraceError unless nodes carry fake CPU tensors and the ends are those that the graph's lists name."""
+    """Raises TraceError unless nodes carry fake CPU tensors and the graph has the inputs and outputs that its lists name."""
     graph.module.graph.lint()
     remedy = "this is a fault of the trace pass; please report it"
     placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
@@ -46,7 +47,7 @@ def verify_plan(annotated: Annotated, plan: ShardingPlan) -> None:
 
 
 def verify_specs(annotated: Annotated, plan: ShardingPlan) -> None:
-    """The part that asks the rules: whether they offer each node's spec."""
+    """Raises PlanError unless the rules offer each node's spec."""
     fallbacks = dict(annotated.fallbacks)
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]
@@ -62,7 +63,7 @@ def verify_specs(annotated: Annotated, plan: ShardingPlan) -> None:
 
 
 def verify_blocks(graph: PlanningGraph, plan: ShardingPlan) -> None:
-    """Raises PlanError unless what the plan computes again are parts of the model."""
+    """Raises PlanError unless all blocks that the plan recomputes exist in the model."""
     for block in plan.recomputed:
         if (name := re.sub(r" \(call \d+\)$", "", block)) not in graph.returned:
             what = f"the plan computes {block!r} again, which is no block of this model{closest(name, graph.returned)}"
@@ -70,9 +71,10 @@ def verify_blocks(graph: PlanningGraph, plan: ShardingPlan) -> None:
 
 
 def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> None:
-    """The part that asks no rule: the graph's nodes, specs of the right form, layouts that meet on each edge, results that
-    may be returned. ``deferred``: gradients may be pending. Neither graph nor plan changes, so that a plan is looked at once."""
-    known = graph.kept.get("whole edges")
+    """Raises PlanError for a plan whose nodes are not the graph's, or with a spec of the wrong form, layouts that differ on an edge, or a
+    result in a layout that cannot be returned. Rules are not consulted. ``deferred``: gradients may be pending sums. Graph and plan are
+    immutable, so each plan is checked once."""
+    known = graph.cache.get("whole edges")
     if known is not None and known[0]() is plan and known[1] == deferred:
         return
     planned = {n.name: n for n in plan.nodes}
@@ -81,17 +83,17 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
     for move in plan.redistributions:
         for reader in move.readers:
             moves.setdefault(reader, []).append(move)
-        if move.source == _made(graph, plan, move):
+        if move.source == _source_layout(graph, plan, move):
             kept.setdefault(move.value, set()).add(move.target)
     served: dict[tuple[str, int], tuple[str, Layout]] = {}
-    fine: set[Hashable] = set()
+    passed: set[Hashable] = set()
     for node in planned_nodes(graph):
         spec = plan.specs.get(node.name)
         if spec is None:
             raise PlanError(f"the plan leaves out {node.name}", where=_where(node), remedy="plan again")
         _check_identity(node, planned.pop(node.name), plan)
         reads = operands(node)
-        _check_form(node, spec, plan, reads, fine)
+        _check_form(node, spec, plan, reads, passed)
         for k, (operand, want) in enumerate(zip(reads, spec.inputs, strict=True)):
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
@@ -104,18 +106,18 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
         )
     _check_readers(graph, plan, served)
     _check_results(graph, plan, deferred)
-    graph.kept["whole edges"] = weakref.ref(plan), deferred
+    graph.cache["whole edges"] = weakref.ref(plan), deferred
 
 
 def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tuple[str, int], tuple[str, Layout]]) -> None:
-    """Each redistribution serves readers that want it, and each of these is served once."""
+    """Raises PlanError unless each redistribution has users that read its target layout, and each of them has only this one."""
     seen = set()
     for move in plan.redistributions:
         if move.value not in graph.by_name:
             raise PlanError(f"the plan moves {move.value}, which the graph lacks", where=f"node {move.value}", remedy="plan again")
         where = _where(graph.by_name[move.value])
-        if not move.readers or move.ahead:  # the others were looked at where they are read
-            _check_way(move, graph.by_name[move.value], {_made(graph, plan, move)})
+        if not move.readers or move.ahead:  # the others were checked with their readers
+            _check_steps(move, graph.by_name[move.value], {_source_layout(graph, plan, move)})
         wrong = [reader for reader in move.readers if served.get(reader) != (move.value, move.target)]
         if wrong or not (move.readers or any(other.value == move.value and other.source == move.target for other in plan.redistributions)):
             nobody = "which nobody reads" if len(wrong) == len(move.readers) else f"operand {wrong[0][1]} of {wrong[0][0]} does not read it"
@@ -126,8 +128,8 @@ def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tup
             seen.add(reader)
 
 
-def _made(graph: PlanningGraph, plan: ShardingPlan, move: Redistribution) -> Layout | None:
-    """The layout in which what is moved is made; None where the plan does not know it."""
+def _source_layout(graph: PlanningGraph, plan: ShardingPlan, move: Redistribution) -> Layout | None:
+    """The layout in which the redistributed value is produced; None if the plan does not say."""
     node = graph.by_name.get(move.value)
     if node is None or producer(node)[0].name not in plan.specs:
         return None
@@ -141,7 +143,7 @@ def _where(node: fx.Node) -> str:
 
 
 def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> None:
-    """Raises PlanError unless ``planned`` is about this node; what a partial plan leaves out may be anything."""
+    """Raises PlanError unless ``planned`` describes this node; fields that a partial plan leaves out are not compared."""
     values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
     facts = {
         "operator": (planned.op, name_of(node.target) if node.op == "call_function" else node.op),
@@ -154,13 +156,14 @@ def _check_identity(node: fx.Node, planned: PlannedNode, plan: ShardingPlan) -> 
             raise PlanError(f"the plan gives {node.name} the {fact} {said!r}, the model {true!r}", where=_where(node), remedy=remedy)
 
 
-def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], fine: set[Hashable]) -> None:
-    """``fine``: (spec, by its id, and numbers of dims) of nodes that were looked at before."""
+def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence[fx.Node], passed: set[Hashable]) -> None:
+    """Raises PlanError unless ``spec`` fits the node's operands, outputs and the mesh. ``passed``: (id of the spec, numbers of dims) that
+    passed before."""
     gives = outputs_of(node) if node.op != "output" else ()
     form = id(spec), *(o.meta["val"].dim() for o in reads), None, *(None if v is None else v.dim() for v in gives)
-    if form in fine:
+    if form in passed:
         return
-    fine.add(form)
+    passed.add(form)
     if len(spec.inputs) != len(reads) or len(spec.outputs) != len(gives):
         raise PlanError(
             f"the plan's spec {spec} of {node.name} is not for {len(reads)} operands and {len(gives)} outputs",
@@ -175,17 +178,17 @@ def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence
 
 
 def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistribution], given: Set[Layout], want: Layout) -> None:
-    """``given``: the layouts in which the operand is there."""
+    """Raises PlanError unless one of ``moves`` brings the operand to ``want``. ``given``: the layouts in which it is available."""
     where = _where(operand)
     move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
     if move is None:
         have = " or ".join(sorted(map(str, given)))
         raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
-    _check_way(move, operand, given)
+    _check_steps(move, operand, given)
 
 
-def _check_way(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
-    """A redistribution is of this tensor, begins with a layout that is there and takes legal steps to its target."""
+def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
+    """Raises PlanError unless a redistribution is for this tensor, starts at an available layout and reaches its target by legal steps."""
     where, tensor = _where(value), value.meta["val"]
     if move.shape != plain_shape(tensor.shape) or move.itemsize != tensor.dtype.itemsize:
         raise PlanError(f"the redistribution of {value.name} is for another tensor ({move.shape})", where=where, remedy="plan again")
@@ -204,7 +207,7 @@ def _check_way(move: Redistribution, value: fx.Node, given: Set[Layout | None]) 
 
 
 def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> None:
-    """No result is pending; gradients and mutated buffers lie as their inputs do, tangents as their outputs."""
+    """Raises PlanError for a pending result, a gradient or mutated buffer laid out unlike its input, or a tangent unlike its output."""
     layouts = {end.name: plan.specs[end.node].outputs[0] for end in graph.inputs}
     output = graph.module.graph.output_node()
     for end, node, layout in zip(graph.outputs, operands(output), plan.specs["output"].inputs, strict=True):

@@ -19,7 +19,7 @@ from torch import fx
 from torch.distributed.tensor import Partial
 
 from fxshard._torch_compat.symbols import is_symbolic, surely
-from fxshard.layout.layouts import Layout, ceil_shape, chunk, dim_cut_by, folded_piece, local_shape
+from fxshard.layout.layouts import Layout, ceil_shape, chunk, folded_piece_size, local_shape, sharded_dim
 from fxshard.layout.steps import Step, exchange_shape
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.local_graph import LocalGraph
@@ -98,12 +98,12 @@ class Passage:
     @cached_property
     def left(self) -> Grid | None:
         """The dim whose pieces the step brings together."""
-        return self._grid(self.layout, dim_cut_by(self.step.source))
+        return self._grid(self.layout, sharded_dim(self.step.source))
 
     @cached_property
     def entered(self) -> Grid | None:
         """The dim whose pieces the step takes apart."""
-        return self._grid(self.after, dim_cut_by(self.step.target))
+        return self._grid(self.after, sharded_dim(self.step.target))
 
     def _nest(self, dim: int) -> tuple[int, ...]:
         return self.layout.nest_on(dim) or self.after.nest_on(dim) or max(self.layout.held_on(dim), self.after.held_on(dim), key=len)
@@ -115,7 +115,7 @@ class Passage:
         nest, axis, sizes = self._nest(dim), self.step.axis, self.mesh.shape
         loose = [a for a in nest if a not in held.held_on(dim)]
         before, behind = (math.prod(sizes[a] for a in loose if (a < axis) == first) for first in (True, False))
-        return Grid(dim, before, sizes[axis], behind, folded_piece(self.shape[dim], nest, sizes))
+        return Grid(dim, before, sizes[axis], behind, folded_piece_size(self.shape[dim], nest, sizes))
 
     @cached_property
     def taken_apart(self) -> Nested | None:

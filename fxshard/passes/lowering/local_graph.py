@@ -17,7 +17,7 @@ from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.questions import without_needless_guards
 from fxshard._torch_compat.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.graph.planning_graph import UNKNOWN, plain_shape
-from fxshard.graph.targets import kept, number_of
+from fxshard.graph.targets import cached_by_target, target_id
 from fxshard.layout.layouts import Layout, chunk, local_shape
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.emitted import Emitted
@@ -70,7 +70,7 @@ class Values:
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """What the value of a call follows from."""
-        return number_of(target), *map(self._key, args), *((name, self._key(kwargs[name])) for name in sorted(kwargs))
+        return target_id(target), *map(self._key, args), *((name, self._key(kwargs[name])) for name in sorted(kwargs))
 
     def _key(self, value: Any) -> Hashable:
         """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
@@ -169,7 +169,7 @@ def _bound(cache: dict[Any, Any]) -> None:
         cache.pop(next(iter(cache)))
 
 
-begun = kept(name_of_call)
+begun = cached_by_target(name_of_call)
 """What the name of a call begins with, by its target."""
 
 

@@ -28,16 +28,16 @@ from fxshard.graph.planning_graph import (
     example_shape,
     is_getitem,
     is_tensor,
-    of_user,
+    is_user_file,
     operands,
     outputs_of,
     plain_shape,
     planned_nodes,
     producer,
     source_line,
-    users_place,
+    user_location,
 )
-from fxshard.layout.layouts import Layout, indexes, is_emptied
+from fxshard.layout.layouts import Layout, is_emptied, symbolic_coordinate
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand
@@ -48,10 +48,10 @@ from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
-from fxshard.shapes import DynamicDim, GraphFamily, counted_range, depends, distinct, units_of
+from fxshard.shapes import DynamicDim, GraphFamily, depends_on, distinct, range_in_units, units_of
 from fxshard.strategies import local_form
 from fxshard.strategies.engine.conversion import identity
-from fxshard.strategies.engine.factors import same
+from fxshard.strategies.engine.factors import known_equal
 
 aten = torch.ops.aten
 
@@ -96,12 +96,12 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
     mesh = plan.mesh
     cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
     loose = {family.symbols[dim.name] for dim in family.dims if dim.uneven}
-    units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends(size, loose)), family.symbols)
+    units = units_of(((size, math.prod(parts)) for size, parts in cut if not depends_on(size, loose)), family.symbols)
     env = SymbolEnv()
     counted = {dim.name: _counted(dim, units[dim.name], env) for dim in family.dims}
-    by_rank = any(depends(size, loose) for size, _ in cut)
+    by_rank = any(depends_on(size, loose) for size, _ in cut)
     with oblivious():
-        symbolic = _expanded(graph, family.within(env, {name: part * units[name] for name, part in counted.items()}), plan)
+        symbolic = _expanded(graph, family.in_environment(env, {name: part * units[name] for name, part in counted.items()}), plan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
         classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
         ranks = rank_numbers(mesh, env) if by_rank else ()
@@ -115,7 +115,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
 
 def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:
     example = max(-(-dim.example // unit), 2)
-    return env.symbol(dim.name, example, *counted_range(dim.least, dim.most, unit, example))
+    return env.symbol(dim.name, example, *range_in_units(dim.least, dim.most, unit, example))
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
@@ -139,9 +139,9 @@ def _lowered(
     for coordinate, size_class in classes.items():
         if size_class in modules:
             continue
-        place = indexes(coordinate, [one.value for one in ranks]) if ranks else coordinate
+        place = symbolic_coordinate(coordinate, [one.value for one in ranks]) if ranks else coordinate
         lowering = _Lowering(graph, plan, LocalGraph(plan.mesh, place, known))
-        with noting_lines(of_user, lowering.users_place) if known is not NUMBERS else contextlib.nullcontext():
+        with noting_lines(is_user_file, lowering.user_location) if known is not NUMBERS else contextlib.nullcontext():
             modules[size_class] = lowering.run()
         issued = issued or tuple(lowering.collectives)
     ends = [n for n in graph.nodes if n.op == "placeholder"]
@@ -318,7 +318,7 @@ class _Lowering:
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
-        if node.name in self.graph.late:
+        if node.name in self.graph.run_time_causes:
             results: Any = self.local.copied(node, *self._arguments(node, reads))
         else:
             call = self.calls[node.name]
@@ -384,12 +384,12 @@ class _Lowering:
         context.args = tuple(args)
 
     def _needs(self, context: Context) -> str:
-        return f"{self.users_place()}: {context.target} {NEEDS}".removeprefix("None: ")
+        return f"{self.user_location()}: {context.target} {NEEDS}".removeprefix("None: ")
 
-    def users_place(self, trace: str = "") -> str | None:
+    def user_location(self, trace: str = "") -> str | None:
         """``file:line`` of the user's line behind the node that is being lowered."""
         origin = self.local.origin
-        return None if origin is None else users_place(origin.meta.get("stack_trace") or "")
+        return None if origin is None else user_location(origin.meta.get("stack_trace") or "")
 
     def _neutral(self, context: Context) -> Any:
         results = tuple(
@@ -407,7 +407,7 @@ class _Lowering:
         want, have = self.local.local_shape(shape, layout), self.local.shape(x)
         if are_numbers(want) and want == have:
             return
-        if not all(same(a, b) for a, b in zip(have, want, strict=True)):
+        if not all(known_equal(a, b) for a, b in zip(have, want, strict=True)):
             raise PlanError(
                 f"{node.name} ({node.target}) should be {want} on a rank (layout {layout} of {shape}) but is {have}",
                 where=source_line(node),

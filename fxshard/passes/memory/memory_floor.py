@@ -108,7 +108,7 @@ class Floor:
         bytes_ = self.usage.bytes_of(value, (self.alike(("given", index), (specs,), partial(given_layouts, specs, index)),))
         if source.op == "placeholder":
             state = parameter_state(value, self.usage.optimizer) if value.name in times.trained else 1.0
-            yield Live(*times.own(value), state * bytes_, var)
+            yield Live(*times.own_span(value), state * bytes_, var)
             return
         if not halves:
             yield Live(born, born + 1, bytes_, var)
@@ -116,17 +116,19 @@ class Floor:
         inside, again = source in self.modes.block, np.zeros(0)
         if inside:
             again = np.where(np.array(self.usage.states[var]) == REDONE, bytes_, 0.0)
-        late = all(times.late(r.node) for r in halves[0].readings) and not times.late(source)
+        late = all(times.in_backward(r.node) for r in halves[0].readings) and not times.in_backward(source)
         since = max(born, self._first(value, halves[0])) + 1
         if inside and late:  # what is computed again is not there in between
             yield Live(born, born + 1, bytes_, var)
             yield Live(born + 1, since, bytes_ - again, var)
         else:
             yield Live(born, since, bytes_, var)
-        if inside and source in times.again:
-            runs = [halves[-1].first.time] if late or len(halves) > 1 else [times.again[r] for r in self.modes.redone_readers(value)]
+        if inside and source in times.recomputed_at:
+            runs = (
+                [halves[-1].first.time] if late or len(halves) > 1 else [times.recomputed_at[r] for r in self.modes.redone_readers(value)]
+            )
             if runs:
-                yield Live(times.again[source], max(min(runs), times.again[source]) + 1, again, var)
+                yield Live(times.recomputed_at[source], max(min(runs), times.recomputed_at[source]) + 1, again, var)
         if len(halves) == 1:
             yield from self._along(value, halves[0], since)
         else:
@@ -215,8 +217,8 @@ class Floor:
         for node, time in self.times.time.items():
             if node.op == "call_function":
                 yield from self._run(node, time, self._dying(node), None)
-                if node in self.times.again:
-                    yield from self._run(node, self.times.again[node], self.times.alone(node), REDONE)
+                if node in self.times.recomputed_at:
+                    yield from self._run(node, self.times.recomputed_at[node], self.times.owns_memory(node), REDONE)
 
     def _run(self, node: fx.Node, time: int, dying: tuple[bool, ...], mode: int | None) -> Iterator[Live]:
         var, specs = self.usage.node_vars[node.name]
@@ -227,10 +229,12 @@ class Floor:
 
     def _dying(self, node: fx.Node) -> tuple[bool, ...]:
         """Those that nobody needs after the first run of ``node``; one of the forward may be computed again for those who do."""
-        if self.times.late(node):
-            return self.times.dying(node)
+        if self.times.in_backward(node):
+            return self.times.last_uses(node)
         redone = [producer(o)[0] in self.modes.block and self.modes.early_end(o) <= self.times.time[node] + 1 for o in operands(node)]
-        return tuple(dies or (one and may) for dies, one, may in zip(self.times.dying(node), self.times.alone(node), redone, strict=True))
+        return tuple(
+            dies or (one and may) for dies, one, may in zip(self.times.last_uses(node), self.times.owns_memory(node), redone, strict=True)
+        )
 
     def _halves(self, value: fx.Node) -> list[Half]:
         """By those who read it as it is made and, where it crosses into the backward, those who read what is kept; nobody: none."""
@@ -254,7 +258,7 @@ class Floor:
         if not again:
             return Reading(node, self.times.time[node], self.times.read_until(value, node), reader.var, reader.layouts)
         layouts = in_modes(self.alike, reader.layouts, self.usage.states.get(reader.var), (REDONE,))
-        return Reading(node, self.times.again[node], self.times.again[node] + 1, reader.var, layouts, True)
+        return Reading(node, self.times.recomputed_at[node], self.times.recomputed_at[node] + 1, reader.var, layouts, True)
 
     def _first(self, value: fx.Node, half: Half) -> int:
         """When it is first read; what is only returned is brought into the layout asked for as soon as it is made."""

@@ -43,7 +43,7 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
         kind, have = times.kind(value), specs[source.name].outputs[index]
         if not times.is_view(source):
             size = _bytes(value, have, mesh)
-            span = times.own(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
+            span = times.own_span(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
             found.append(Held(value.name, kind, span, size, have))
             if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
                 found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
@@ -56,13 +56,13 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
             found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh) + behind, entry.target))
             found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
     for node, time in times.time.items():
-        bytes_ = times.taken((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))
+        bytes_ = times.workspaces((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))
         found.append(Held(node.name, "temporary", (time, time + 1), bytes_))
     return found
 
 
 def _taken(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
-    return round(float(workspace.of_node(node, [spec], times.dying(node), mesh)[0])) if workspace.takes(node) else 0
+    return round(float(workspace.of_node(node, [spec], times.last_uses(node), mesh)[0])) if workspace.takes(node) else 0
 
 
 Entries = Mapping[str, Sequence[Redistribution]]
@@ -93,7 +93,7 @@ def _begins(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
     """When a redistribution is made: for its first reader, or for the first one of all."""
     if entry.ahead:
         return min(times.time[r] for r in times.readers[value])
-    return times.moved(value, _readers(entry, times))[0] if entry.readers else times.end
+    return times.copy_span(value, _readers(entry, times))[0] if entry.readers else times.end
 
 
 def _readers(entry: Redistribution, times: Lifetimes) -> list[fx.Node]:

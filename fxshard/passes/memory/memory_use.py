@@ -18,11 +18,11 @@ from torch import fx
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import UNKNOWN, outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, steps, table_of
+from fxshard.layout.redistribution import Price, path_table_for, steps
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.annotation.groups import Group, handed_over
+from fxshard.passes.annotation.groups import Group, internal_redistributions
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.memory import workspace
 from fxshard.passes.memory.saved_for_backward import REDONE, Crossing, Modes
@@ -75,7 +75,7 @@ class Usage:
     modes: Modes
     mesh: Mesh
     optimizer: Optimizer
-    alike: Alike
+    alike: IdentityCache
     node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
     states: Mapping[int, tuple[int, ...]]
     price: Price
@@ -107,7 +107,7 @@ class Usage:
     def _made(self, value: fx.Node) -> Span:
         """When it is there as it was made."""
         crossing = self.modes.crossing(value)
-        lo, hi = self.modes.times.own(value) if crossing is None else crossing.made
+        lo, hi = self.modes.times.own_span(value) if crossing is None else crossing.made
         return lo, max(hi, self.modes.shown_until(value))
 
     def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
@@ -119,8 +119,8 @@ class Usage:
                 amounts = self.running(node, specs, self.modes.dying(node))
                 if amounts.any():
                     yield Live(time, time + 1, amounts, var)
-                    if node in times.again:
-                        yield Live(times.again[node], times.again[node] + 1, self._when_redone(var, amounts), var)
+                    if node in times.recomputed_at:
+                        yield Live(times.recomputed_at[node], times.recomputed_at[node] + 1, self._when_redone(var, amounts), var)
         for one in transfers:
             amounts = self.moving_bytes(one.value, one.ends)
             if amounts.any():
@@ -148,7 +148,7 @@ class Usage:
             options = [self.node_vars[n.name][1] for n in group.nodes]
             found: dict[tuple[int, int], np.ndarray] = {}
             for state, chosen in enumerate(zip(*options, strict=True)):
-                for member, output, want in handed_over(group, chosen):
+                for member, output, want in internal_redistributions(group, chosen):
                     value = outputs_of(group.nodes[member])[output]
                     assert value is not None
                     amounts, have = found.setdefault((member, output), np.zeros(len(options[0]))), chosen[member].outputs[output]
@@ -157,8 +157,8 @@ class Usage:
             for (member, _), amounts in found.items():
                 made = group.nodes[member]
                 yield Live(times.time[made], times.time[group.nodes[-1]] + 1, amounts, var)
-                if made in times.again:
-                    yield Live(times.again[made], times.again[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
+                if made in times.recomputed_at:
+                    yield Live(times.recomputed_at[made], times.recomputed_at[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
 
     def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
         """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
@@ -192,7 +192,7 @@ class Usage:
 
         def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
-            paths = table_of([at for at in layouts if at is not None], *priced, self.mesh, self.price)
+            paths = path_table_for([at for at in layouts if at is not None], *priced, self.mesh, self.price)
             meanwhile, behind = workspace.of_moves(tensor, paths, layouts)
             sizes = self.bytes_of(value, ends)
             there = np.tile(sizes, (len(sizes), 1)) + behind

@@ -14,8 +14,8 @@ from torch import fx
 
 from fxshard.graph.planning_graph import PlanningGraph, operands, producer
 from fxshard.layout.layouts import Layout
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes, Span, values_of
-from fxshard.passes.annotation.memoised import Alike
 from fxshard.passes.annotation.recompute import blocks
 
 KEPT, REDONE = range(2)
@@ -23,7 +23,7 @@ Wants = tuple[Layout | None, ...]
 """A layout by state, None where nothing is read or there."""
 
 
-def in_modes(alike: Alike, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
+def in_modes(alike: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
     """Layouts by state, None in states of other modes; ``states``: the mode of each, None where there is but one."""
     if states is None or set(states) <= set(modes):
         return layouts
@@ -72,17 +72,17 @@ class Modes:
 
     def crossing(self, value: fx.Node) -> Crossing | None:
         times, source, readers = self.times, producer(value)[0], self.times.readers.get(value, [])
-        early, late = (tuple(r for r in readers if times.late(r) is half) for half in (False, True))
+        early, late = (tuple(r for r in readers if times.in_backward(r) is half) for half in (False, True))
         redone = self.redone_readers(value)
         if all(r.op == "output" for r in early) or not (late or (redone and source not in self.block)):
             return None  # what only the backward reads, and is returned, is one value for all of its readers
         own = source.op != "placeholder" and not times.is_view(source)
-        made = times.own(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
-        return Crossing(value, early, late, redone, made, times.moved(value, early), self.late_span(late, redone, value), own)
+        made = times.own_span(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
+        return Crossing(value, early, late, redone, made, times.copy_span(value, early), self.late_span(late, redone, value), own)
 
     def late_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
         """From the first reader in the backward to when none needs it any more."""
-        starts = [*(self.times.time[r] for r in late), *(self.times.again[r] for r in redone)]
+        starts = [*(self.times.time[r] for r in late), *(self.times.recomputed_at[r] for r in redone)]
         ends = [*(self.times.read_until(value, r) for r in late), *map(self._done_again, redone)]
         return min(starts), max(ends)
 
@@ -90,7 +90,7 @@ class Modes:
         """When the forward needs a value no more that is computed again."""
         ends = [self.times.born(value) + 1]
         for reader in self.times.readers.get(value, ()):
-            if not self.times.late(reader):
+            if not self.times.in_backward(reader):
                 views = values_of(reader) if self.times.is_view(reader) else []
                 ends += [self.early_end(v) for v in views] or [self.times.read_until(value, reader)]
         return max(ends)
@@ -105,17 +105,17 @@ class Modes:
 
     def redone_span(self, value: fx.Node) -> Span:
         """When a value is there that was computed again."""
-        made = self.times.again[producer(value)[0]]
+        made = self.times.recomputed_at[producer(value)[0]]
         return made, self._late_end(value, made)
 
     def reads(self, value: fx.Node) -> list[int]:
         """When a value is read, first and second runs."""
         readers = self.times.readers.get(value, ())
-        return sorted({*(self.times.time[r] for r in readers), *(self.times.again[r] for r in readers if r in self.block)})
+        return sorted({*(self.times.time[r] for r in readers), *(self.times.recomputed_at[r] for r in readers if r in self.block)})
 
     def dying(self, node: fx.Node) -> tuple[bool, ...]:
         """Of each operand whether its memory is free once ``node`` has read it, in both of its runs; what a second run reads may stay."""
-        return tuple(dies and not self._read_again(o) for dies, o in zip(self.times.dying(node), operands(node), strict=True))
+        return tuple(dies and not self._read_again(o) for dies, o in zip(self.times.last_uses(node), operands(node), strict=True))
 
     def _read_again(self, value: fx.Node) -> bool:
         """Whether a second run may read it, or a view of it, that is not made again itself."""
@@ -127,13 +127,13 @@ class Modes:
 
     def _done_again(self, reader: fx.Node) -> int:
         """When the second run of a reader, or the views that it gives, need what it reads no more."""
-        ran = self.times.again[reader]
+        ran = self.times.recomputed_at[reader]
         return max((self._late_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
 
     def _late_end(self, value: fx.Node, made: int) -> int:
         ends = [made + 1]
         for reader in self.times.readers.get(value, ()):
-            if self.times.late(reader):
+            if self.times.in_backward(reader):
                 ends.append(self.times.read_until(value, reader))
             elif reader in self.block:
                 ends.append(self._done_again(reader))

@@ -20,12 +20,12 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree, schema_of
-from fxshard.cost.workspace import most_at_once
+from fxshard.cost.workspace import peak_bytes
 from fxshard.graph.call import Call, call_of
-from fxshard.graph.planning_graph import FREE, UNKNOWN, at_run_time, is_tensor, operands, outputs_of, plain_shape
+from fxshard.graph.planning_graph import UNKNOWN, VIEWS, depends_on_run_time, is_tensor, operands, outputs_of, plain_shape
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
-from fxshard.layout.redistribution import Step, Table, walk
+from fxshard.layout.redistribution import PathTable, Step, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.ops.kernels import KERNELS
 from fxshard.passes.lowering.emit import emit_step, takes_all_at_once
@@ -65,13 +65,13 @@ def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
 
 def takes(node: fx.Node) -> bool:
     """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
-    if node.op != "call_function" or name_of(node.target) in FREE:
+    if node.op != "call_function" or name_of(node.target) in VIEWS:
         return False
     entry = lookup(name_of(node.target))
     local = node.target in KERNELS or (entry is not None and entry.local is not None)
     if not local and is_tensor(node):  # one result
         return False
-    return not at_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
+    return not depends_on_run_time(node) and (local or len(_counted(node)) != sum(v is not None for v in outputs_of(node)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layo
     return max(0, found.most - first - last - found.behind), found.behind
 
 
-def of_moves(value: torch.Tensor, paths: Table, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
+def of_moves(value: torch.Tensor, paths: PathTable, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
     """The same for all pairs: (from, to) bytes each, 0 where one is None."""
     shape = plain_shape(value.shape)
     return _moves(paths, shape, value.dtype, UNKNOWN not in shape and value.is_contiguous()).between(layouts)
@@ -123,7 +123,7 @@ class _Moves:
     """What the paths of a table take. ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is
     given lies in memory without gaps."""
 
-    paths: Table
+    paths: PathTable
     shape: tuple[int, ...]
     dtype: torch.dtype
     dense: bool
@@ -159,7 +159,7 @@ class _Moves:
 
 
 @lru_cache(maxsize=512)
-def _moves(paths: Table, shape: tuple[int, ...], dtype: torch.dtype, dense: bool) -> _Moves:
+def _moves(paths: PathTable, shape: tuple[int, ...], dtype: torch.dtype, dense: bool) -> _Moves:
     _, itemsize, mesh = paths.tensor
     sizes = [] if UNKNOWN in shape else [math.prod(ceil_shape(shape, at, mesh.shape)) * itemsize for at in paths.layouts]
     return _Moves(paths, shape, dtype, dense, sizes)
@@ -282,7 +282,7 @@ def _most(graph: fx.Graph, dies: Sequence[bool], results: Iterable[fx.Node]) -> 
                     env[node] = KERNELS.get(node.target, node.target)(*args, **kwargs)
             return [env[n] for n in results]
 
-        return most_at_once(run, [*((env[n], d) for n, d in zip(ends, dies, strict=True))])
+        return peak_bytes(run, [*((env[n], d) for n, d in zip(ends, dies, strict=True))])
 
 
 def _bytes(value: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Extent, Price, path_bytes
+from fxshard.layout.redistribution import AnyShape, Price, path_bytes
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.constraints import Communication
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -26,7 +26,7 @@ class Moved:
     ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second.
     None stands for what is not there, or not read."""
 
-    shape: Extent
+    shape: AnyShape
     itemsize: int
     layouts: tuple[Layout | None, ...]
     transfer: int = -1

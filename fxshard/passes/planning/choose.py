@@ -133,7 +133,7 @@ def memory_over_time(annotated: Annotated, constraints: Constraints, formulation
 def _held(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> tuple[list[Held], Lifetimes]:
     """What the plan of these choices holds, and its times."""
     decision = _chosen(annotated.graph, formulation, choices)
-    annotated, specs = _expanded(annotated.counted, decision)
+    annotated, specs = _expanded(annotated.at_memory_sizes, decision)
     moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
     return held(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
 
@@ -205,9 +205,9 @@ def write_plan(
         certificate=Certificate(unit, total, 0.0),
         inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
         outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
-        memory=memory_at_peak(annotated.counted.times, specs, moves, mesh, optimizer),
+        memory=memory_at_peak(annotated.at_memory_sizes.times, specs, moves, mesh, optimizer),
         memory_limit=memory_limit,
-        memory_sizes=dict(annotated.counted.sizes),
+        memory_sizes=dict(annotated.at_memory_sizes.sizes),
         example_sizes=tuple(WeightedSizes(one.sizes, weight) for weight, one in annotated.samples),
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
@@ -238,13 +238,13 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
             compute=_computing(node.name, annotated, spec) if timed else 0.0,
         )
 
-    return annotated.written(("node", node.name, timed), (spec,), made)
+    return annotated.plan_entries(("node", node.name, timed), (spec,), made)
 
 
 def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
     """Microseconds of a node in a spec, worked out once for nodes that are alike."""
     prices = annotated.prices
-    return annotated.written("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
+    return annotated.plan_entries("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
 
 
 def infeasible(
@@ -291,10 +291,10 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
     profile, mesh = None, annotated.mesh
     if error.least_choices:
         decision = _chosen(annotated.graph, formulation, error.least_choices)
-        annotated, specs = _expanded(annotated.counted, decision)
+        annotated, specs = _expanded(annotated.at_memory_sizes, decision)
         moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
         profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
-    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.counted.sizes)
+    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.at_memory_sizes.sizes)
 
 
 @dataclasses.dataclass(frozen=True)

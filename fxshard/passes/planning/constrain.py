@@ -16,7 +16,7 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
-from fxshard.layout.layouts import Layout, normal_placement
+from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
@@ -291,7 +291,7 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
             f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
             remedy="give one placement per mesh axis, in mesh order",
         )
-    return tuple(None if p is None else normal_placement(p, ndim, what) for p in layout)
+    return tuple(None if p is None else normalised_placement(p, ndim, what) for p in layout)
 
 
 def _parsed(text: str) -> Sequence[Placement | None]:

@@ -2,7 +2,7 @@
 
 Variables: one per node (which OpSpec) and one per returned output (which layout).
 - node cost: compute time of the spec (``cost.compute_time``)
-- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.Table``), once
+- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), once
   for each layout that they read, less what compute hides of it (``overlap``). Both are means where several sizes are priced (``prices``).
 - parts of one operator (``groups``): one variable for all, with what is reduced between them.
 - a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
@@ -22,17 +22,17 @@ from functools import partial
 import numpy as np
 from torch import fx
 
-from fxshard.cost import joining_price, time_price
+from fxshard.cost import bucketing_saving, time_price
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, Table, bytes_price, path_price, table_of
+from fxshard.layout.redistribution import PathTable, Price, bytes_price, path_price, path_table_for
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import Annotated, input_layouts
-from fxshard.passes.annotation.groups import Group, groups, handed_over, joint_specs
+from fxshard.passes.annotation.groups import Group, groups, internal_redistributions, joint_specs
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span
-from fxshard.passes.annotation.memoised import Alike
-from fxshard.passes.annotation.overlap import Hiding
+from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Block
 from fxshard.passes.memory.memory_floor import Floor
 from fxshard.passes.memory.memory_use import Brought, Kept, Reader, Usage
@@ -41,7 +41,7 @@ from fxshard.passes.planning.admit import admitted, all_hold, pins_of, place, pl
 from fxshard.passes.planning.budgets import Moved, rows
 from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.names import Place
-from fxshard.passes.trace.fakes.mixed_precision import settles
+from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.plan_data import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
@@ -74,7 +74,7 @@ class Formulation:
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
     """Builds the problem; raises ConstraintError when a pin leaves a node no spec."""
     price = time_price(annotated.mesh) if objective == "time" else bytes_price
-    return _Builder(annotated.counted, constraints, price, objective).build()
+    return _Builder(annotated.at_memory_sizes, constraints, price, objective).build()
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _Builder:
     edge_costs: list[np.ndarray] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
-    alike: Alike = field(default_factory=Alike)
+    alike: IdentityCache = field(default_factory=IdentityCache)
     brought: list[Brought] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     joined: list[tuple[int, Group]] = field(default_factory=list)
@@ -152,7 +152,7 @@ class _Builder:
         if self.modes is None:
             return {}
         times = self.modes.times
-        return {n.name: t for n, t in times.time.items()} | {second_run(n.name): t for n, t in times.again.items()}
+        return {n.name: t for n, t in times.time.items()} | {second_run(n.name): t for n, t in times.recomputed_at.items()}
 
     def _usage(self, modes: Modes) -> Usage:
         priced = self.price, self.annotated.prices
@@ -184,7 +184,7 @@ class _Builder:
         for var, group in self.joined:
             options, runs = [self.node_vars[n.name][1] for n in group.nodes], self._runs(var)
             for state, chosen in enumerate(zip(*options, strict=True)):
-                for member, output, want in handed_over(group, chosen):
+                for member, output, want in internal_redistributions(group, chosen):
                     have = chosen[member].outputs[output]
                     assert have is not None
                     moved = Moved(*self.annotated.prices.extent(group.nodes[member], output), (have, want), var=var, state=state)
@@ -261,7 +261,7 @@ class _Builder:
             costs += self._computing(node, specs[node.name])[column]
         for state, row in enumerate(states):
             chosen = [specs[node.name][k] for node, k in zip(group.nodes, row, strict=True)]
-            for member, output, want in handed_over(group, chosen):
+            for member, output, want in internal_redistributions(group, chosen):
                 have = chosen[member].outputs[output]
                 assert have is not None
                 costs[state] += path_price(have, want, *self.annotated.prices.extent(group.nodes[member], output), self.mesh, self.price)
@@ -332,7 +332,7 @@ class _Builder:
             self._kept(crossing, (var, have), readers, again)
             return
         nodes = self.modes.times.readers[node]
-        self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), self.modes.times.moved(node, nodes))
+        self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), self.modes.times.copy_span(node, nodes))
         if again:
             self._transfer(node, var, have, again, [], self.modes.late_span((), self.modes.redone_readers(node), node))
 
@@ -391,7 +391,7 @@ class _Builder:
         if not others:
             return
         ends = [have, *(want for _, want in others)]
-        beside = self.annotated.prices.beside(node.name, places) if self.objective == "time" else None
+        beside = self.annotated.prices.overlap(node.name, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
         key = ("prices", *self.annotated.prices.extent(node), beside, self._unreduced(node))
         prices, (source_numbers, *numbers) = self.alike(key, ends, priced)
@@ -399,7 +399,7 @@ class _Builder:
         self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
 
-    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Hiding | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Overlap | None) -> tuple[np.ndarray, list[np.ndarray]]:
         """Prices between all layouts at the ends of a value, less what is hidden, and for each end the numbers of its layouts there.
 
         From and to None, what is not there or not read, costs nothing.
@@ -411,18 +411,18 @@ class _Builder:
         paths = self._table(node, there)
         prices = np.zeros((len(layouts), len(layouts)))
         joins = beside is not None and beside.joins
-        prices[some] = _between(paths, paths.joined(joining_price(self.mesh)) if joins else paths.prices, there)
+        prices[some] = _between(paths, paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
             prices[some] -= _between(paths, beside.hidden(paths.communication), there)
         if self._unreduced(node):
-            prices[some] = np.where(settles(there), np.inf, prices[some])
+            prices[some] = np.where(reduces_pending(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
 
     def _unreduced(self, node: fx.Node) -> bool:
         return node.name in self.graph.unreduced
 
-    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> Table:
-        return table_of(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
+    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> PathTable:
+        return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent comes in the layout of the output that it belongs to."""
@@ -479,7 +479,7 @@ def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
     return [(r.node, r.operand) for r in readers]
 
 
-def _between(paths: Table, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
+def _between(paths: PathTable, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
     """(len(layouts), len(layouts)) figures of the cheapest paths between some layouts."""
     numbers = [paths.index[layout] for layout in layouts]
     return figures[np.ix_(numbers, numbers)]

@@ -95,7 +95,7 @@ class Origin:
 
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
-        times = expanded(self.annotated.counted, plan.recomputed).times
+        times = expanded(self.annotated.at_memory_sizes, plan.recomputed).times
         return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
 
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:

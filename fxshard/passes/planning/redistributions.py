@@ -9,19 +9,19 @@ from functools import partial
 
 from torch import fx
 
-from fxshard.cost import joining_price
+from fxshard.cost import bucketing_saving
 from fxshard.graph.planning_graph import producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import Price, joined_path, path_communication, path_price, steps
+from fxshard.layout.redistribution import Price, bucketed_path, path_communication, path_price, steps
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.annotation.overlap import Hiding
+from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Recomputed
 from fxshard.plans.plan_data import OpSpec, Redistribution, again
 
 Specs = Mapping[str, OpSpec]
 Reader = tuple[str, int]
-Hides = Callable[[str, Sequence[Reader]], Hiding | None]
+Hides = Callable[[str, Sequence[Reader]], Overlap | None]
 """(value, all who read it in one half of the step) -> what hides of bringing it to them."""
 
 
@@ -65,14 +65,14 @@ def redistributions(
         name, keep = value.node.name, kept.get(value.node.name)
         for move, readers in value.moves.items():
             key = "redistribution", name, move, tuple(readers), tuple(value.halves.get(move[2], ())), value.ahead(move, keep), hides is None
-            moves.append(annotated.written(key, (price,), partial(_entry, value, move, keep, price, annotated, hides)))
+            moves.append(annotated.plan_entries(key, (price,), partial(_entry, value, move, keep, price, annotated, hides)))
     return moves
 
 
 def _values(times: Lifetimes, specs: Specs, kept: Mapping[str, Layout]) -> list[_Value]:
     values: dict[str, _Value] = {}
     for node, read in times.operands.items():
-        late = bool(kept) and times.late(node)
+        late = bool(kept) and times.in_backward(node)
         for k, (operand, want) in enumerate(zip(read, specs[node.name].inputs, strict=True)):
             source, index = producer(operand)
             value = values.setdefault(operand.name, _Value(operand))
@@ -88,7 +88,7 @@ def _entry(
     moved = source, target, *annotated.prices.extent(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
     joins = beside is not None and beside.joins
-    path, cost = joined_path(*moved, joining_price(mesh)) if joins else (steps(*moved), path_price(*moved))
+    path, cost = bucketed_path(*moved, bucketing_saving(mesh)) if joins else (steps(*moved), path_price(*moved))
     hidden = 0.0 if beside is None else float(beside.hidden(path_communication(*moved)))
     return Redistribution(
         value.node.name,
@@ -108,7 +108,7 @@ def hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
     known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
     first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}
 
-    def beside(value: str, readers: Sequence[Reader]) -> Hiding | None:
-        return traced.prices.beside(first.get(value, value), [reader for reader in readers if reader[0] in known])
+    def beside(value: str, readers: Sequence[Reader]) -> Overlap | None:
+        return traced.prices.overlap(first.get(value, value), [reader for reader in readers if reader[0] in known])
 
     return beside

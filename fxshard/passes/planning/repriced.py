@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fxshard.cost import joining_price, time_price
+from fxshard.cost import bucketing_saving, time_price
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
-from fxshard.layout.redistribution import bytes_price, communication_along, joined_price, price_along
+from fxshard.layout.redistribution import bucketed_price, bytes_price, communication_along, price_along
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand, expanded
@@ -46,7 +46,7 @@ def _entry(entry: Redistribution, nodes: Annotated, hides: Hides | None, readers
     way = entry.source, entry.steps, extent, itemsize, mesh, price
     beside = None if hides is None else hides(entry.value, readers(entry))
     joins = beside is not None and beside.joins
-    cost = joined_price(*way, joining_price(mesh)) if joins else price_along(*way)
+    cost = bucketed_price(*way, bucketing_saving(mesh)) if joins else price_along(*way)
     hidden = 0.0 if beside is None else float(beside.hidden(communication_along(*way)))
     shape = extent if isinstance(extent, tuple) else entry.shape
     return replace(entry, shape=shape, cost=cost - hidden, hidden=hidden)
@@ -61,7 +61,7 @@ def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annota
         return found
     hides = hiding(own, plan.recomputed)
     sent = communication_along(entry.source, entry.steps, *nodes.prices.extent(value), own.mesh, time_price(own.mesh))
-    halves = [[r for r in found if times.late(times.graph.by_name.get(r[0], value)) is late] for late in (False, True)]
+    halves = [[r for r in found if times.in_backward(times.graph.by_name.get(r[0], value)) is late] for late in (False, True)]
     for some in (found, *halves):
         beside = hides(entry.value, some)
         if math.isclose(0.0 if beside is None else float(beside.hidden(sent)), entry.hidden, rel_tol=SAME, abs_tol=SAME):

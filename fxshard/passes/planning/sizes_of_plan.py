@@ -10,7 +10,7 @@ from torch import nn
 
 from fxshard.errors import ConstraintError, OptionError, SizesError, closest
 from fxshard.graph.planning_graph import PlanningGraph
-from fxshard.passes.annotation.annotate import Annotated, at_sizes, not_among, specs_as_cut
+from fxshard.passes.annotation.annotate import Annotated, at_sizes, first_illegal, specs_for_remainders
 from fxshard.passes.planning.choose import allowance, decide, solved
 from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.formulate import formulate
@@ -18,7 +18,7 @@ from fxshard.passes.planning.repriced import memory_at, objective_at
 from fxshard.plans.plan_at import PlanAt
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import DynamicDim, GraphFamily, broken, dynamic_dims, sizes_named
+from fxshard.shapes import DynamicDim, GraphFamily, dynamic_dims, first_broken, sizes_named
 
 
 def plan_at(
@@ -36,12 +36,12 @@ def plan_at(
     family = _family(annotated)
     check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
     there = family.with_derived({**family.example, **sizes})
-    guard = broken(family.guards, there)
+    guard = first_broken(family.guards, there)
     if guard is not None:
         raise SizesError(f"the plan does not serve {sizes_named(there)}: the model takes for granted that {guard}", remedy=ANOTHER)
     other = at_sizes(annotated.graph, annotated.mesh, there)
-    if not_among(plan, other.specs) is not None:
-        specs = specs_as_cut(annotated.graph, annotated.mesh, there)
+    if first_illegal(plan, other.specs) is not None:
+        specs = specs_for_remainders(annotated.graph, annotated.mesh, there)
         _check_among(plan, specs, there)
         other = replace(other, specs=specs)
     cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
@@ -72,11 +72,11 @@ ANOTHER = "parallelize and fxshard.export make another plan for such sizes; fxsh
 
 def check_legal(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]) -> None:
     """Raises SizesError where the plan of a node of ``graph``, which has dynamic dims, cannot be lowered at these ``sizes``, by name."""
-    _check_among(plan, specs_as_cut(graph, plan.mesh, sizes), sizes)
+    _check_among(plan, specs_for_remainders(graph, plan.mesh, sizes), sizes)
 
 
 def _check_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]], sizes: Mapping[str, int]) -> None:
-    node = not_among(plan, specs)
+    node = first_illegal(plan, specs)
     if node is not None:
         what = f"the plan is not legal at {sizes_named(sizes)}: {node} cannot run as {plan.specs[node]}"
         raise SizesError(what, where=plan.lines.get(node, f"node {node}"), remedy=ANOTHER)
@@ -138,7 +138,9 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
 
             def holds(size: int, name: str = dim.name) -> bool:
                 there = family.with_derived({**plan.memory_sizes, name: size})
-                return broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
+                return (
+                    first_broken(family.guards, there) is None and memory_at(plan, annotated.graph, there, constraints.optimizer) <= limit
+                )
 
             last = _last(lambda k, start=start, unit=unit: holds(max(start, k * unit)), start // unit)  # type: ignore[misc]
             found[dim.name] = None if last is None else max(start, last * unit)

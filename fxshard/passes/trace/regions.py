@@ -1,7 +1,7 @@
-"""``local_map`` regions: functions that the user wrote for shards, with the placements of what goes in and comes out.
+"""``local_map`` regions: functions that the user wrote for shards, with the placements of their arguments and results.
 
-While a model is captured, a call of one becomes ``to_local`` of its arguments, its body on shards, ``from_local`` of its results.
-What is computed from a shard has one legal spec, as it stands; ``to_local`` and ``from_local`` have one too, the user's placements.
+While a model is captured, a call of one becomes ``to_local`` of its arguments, its body on shards, and ``from_local`` of its results.
+Each of these nodes has one legal spec: the user's placements for ``to_local`` and ``from_local``, the shard as it is for the body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import LocalMapCall, captured_local_maps
 from fxshard.errors import TraceError
-from fxshard.graph.planning_graph import PlanningGraph, of_user, operands, outputs_of, planned_nodes, producer, source_line
+from fxshard.graph.planning_graph import PlanningGraph, is_user_file, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
@@ -27,12 +27,12 @@ RANDOM = (torch.ops.fxshard.dropout.default, torch.ops.fxshard.random.default)
 
 
 def regions() -> AbstractContextManager[None]:
-    """While Dynamo captures a model: its ``local_map`` regions keep their ends."""
+    """While Dynamo captures a model: marks the arguments and results of its ``local_map`` regions."""
     return captured_local_maps(_located, _region)
 
 
 def _region(function: Callable[..., Any], begins: Any, ends: Any, *args: Any, **kwargs: Any) -> Any:
-    """What Dynamo captures in place of a call; ``begins`` and ``ends`` are those of ``_described``."""
+    """Dynamo captures this in place of a call; ``begins`` and ``ends`` come from ``_described``."""
     shards = [a if b is None else torch.ops.fxshard.to_local(a, *b) for a, b in zip(args, begins, strict=True)]
     result = function(*shards, **kwargs)
     results = result if isinstance(result, (tuple, list)) else (result,)
@@ -50,19 +50,19 @@ def _region(function: Callable[..., Any], begins: Any, ends: Any, *args: Any, **
 
 
 def _located(call: LocalMapCall) -> tuple[Any, Any]:
-    """``_described``, its errors with the user's line."""
+    """``_described``, with the user's line in its errors."""
     try:
         return _described(call)
     except TraceError as error:
-        lines = ["{}:{}: {}".format(*frame) for frame in call.frames if of_user(frame[0])]
+        lines = ["{}:{}: {}".format(*frame) for frame in call.frames if is_user_file(frame[0])]
         raise TraceError(error.what, where=lines[-1] if lines else None, remedy=error.remedy) from None
 
 
 def _described(call: LocalMapCall) -> tuple[Any, Any]:
-    """(for each argument shape of the shard, layout, layout of the gradient, axes; for each result the cuts in place of the shape).
+    """(for each argument: shape of the shard, layout, layout of the gradient, axes; for each result the same with cuts for the shape).
 
-    None for what is no tensor. Gradients lie as DTensor has them: as ``in_grad_placements`` says, else as the value, whole for a
-    pending one. Raises TraceError for what cannot be.
+    None for values that are not tensors. Gradients have DTensor's layouts: ``in_grad_placements``, by default the value's own, with
+    Replicate for Partial. Raises TraceError for missing or impossible placements.
     """
     if call.inputs is None or call.device_mesh is None:
         what = "in_placements" if call.inputs is None else "device_mesh"
@@ -105,7 +105,8 @@ def _of_gradient(placements: Any) -> Layout:
 
 
 def region_specs(graph: PlanningGraph, mesh: Mesh) -> dict[str, OpSpec]:
-    """The only legal spec of each node that begins, ends or lies in a region; raises TraceError for what leaves one unplaced."""
+    """The only legal spec of each node of a region, ``to_local`` and ``from_local`` included. Raises TraceError for a value that leaves a
+    region without a placement, or for random numbers and communication inside."""
     nodes = planned_nodes(graph)
     if not any(node.target is TO for node in nodes):
         return {}
@@ -128,7 +129,7 @@ def region_specs(graph: PlanningGraph, mesh: Mesh) -> dict[str, OpSpec]:
 
 
 def _on(mesh: Mesh, node: fx.Node) -> Layout:
-    """The layout at an end of a region on the planning mesh: axes that the region does not name are whole."""
+    """The layout of a ``to_local`` or ``from_local`` on the planning mesh, replicated on axes that the region does not name."""
     own, sizes = parse_mesh(str(node.args[4])), dict(zip(mesh.axis_names, mesh.shape, strict=True))
     if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
         what = f"a local_map region is for the mesh {node.args[4]}, the plan for {mesh}"

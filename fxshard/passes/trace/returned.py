@@ -1,8 +1,8 @@
-"""What the modules of a model return, by name: noted while the model is captured, read off the traced graph.
+"""The values that each submodule returns: recorded while the model is captured, and read from the traced graph.
 
-While a model is captured, every call of a submodule is followed by ``fxshard.returned`` of the tensors that it returned. These nodes
-go through the trace like any other, so that they see what becomes of the values; ``values_of_modules`` takes them out. A graph that
-``torch.compile`` captured says of each node only which calls it was made in (``note_calls``).
+During the capture, every call of a submodule is followed by a node ``fxshard.returned`` of the tensors that it returned. Tracing rewrites
+these nodes like any others, so that they follow the values; ``values_of_modules`` removes them. In a graph that ``torch.compile``
+captured, ``note_calls`` adds them from the module stack of each node.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fxshard.graph.planning_graph import Calls, is_tensor
 RETURNED = torch.ops.fxshard.returned.default
 
 
-def noted(model: nn.Module) -> AbstractContextManager[None]:
-    """While Dynamo captures ``model``: what its submodules return is noted in the graph."""
+def recording_returns(model: nn.Module) -> AbstractContextManager[None]:
+    """While Dynamo captures ``model``: records in the graph what its submodules return."""
     names: dict[int, str] = {}
     for name, module in model.named_modules():
         if name:
@@ -31,13 +31,13 @@ def noted(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def other_names(model: nn.Module) -> dict[str, str]:
-    """Further names of modules that a model holds more than once -> the first name."""
+    """Further names of modules that occur more than once in a model -> the first name."""
     first: dict[int, str] = {}
     return {name: first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if first.setdefault(id(m), name) != name}
 
 
 def note_calls(graph: fx.Graph) -> None:
-    """Notes in a graph that Dynamo captured without ``noted``: what is computed in a call of a module and read outside of it."""
+    """Adds ``returned`` nodes to a graph captured without ``recording_returns``, for values that a module computes and others read."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     calls: dict[tuple[str, ...], tuple[str, list[fx.Node]]] = {}
     inside: dict[fx.Node, set[tuple[str, ...]]] = {}
@@ -64,8 +64,8 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
-def let_go(joint: fx.GraphModule) -> None:
-    """Notes keep no value alive: from those that nothing else reads they are taken off."""
+def drop_unused_returns(joint: fx.GraphModule) -> None:
+    """Removes from ``returned`` nodes the values that nothing else reads, so that dead code elimination can remove them."""
     live: set[fx.Node] = set()
     notes = []
     for node in reversed(joint.graph.nodes):
@@ -78,7 +78,7 @@ def let_go(joint: fx.GraphModule) -> None:
 
 
 def values_of_modules(joint: fx.GraphModule) -> dict[str, Calls]:
-    """What each module returned, by name; the notes are gone from the graph."""
+    """The values that each module returned, by name; removes the ``returned`` nodes from the graph."""
     found: dict[str, list[tuple[fx.Node | None, ...]]] = {}
     for note in joint.graph.find_nodes(op="call_function", target=RETURNED):
         values, module = note.args
@@ -87,6 +87,6 @@ def values_of_modules(joint: fx.GraphModule) -> dict[str, Calls]:
     return {name: tuple(tuple(n and n.name for n in call) for call in calls) for name, calls in found.items()}
 
 
-def renamed(modules: Mapping[str, Calls], others: Mapping[str, str]) -> dict[str, Calls]:
-    """With the further names of modules."""
+def with_other_names(modules: Mapping[str, Calls], others: Mapping[str, str]) -> dict[str, Calls]:
+    """``modules`` with entries added for the further names ``others``."""
     return {**modules, **{name: modules[first] for name, first in others.items() if first in modules}}

@@ -1,4 +1,4 @@
-"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model lives on."""
+"""trace: a model and example inputs -> PlanningGraph, on CPU fakes whatever the model's device."""
 
 from __future__ import annotations
 
@@ -36,26 +36,19 @@ from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard._torch_compat.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
-from fxshard.graph.objects import After, on_cpu, open_call
+from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
-from fxshard.passes.trace.captured.constants import spell_attributes, spell_constants
-from fxshard.passes.trace.captured.effects import drop_tokens
-from fxshard.passes.trace.captured.kernels_of_users import carry_kernels
-from fxshard.passes.trace.captured.numbers import drop_wrong_bounds, tensors_of_numbers
-from fxshard.passes.trace.captured.probe import probe, returns_new_memory
-from fxshard.passes.trace.captured.scalars import keep_numbers_in_tensors
-from fxshard.passes.trace.captured.strides import spell_strides
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters, spell_casts, unreduced
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, insert_casts, lower_input, lower_parameters, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
 from fxshard.passes.trace.fakes.symbols import Symbols, fold_sizes
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
-from fxshard.passes.trace.functions.data_dependent import SPELLED, Spelled
+from fxshard.passes.trace.functions.data_dependent import REPLACEMENTS, DataDependentMode
 from fxshard.passes.trace.functions.decompose import planning_decompositions
 from fxshard.passes.trace.functions.draws import check_draws, number_draws
-from fxshard.passes.trace.functions.flex import spell_flex_attention
+from fxshard.passes.trace.functions.flex import expand_flex_attention
 from fxshard.passes.trace.functions.inlined import inlined
 from fxshard.passes.trace.functions.neutralise import Neutralise
 from fxshard.passes.trace.functions.recurrent import is_packed, packed_error, recurrent_captured
@@ -63,17 +56,24 @@ from fxshard.passes.trace.python_state.assigned import write_assigned
 from fxshard.passes.trace.python_state.bound import is_bound
 from fxshard.passes.trace.python_state.gradient_taps import TAPS, tap_name
 from fxshard.passes.trace.python_state.hooks import TracedHooks
-from fxshard.passes.trace.python_state.objects import Reads, after_call, capture_call
+from fxshard.passes.trace.python_state.objects import Reads, capture_call, outcome_of_call
 from fxshard.passes.trace.python_state.side_effects import TracedSideEffects
 from fxshard.passes.trace.regions import regions
 from fxshard.passes.trace.repeats.repeated import RepeatedLayers, first_that_works
-from fxshard.passes.trace.returned import let_go, noted, other_names, renamed, values_of_modules
+from fxshard.passes.trace.returned import drop_unused_returns, other_names, recording_returns, values_of_modules, with_other_names
+from fxshard.passes.trace.rewrites.constants import replace_constants, replace_tensor_attributes
+from fxshard.passes.trace.rewrites.effect_tokens import drop_tokens
+from fxshard.passes.trace.rewrites.number_outputs import drop_wrong_bounds, tensors_of_numbers
+from fxshard.passes.trace.rewrites.probe import probe, returns_new_memory
+from fxshard.passes.trace.rewrites.scalars import keep_numbers_in_tensors
+from fxshard.passes.trace.rewrites.strides import replace_as_strided
+from fxshard.passes.trace.rewrites.triton_kernels import replace_kernel_calls
 from fxshard.passes.trace.trace_errors import errors_of_the_model, readable_errors
 from fxshard.shapes import DynamicDim
 
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
-"""Modules whose parameters and gradients torch manages itself."""
+"""Wrappers that manage the parameters and gradients of their module."""
 
 
 def trace(
@@ -90,12 +90,12 @@ def trace(
 ) -> PlanningGraph:
     """Traces ``model(*args, **kwargs)``; real, fake and meta models give the same graph.
 
-    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims whose sizes
-    are symbols: the graph is that of the example, its ``family`` has it at any other sizes. ``observe``: of a model with hooks in its
-    submodules the graph returns what some are called with, of a model whose forward sets attributes it has what that leaves there: see
-    ``fxshard.passes.trace.python_state``. ``written``: attributes that other calls set. ``cache``: whether the joint
-    graph may come from a file, and is kept in one: see ``fxshard.passes.trace.joint_cache``.
-    Raises TraceError with the user's line when the model is not one graph, OptionError for what is no model or no tuple of arguments.
+    ``train``: joint forward and backward of all differentiable outputs, whose tangents become inputs. ``dynamic``: dims with symbolic
+    sizes; the graph has the example's sizes, and its ``family`` provides all others. ``observe``: the graph also returns the arguments of
+    hooks that must run after it, and the values that the forward assigns to attributes (see ``fxshard.passes.trace.python_state``).
+    ``written``: attributes that other calls set. ``cache``: whether the joint graph may come from a file, and is kept in one (see
+    ``fxshard.passes.trace.joint_cache``). Raises TraceError with the user's line if the model is not one graph, OptionError if ``model``
+    is not a module or ``args`` not a tuple of arguments.
     """
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
@@ -104,11 +104,11 @@ def trace(
     call = Call(model, arguments, train, mixed_precision, tuple(dynamic), cache)
     effects = TracedSideEffects(call, observe, written)
 
-    def capture(spelled: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
+    def capture(replacements: bool, layers: RepeatedLayers) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
         def once() -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
-            symbols.forget()
+            symbols.reset()
             again = RepeatedLayers(layers.wanted)
-            return _capture(call, SPELLED if spelled else {}, symbols, hooks, again, effects)
+            return _capture(call, REPLACEMENTS if replacements else {}, symbols, hooks, again, effects)
 
         return effects.settle(lambda: hooks.settle(once))
 
@@ -118,9 +118,9 @@ def trace(
     paths = [path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
     with symbols:
-        graph = symbols.settled(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
+        graph = symbols.at_example(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
-    returned = renamed(graph.returned, other_names(model))
+    returned = with_other_names(graph.returned, other_names(model))
     graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
     return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks)
 
@@ -136,9 +136,9 @@ def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:
 
 
 def _capture(
-    call: Call, spelled: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, effects: TracedSideEffects
+    call: Call, replacements: Mapping[Any, Any], symbols: Symbols, hooks: TracedHooks, layers: RepeatedLayers, effects: TracedSideEffects
 ) -> tuple[fx.GraphModule, dict[str, str], pytree.TreeSpec]:
-    """The joint graph, the model's names of its parameters, and the structure of what it returns."""
+    """(the joint graph, the model's names of its parameters, the structure of its outputs)."""
     model, arguments, train, precision = call.model, call.arguments, call.train, call.precision
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
     fake_model = fake_copy(model, mode, train)
@@ -154,19 +154,19 @@ def _capture(
     root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
     named = {TAPS: taps} if taps else {}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
-    again = Spelled if spelled else contextlib.nullcontext
+    again = DataDependentMode if replacements else contextlib.nullcontext
     captures = (
         mode,
         again(),
         inlined(),
-        _written_out(),
+        _without_fast_paths(),
         flex_attention_of_any_device(),
         sizes_from_data(),
         regions(),
         all_functions(),
         kernels_captured(),
         recurrent_captured(),
-        noted(fake_model),
+        recording_returns(fake_model),
         hooks.watching(fake_model),
         layers.noted(fake_model),
         without_guards(),
@@ -176,37 +176,37 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
 
-        def outcome() -> tuple[After, Reads] | None:
+        def outcome() -> tuple[OutcomeSpec, Reads] | None:
             twin = call.twin()
-            return after_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
+            return outcome_of_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
 
         captured, out_spec = capture_call(root, leaves, in_spec, outcome, named)
     flat += taps
-    symbols.note(captured, flat)
+    symbols.record_guards(captured, flat)
     hooks.taps.name_sizes(symbols.name_of)
     effects.changed = tuple(changed)
     captured.graph.set_codegen(fx.graph.CodeGen())
     captured.recompile()
     layers.shorten(captured, fake_model)
-    spell_flex_attention(captured)
+    expand_flex_attention(captured)
     names = parameter_names(fake_model, captured)
     with again():
-        effects.fixed = spell_attributes(captured, model, fake_model, names, flat)
+        effects.fixed = replace_tensor_attributes(captured, model, fake_model, names, flat)
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:
         given = [*(a for a in given if not is_bound(a)), *taps]
-        spell_casts(captured, masters, flat, given, precision)
+        insert_casts(captured, masters, flat, given, precision)
         flat = given
     layers.label(captured)
-    joint = joint_graph(captured, flat, train, spelled, call.cache)
+    joint = joint_graph(captured, flat, train, replacements, call.cache)
     fold_sizes(joint)
     layers.unroll(joint)
     return joint, names, out_spec
 
 
 def check_call(model: Any, args: Any) -> None:
-    """Raises OptionError unless ``model`` is a module that nobody shards yet and ``args`` a sequence of arguments."""
+    """Raises OptionError unless ``model`` is a module without FSDP or DDP and ``args`` a sequence, RunError if it is parallelized."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
@@ -221,22 +221,22 @@ def check_call(model: Any, args: Any) -> None:
 
 
 def joint_graph(
-    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, spelled: Mapping[Any, Any] | None = None, cache: bool = False
+    module: fx.GraphModule, flat_args: Sequence[Any], train: bool, replacements: Mapping[Any, Any] | None = None, cache: bool = False
 ) -> fx.GraphModule:
-    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its ends carry AOTAutograd's descriptors
-    in ``meta["desc"]``."""
+    """The functional aten graph of a flat Dynamo graph after ``separate_outputs``; its inputs and outputs carry AOTAutograd's
+    descriptors in ``meta["desc"]``."""
     flat_args, decompositions = _used(module, flat_args), planning_decompositions()
 
     def make() -> fx.GraphModule:
-        with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(spelled):
+        with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(replacements):
             exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=decompositions)
         return exported.graph_module
 
-    return joint_cache.cached(make, module, flat_args, (train, bool(spelled)), decompositions) if cache else make()
+    return joint_cache.cached(make, module, flat_args, (train, bool(replacements)), decompositions) if cache else make()
 
 
 def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, None for constants that Dynamo has written into the graph: AOTAutograd does not take all kinds of them."""
+    """The arguments, None for constants that Dynamo inlined in the graph: AOTAutograd does not accept all kinds of them."""
     ends = [n for n in module.graph.nodes if n.op == "placeholder"]
     return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
 
@@ -270,20 +270,20 @@ def planning_graph(
     train: bool,
     aliases: dict[str, str],
 ) -> PlanningGraph:
-    """Names the ends of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    """Names the inputs and outputs of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
     fold_sizes(joint)
     drop_tokens(joint)
     drop_wrong_bounds(joint)
-    spell_constants(joint)
-    spell_strides(joint)
+    replace_constants(joint)
+    replace_as_strided(joint)
     _tidy(joint)
     _refuse_sparse(joint, train)
-    carry_kernels(joint)
+    replace_kernel_calls(joint)
     check_draws(joint)
     numbers = tensors_of_numbers(joint)
     keep_numbers_in_tensors(joint)
     outputs, fixed = _name_outputs(joint, names, paths)
-    _join_seeds(joint)
+    _merge_seeds(joint)
     number_draws(joint)
     inputs = _name_inputs(joint, names, paths)
     returned = values_of_modules(joint)
@@ -306,18 +306,18 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def _tidy(joint: fx.GraphModule) -> None:
-    """Drops detaches and aliases, which move nothing, and what nobody reads."""
+    """Removes detaches and aliases, which compute nothing, and dead code."""
     for node in list(joint.graph.nodes):
         if node.target in (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default):
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)
-    let_go(joint)
+    drop_unused_returns(joint)
     joint.graph.eliminate_dead_code()
-    _loosen_views(joint)
+    _views_to_reshapes(joint)
 
 
 def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
-    """AOTAutograd finds no gradient on the way of a sparse tensor; raises TraceError rather than to lose it."""
+    """Raises TraceError for a sparse tensor that is an input or in training: AOTAutograd silently drops gradients through it."""
     for node in joint.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout != torch.strided and (train or node.op == "placeholder"):
@@ -328,8 +328,8 @@ def _refuse_sparse(joint: fx.GraphModule, train: bool) -> None:
             )
 
 
-def _loosen_views(joint: fx.GraphModule) -> None:
-    """Shards come in contiguous: views of what was computed from an input with other strides become reshapes."""
+def _views_to_reshapes(joint: fx.GraphModule) -> None:
+    """Turns views of values computed from non-contiguous inputs into reshapes: shards are contiguous, so a view might be invalid."""
     strided: set[fx.Node] = set()
     for node in joint.graph.nodes:
         value = node.meta.get("val")
@@ -341,8 +341,8 @@ def _loosen_views(joint: fx.GraphModule) -> None:
                 node.target = aten.reshape.default
 
 
-def _join_seeds(joint: fx.GraphModule) -> None:
-    """All ``rng_seed`` nodes become one input."""
+def _merge_seeds(joint: fx.GraphModule) -> None:
+    """Replaces all ``rng_seed`` nodes by one input."""
     seeds = [n for n in joint.graph.nodes if n.target is torch.ops.fxshard.rng_seed.default]
     if not seeds:
         return
@@ -392,7 +392,7 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
 
 
 def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequence[str]) -> tuple[tuple[GraphOutput, ...], dict[int, Any]]:
-    """Names the outputs and drops the None entries of inputs without gradient; (outputs, those that are no tensors by their place)."""
+    """Names the outputs and drops the None entries of inputs without gradient. Returns (outputs, constant outputs by index)."""
     node = joint.graph.output_node()
     shapes = {n.meta["desc"]: n.meta["val"].shape for n in joint.graph.nodes if n.op == "placeholder" and is_tensor(n)}
     kept, outputs, fixed = [], [], {}
@@ -424,7 +424,7 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
 
 
 def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
-    """A node name that recalls the user's: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``; ``taken`` are those of all nodes."""
+    """Renames a node after the user's name: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``. ``taken``: the names of all nodes."""
     taken.discard(node.name)
     clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
     clean = f"_{clean}" if clean[0].isdigit() else clean
@@ -442,8 +442,8 @@ def _grad(train: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _written_out() -> Iterator[None]:
-    """Without the fused inference kernels that nn.MultiheadAttention and nn.TransformerEncoderLayer call instead of their operators."""
+def _without_fast_paths() -> Iterator[None]:
+    """Disables the fused inference kernels of nn.MultiheadAttention and nn.TransformerEncoderLayer, which replace their operators."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,4 +1,4 @@
-"""Whatever tracing raises, as a TraceError that names the user's line and what stood in the way."""
+"""Turns errors raised during tracing into TraceErrors that name the user's line and the cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
 from fxshard.errors import FxshardError, TraceError
-from fxshard.graph.planning_graph import of_user, source_line
+from fxshard.graph.planning_graph import is_user_file, source_line
 
 GRAPH_BREAKS = (
     "remove graph breaks (data-dependent branches, .item(), printing) there, return tensors in plain containers "
@@ -26,7 +26,7 @@ GRAPH_BREAKS = (
 CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
 OURS = os.path.join(Path(__file__).parents[2], "")
 EXPERTS_LOOP, GROUPED_EXPERTS = r"[/\\]transformers[/\\].*: .*expert_hit", r"[/\\]transformers[/\\].*[/\\]moe\.py:.*grouped_mm"
-"""Lines of transformers: the loop over the experts that some token chose, and the one product of all experts."""
+"""Lines in transformers: the loop over the experts that tokens chose, and the grouped product over all experts."""
 GROUPED = (
     'a loop over experts that are chosen by data is no graph: take model.set_experts_implementation("batched_mm"), or '
     '"grouped_mm" for bfloat16 (experts_implementation= of from_pretrained and of the config)'
@@ -39,48 +39,48 @@ DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
     "DataDependentOutputException": "turns data into a Python number",
 }
-"""torch's exceptions that say no more than an operator's name."""
+"""Explanations for torch's exceptions whose message is only an operator's name."""
 NO_FAKE = r"no fake impl registered for <CustomOpDef\((\S+)\)>|(\S+): attempted to run .* with Meta tensors, but there was no fake impl"
 NO_BACKWARD = r"backward through (\S+) but no autograd formula"
-"""What torch says of operators of the user's that lack a part; the operator's name is the group."""
+"""torch's messages for the user's operators without a fake implementation or a backward; the group is the operator's name."""
 
 
 NO_MESH = "reconstruct arbitrary frozen dataclass instances"
-"""What Dynamo says of a ``fxshard.Mesh`` that is given to ``local_map``, and of other objects that a graph cannot hold."""
+"""Dynamo's message for a ``fxshard.Mesh`` passed to ``local_map``, and for other objects that a graph cannot hold."""
 DEVICE_MESH = (
     "if it is the mesh of a local_map region, give torch's DeviceMesh in place of a fxshard.Mesh; without processes that is "
     f"dist.init_process_group('fake', store={FAKE_STORE}, rank=0, world_size=2) and then "
     "init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
 )
 NO_DATA = "its data is not allocated yet"
-"""What torch says of a fake whose values its own code reads."""
+"""torch's message if its own code reads the values of a fake."""
 
 
 @contextlib.contextmanager
 def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
-    """Whatever tracing ``what`` raises becomes a TraceError that keeps the user's line."""
+    """Turns any error raised while tracing ``what`` into a TraceError that names the user's line."""
     try:
         with quiet_fakes():
             yield
     except FxshardError:
         raise
     except Exception as error:
-        incomplete = _of_an_operator(error)
+        incomplete = _operator_error(error)
         usual = DEVICE_MESH if NO_MESH in str(error) else remedy
         where = _user_line(error) or what
-        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known(where) or usual)
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known_remedy(where) or usual)
         raise TraceError(said, where=where, remedy=todo) from error
 
 
-def _known(where: str) -> str | None:
-    """The remedy for a line that is known not to trace."""
+def _known_remedy(where: str) -> str | None:
+    """The remedy for a line that is known not to trace, None for any other line."""
     if re.search(EXPERTS_LOOP, where):
         return GROUPED
     return BATCHED if re.search(GROUPED_EXPERTS, where) else None
 
 
-def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
-    """What a user's operator lacks to be traced, and what to do; None where that is not the reason."""
+def _operator_error(error: BaseException | None) -> tuple[str, str] | None:
+    """(what a user's operator lacks to be traced, the remedy); None if that is not the cause."""
     while error is not None:
         fake, backward = re.search(NO_FAKE, str(error)), re.search(NO_BACKWARD, str(error))
         if fake:
@@ -96,11 +96,12 @@ def _of_an_operator(error: BaseException | None) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Where ``model``, called on these fakes without being captured, raises too, that is the error: Dynamo hides it."""
+    """If the capture fails, calls ``model`` eagerly on these fakes; an error that this raises is reported instead, because Dynamo hides
+    it."""
     try:
         yield
     except Exception:
-        own = _raised(model, args, kwargs)
+        own = _eager_error(model, args, kwargs)
         if own is None:
             raise
         if isinstance(own, FxshardError):
@@ -109,31 +110,31 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
         said = next(iter(str(own).splitlines()), "")
         what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
         where = _user_line(own) or _forward_line(model)
-        raise TraceError(what, where=where, remedy=_known(where) or CALL) from own
+        raise TraceError(what, where=where, remedy=_known_remedy(where) or CALL) from own
 
 
-def _raised(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What the call raises, but for that fakes have no values. The user's random generator stays as it was."""
+def _eager_error(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """The exception that the call raises, None if its cause is only that fakes have no values. Restores the user's random state."""
     try:
         with torch.random.fork_rng(devices=[]):
             model(*args, **kwargs)
     except FAKE_ERRORS:
         return None
     except Exception as error:
-        return None if _of_an_operator(error) or NO_DATA in str(error) else error
+        return None if _operator_error(error) or NO_DATA in str(error) else error
     return None
 
 
 def _forward_line(model: nn.Module) -> str:
-    """Where the model's forward begins: a call that does not fit it has no line of its own."""
+    """The first line of the model's forward, for errors without a line of their own, such as a call with wrong arguments."""
     code = getattr(inspect.unwrap(model.forward), "__code__", None)
-    if code is None or not of_user(code.co_filename):
+    if code is None or not is_user_file(code.co_filename):
         return type(model).__name__
     return f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
 
 
 def _reason(error: Exception) -> str:
-    """The first line, and what Dynamo has to explain; of code that raises while it is captured, what it raises."""
+    """The first line of the message, with Dynamo's explanation; if the captured code raised an exception, that exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = next((said for line in lines for _, found, said in [line.partition("context: raised exception ")] if found), None)
     if raised is not None:
@@ -147,12 +148,12 @@ def _reason(error: Exception) -> str:
 
 
 def _user_line(error: Exception) -> str | None:
-    """From the stack that Dynamo kept, from the error's text, from where it was raised, or from the node that was running."""
+    """The user's line: from Dynamo's stack, else from the error's text, its traceback, or the node that was running."""
     stack = [(f.filename, f.lineno, f.line) for f in getattr(error, "real_stack", None) or ()]
     text = re.findall(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*(.*)', str(error))
     raised = [(f.filename, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     for frames in (stack, text, raised):
-        mine = [frame for frame in frames if of_user(frame[0])]
+        mine = [frame for frame in frames if is_user_file(frame[0])]
         if mine:
             return "{}:{}: {}".format(*mine[-1])
     node = _running_node(error)
@@ -160,7 +161,7 @@ def _user_line(error: Exception) -> str | None:
 
 
 def _running_node(error: Exception) -> fx.Node | None:
-    """The node that an interpreter was at when ``error`` was raised."""
+    """The node that an interpreter was running when ``error`` was raised."""
     found, step = None, error.__traceback__
     while step is not None:
         node: Any = step.tb_frame.f_locals.get("n") if step.tb_frame.f_code.co_name == "run_node" else None

@@ -2,29 +2,29 @@
 
     torch.compile(model, backend="fxshard", options={"mesh": device_mesh})
 
-Every rank of the mesh runs this with the same model and inputs. Parameters stay as they are: plain ones whole on each
-rank, with whole gradients (the computation is sharded, memory is not saved); DTensors in their layouts, with gradients
-that are DTensors. Plain inputs are global values, the same on each rank, and plain outputs are whole. Where Dynamo
-predicts a DTensor as output, it is one, in a layout that the planner chooses.
+Every rank of the mesh runs this with the same model and inputs. Parameters keep their layouts: plain ones stay replicated, with
+replicated gradients (the computation is sharded, but memory is not saved); DTensors have DTensor gradients. Plain inputs are global
+values, equal on all ranks, and plain outputs are replicated. An output that Dynamo predicts to be a DTensor is one, in a layout that the
+planner chooses.
 
-A graph is planned when it is first called. One that Dynamo captured for any size (``dynamic=True``, ``mark_dynamic``, and by itself at
-the second size) has one program for all sizes that what it cuts divides evenly, and one for any sizes once an odd one comes, as
-``fxshard.parallelize`` (docs/dynamic-shapes.md). Numbers among the arguments that are no sizes are planned each for itself, as is each
-size under the option ``plan``, with a log line.
+A graph is planned at its first call. A graph that Dynamo captured with symbolic sizes (``dynamic=True``, ``mark_dynamic``, or at the
+second size) has one program for all sizes that its shards divide evenly, and another for any size after the first odd one, as in
+``fxshard.parallelize`` (docs/dynamic-shapes.md). Each value of a number that is no size gets a program of its own, and so does each size
+under the option ``plan``, with a log line.
 
-What stays Dynamo's affair, before this backend sees a graph:
+Limits of Dynamo, which apply before this backend sees a graph:
 
-- With DTensor parameters or inputs, Dynamo runs DTensor's own propagation first, and what DTensor lacks fails there.
+- With DTensor parameters or inputs, Dynamo first runs DTensor's own sharding propagation, which fails for operators that DTensor lacks.
   Plain tensors beside DTensors (rotary tables from ``torch.arange``, plain inputs and buffers) need
   ``torch.distributed.tensor.experimental.implicit_replication()``; scaled_dot_product_attention on the CPU needs
-  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Both concern that propagation only, what runs is fxshard's plan:
-  within both a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
+  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Both affect that propagation only; what runs is fxshard's plan.
+  With both, a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
   flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
-- Calls on a DTensor that are about its shards (``to_local``, ``redistribute``, ...) inside a compiled graph are refused.
+- A compiled graph may not call DTensor methods that concern its shards (``to_local``, ``redistribute``, ...).
 
-Without the option ``mesh`` a call goes to the mesh of the DTensors in its graph, else to that of ``with device_mesh:`` around it, else
-to the default process group as one axis. Outputs that are views of an input, or of another output, are views; what is otherwise
-honoured and refused: docs/torch-compile.md.
+Without the option ``mesh`` a call runs on the mesh of the DTensors in its graph, else on that of ``with device_mesh:`` around it, else
+on the default process group as one axis. Outputs that are views of an input, or of another output, are views. docs/torch-compile.md
+lists what else is supported and refused.
 """
 
 from __future__ import annotations
@@ -51,36 +51,36 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
-from fxshard.runtime.backend.foreign_plan import traced_for
-from fxshard.runtime.backend.graph_outputs import Output, kind_of
-from fxshard.runtime.backend.graph_requests import Held, check_held, request_of
+from fxshard.runtime.backend.graph_outputs import Output, output_kind
+from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
 from fxshard.runtime.backend.graph_runner import GraphRunner
 from fxshard.runtime.backend.graph_sizes import dims_of
-from fxshard.runtime.backend.mesh_of_call import ambient_mesh, mesh_of_dtensors, surroundings
-from fxshard.runtime.calls.any_size import (
-    UNEVEN,
+from fxshard.runtime.backend.mesh_of_call import ambient_mesh, mesh_context, mesh_of_dtensors
+from fxshard.runtime.backend.user_plan import trace_for_plan
+from fxshard.runtime.calls.dynamic_sizes import (
+    UNEVEN_SIZES,
     Shapes,
-    dims_of_call,
-    less_even,
-    refusal_of_ranks,
-    replanned,
+    agreed_refusal,
+    dynamic_dims_of_call,
+    fallback_dims,
+    refusal_message,
+    replan_message,
     shapes_of,
-    traced_where_it_can_be,
-    why_kept,
+    trace_with_static_fallback,
 )
-from fxshard.runtime.calls.inputs import check_whole, others_text
+from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
 from fxshard.runtime.calls.options import BackendOptions, read_options
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import CompiledProgram, plain_arithmetic
-from fxshard.runtime.compile.compiler_check import ask_compiler
+from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
+from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
 from fxshard.runtime.ranks.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
-from fxshard.runtime.simulate.values import check_memory
+from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
-MANY = 8
-"""Programs of one graph from which on the user is warned."""
+WARN_AT_PROGRAMS = 8
+"""The number of programs of one graph at which the user is warned."""
 
 
 def fxshard(
@@ -93,11 +93,11 @@ def fxshard(
 ) -> Callable[..., Any]:
     """Compiles a Dynamo graph; ``torch.compile`` calls this. ``options`` are the fields of ``BackendOptions``.
 
-    What is returned plans at its first call, so that errors reach the user as they are:
+    The returned callable plans at its first call, so that errors reach the user unwrapped:
 
     Raises:
         OptionError: an unknown option, or a bad value. TraceError: a graph that cannot be planned. ConstraintError,
-        LayoutError: pins or layouts that cannot hold. PlanError: a plan for another graph, a DTensor on another mesh.
+        LayoutError: pins or layouts that cannot be satisfied. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
     graph = read_graph(module, example_inputs)
@@ -108,31 +108,31 @@ def fxshard(
 
 
 class MeshPrograms:
-    """The programs of one Dynamo graph that no mesh was named for: those of each mesh that it is called on."""
+    """The programs of one Dynamo graph without the option ``mesh``, for each mesh that it is called on."""
 
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, dict(given or {}), others
-        self.by_place: dict[Any, GraphPrograms] = {}
-        self.of_dtensors: GraphPrograms | None = None
+        self.by_context: dict[Any, GraphPrograms] = {}
+        self.for_dtensors: GraphPrograms | None = None
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        if self.of_dtensors is not None:  # Dynamo guards the meshes of DTensors: later calls have the same
-            return self.of_dtensors(*args)
-        place = surroundings()
-        programs = self.by_place.get(place)
+        if self.for_dtensors is not None:  # Dynamo guards the meshes of DTensors, so later calls have the same
+            return self.for_dtensors(*args)
+        place = mesh_context()
+        programs = self.by_context.get(place)
         if programs is None:
             mesh = mesh_of_dtensors(self.graph.names, args)
             programs = GraphPrograms(self.graph, {**self.given, "mesh": mesh or ambient_mesh(args)}, self.others)
             if mesh is not None:
-                self.of_dtensors = programs
+                self.for_dtensors = programs
             else:
-                self.by_place[place] = programs
+                self.by_context[place] = programs
         return programs(*args)
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
-    """A program of a graph, made for a call of ``shapes``. ``views``: whether some of what the graph returns is not computed."""
+class GraphProgram:
+    """A program of a graph, made for a call of ``shapes``. ``views``: whether some outputs of the graph are not computed by it."""
 
     runner: GraphRunner
     graph: PlanningGraph
@@ -141,21 +141,21 @@ class Planned:
 
 
 class GraphPrograms:
-    """The programs of one Dynamo graph: one, or one for each set of numbers that it is called with and for sizes that no other serves."""
+    """The programs of one Dynamo graph: one for each set of numbers in its calls, and more for sizes that no program serves yet."""
 
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, given, dict(others)
-        self.programs: dict[Any, GraphRunner] = {}
-        """By sizes and numbers; one program stands at all sizes that it has served."""
-        self.made: dict[tuple[Any, ...], list[Planned]] = {}
-        """By numbers."""
+        self.runners: dict[Any, GraphRunner] = {}
+        """By the key of a call; a program appears under every key that it has served."""
+        self.by_numbers: dict[tuple[Any, ...], list[GraphProgram]] = {}
+        """By the numbers of a call: the candidates for other sizes."""
         self.places, self.symbolic = graph.tensor_places, graph.symbolic
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = self._key(args) if self.symbolic else ()
-        runner = self.programs.get(key)
+        runner = self.runners.get(key)
         if runner is None:
-            runner = self.programs[key] = self._of_any_size(args) or self._make(args)
+            runner = self.runners[key] = self._find_dynamic(args) or self._make(args)
         return runner([args[i] for i in self.places] if self.symbolic else args)
 
     @cached_property
@@ -171,161 +171,165 @@ class GraphPrograms:
         return mesh if isinstance(mesh, DeviceMesh) else mesh_of_one(mesh.axis_names)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What a runner is for: the sizes that are open (Dynamo guards the others), how they lie, for views of inputs, and the numbers."""
+        """The key of a call: shapes and strides of tensors with open sizes (Dynamo guards the others), and the numbers."""
         return (*((args[i].shape, args[i].stride()) for i in self.graph.open_tensors), *self._numbers(args))
 
     def _numbers(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Those of a call that are no sizes, as keys: of floats the text, for 0.0 equals -0.0 and nan does not equal itself."""
+        """The numbers of a call that are no sizes, as keys: floats as text, because 0.0 equals -0.0 and nan does not equal itself."""
         return tuple(x.hex() if isinstance(x, float) else x for x in self._values_of_numbers(args))
 
     def _values_of_numbers(self, args: Sequence[Any]) -> list[Any]:
-        """A float may come as a tensor."""
+        """The numbers of a call; Dynamo may pass a float as a tensor."""
         return [x.item() if isinstance(x := args[i], torch.Tensor) else x for i in self.graph.numbers]
 
-    def _of_any_size(self, args: Sequence[Any]) -> GraphRunner | None:
-        """A program with dynamic sizes that serves those of ``args``."""
+    def _find_dynamic(self, args: Sequence[Any]) -> GraphRunner | None:
+        """A program with dynamic sizes that serves the call, if there is one."""
         tensors = [args[i] for i in self.places]
-        for planned in self.made.get(self._numbers(args), ()):
+        for planned in self.by_numbers.get(self._numbers(args), ()):
             if planned.runner.sizes and self._refusal(planned, tensors) is None:
                 if not planned.views:
                     return planned.runner
                 outputs = specialised(self.graph, args, views=True)[2]
-                if list(map(kind_of, outputs)) == list(map(kind_of, planned.runner.outputs)):
-                    return planned.runner.at(outputs)
+                if list(map(output_kind, outputs)) == list(map(output_kind, planned.runner.outputs)):
+                    return planned.runner.with_outputs(outputs)
         return None
 
-    def _refusal(self, planned: Planned, tensors: Sequence[torch.Tensor]) -> str | None:
-        return refusal_of_ranks(planned, tensors, self.device_mesh, self.options.timeout)
+    def _refusal(self, planned: GraphProgram, tensors: Sequence[torch.Tensor]) -> str | None:
+        return agreed_refusal(planned, tensors, self.device_mesh, self.options.timeout)
 
-    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, once_more: bool = False) -> GraphRunner:
-        """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``; every rank comes here
-        with the same. ``dims``: by default those of the sizes that are open, as far as programs so far tell. ``once_more``: the program
-        just planned for this call does not serve it."""
+    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> GraphRunner:
+        """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``.
+
+        ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: the program just planned for
+        this call does not serve it. Every rank calls this, with the same sizes and numbers.
+        """
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
-            ask_compiler(self.options.cache)
-        numbers, before = self._numbers(args), [p for found in self.made.values() for p in found]
+            start_compiler_check(self.options.cache)
+        numbers, before = self._numbers(args), [p for found in self.by_numbers.values() for p in found]
         if dims is None:
-            dims = self._dims(args, self.made.get(numbers, ()))
+            dims = self._dims(args, self.by_numbers.get(numbers, ()))
         with autocast_on_cpu(device):
             module, tensors, outputs = specialised(self.graph, args, views=self.options.plan is None)
             graph, names = self._trace(module, tensors, dims)
         dims = () if graph.family is None else graph.family.dims
-        self._tell(args, before, dims, graph.train, once_more)
-        held = dict(zip(names, tensors, strict=True))
-        with plain_arithmetic(device):
+        self._announce_program(args, before, dims, graph.train, retry)
+        named = dict(zip(names, tensors, strict=True))
+        with without_autocast(device):
             try:
-                compiled = self._compile(graph, held, outputs)
+                compiled = self._compile(graph, named, outputs)
             except SizesError as error:
                 if not dims:
                     raise
-                self._say(logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self._make(args, less_even(dims), once_more=True)
-        runner = GraphRunner(compiled, held, outputs, self.graph.distributed, self.options.timeout)
-        planned = Planned(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
-        self.made.setdefault(numbers, []).append(planned)
-        if len(before) + 1 == MANY:
+                self._log(logging.WARNING, "it cannot be for any sizes: %s", error.what)
+                return self._make(args, fallback_dims(dims), retry=True)
+        runner = GraphRunner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
+        planned = GraphProgram(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
+        self.by_numbers.setdefault(numbers, []).append(planned)
+        if len(before) + 1 == WARN_AT_PROGRAMS:
             text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"
-            self._say(logging.WARNING, text, MANY, self._changing(args))
-        if (reason := self._refusal(planned, tensors)) is not None:  # it serves others, not the call that it was made for
-            self._say(*why_kept(planned, reason))
-            return self._make(args, once_more=True)
-        self._compare({})  # all have compiled: none waits in a collective for one that still does
+            self._log(logging.WARNING, text, WARN_AT_PROGRAMS, self._changing(args))
+        if (reason := self._refusal(planned, tensors)) is not None:  # it serves other calls, not the one that it was made for
+            self._log(*refusal_message(planned, reason))
+            return self._make(args, retry=True)
+        self._compare({})  # a barrier: no rank waits in a collective for one that still compiles
         return runner
 
-    def _dims(self, args: Sequence[Any], made: Sequence[Planned]) -> tuple[DynamicDim, ...]:
-        """The dims of the sizes that Dynamo left open, as far as ``made``, programs for calls of other sizes, serve their like."""
+    def _dims(self, args: Sequence[Any], made: Sequence[GraphProgram]) -> tuple[DynamicDim, ...]:
+        """The dynamic dims of the next program: the sizes that Dynamo left open, given ``made``, the programs for other sizes."""
         opened = () if self._static(args) is not None else dims_of(self.graph.sizes, self.graph.names, args)
         said, what = "; ".join(map(str, opened)), "agree which sizes torch.compile left open"
         if not agreed(said, what, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout):
             text = "sizes stay static: torch.compile saw calls of other sizes on other ranks before, and left other ones open there"
-            self._say(logging.WARNING, text)
+            self._log(logging.WARNING, text)
             return ()
         if not opened:
             return ()
         named = {self.graph.names[i]: args[i] for i in self.places}
         pairs = [(planned.runner, planned.shapes) for planned in made]
-        dims, uneven = dims_of_call(named, opened, (), pairs)
+        dims, uneven = dynamic_dims_of_call(named, opened, (), pairs)
         if uneven:
-            self._say(logging.INFO, UNEVEN, ", ".join(uneven))
+            self._log(logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
     def _static(self, args: Sequence[Any]) -> str | None:
-        """Why all sizes of this graph are planned each for itself, though Dynamo left some open; None if they need not be."""
+        """Why each size of this graph needs a program of its own although Dynamo left some open; None if it does not."""
         if not self.graph.sizes:
             return None
         if self.options.plan is not None:
-            return "the option plan is for those of one call"
+            return "the option plan is for the sizes of one call"
         places = [(i, dim) for size in self.graph.sizes for i, dim in size.places]
         cut = next((i for i, dim in places if isinstance(x := args[i], DTensor) and any(p.is_shard(dim) for p in x.placements)), None)
         if cut is None:
             return None
-        return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own part asks for it"
+        return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own shard requires it"
 
-    def _tell(self, args: Sequence[Any], before: Sequence[Planned], dims: Sequence[DynamicDim], train: bool, once_more: bool) -> None:
-        """Says which program is made, where it is not the first of its graph or is for one of the sizes only that are open."""
-        other = bool(self.made.get(self._numbers(args)))
+    def _announce_program(
+        self, args: Sequence[Any], before: Sequence[GraphProgram], dims: Sequence[DynamicDim], train: bool, retry: bool
+    ) -> None:
+        """Logs which program is made, unless it is the graph's first; warns if open sizes stay static."""
+        other = bool(self.by_numbers.get(self._numbers(args)))
         if before:
             kind, values = "training" if train else "inference", self._values(args)
-            self._say(*replanned(once_more, silent=not other), kind, values + others_text(dims, {}))
+            self._log(*replan_message(retry, silent=not other), kind, values + other_calls_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
-            self._say(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
+            self._log(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
 
     def _values(self, args: Sequence[Any]) -> str:
-        """The shapes of a call's tensors, and those of its numbers that are not the same in all calls so far."""
+        """The shapes of a call's tensors, and the numbers that differ among calls so far; for log messages."""
         tensors = [f"{self.graph.names[i]} {tuple(args[i].shape)}" for i in self.places if self.graph.kinds[i] == "input"]
-        numbers = zip(self.graph.numbers, self._values_of_numbers(args), *self.made, self._numbers(args), strict=True)
+        numbers = zip(self.graph.numbers, self._values_of_numbers(args), *self.by_numbers, self._numbers(args), strict=True)
         return ", ".join([*tensors, *(f"{self.graph.names[i]}={value!r}" for i, value, *keys in numbers if len(set(keys)) > 1)])
 
     def _changing(self, args: Sequence[Any]) -> str:
-        """The names of what differs among calls so far and that with ``args``."""
-        columns = zip([*self.graph.open_tensors, *self.graph.numbers], *self.programs, self._key(args), strict=True)
+        """The names of the tensors and numbers that differ among the calls so far, including that of ``args``."""
+        columns = zip([*self.graph.open_tensors, *self.graph.numbers], *self.runners, self._key(args), strict=True)
         return ", ".join(self.graph.names[i] for i, *values in columns if len(set(values)) > 1)
 
-    def _compile(self, graph: PlanningGraph, held: Held, outputs: Sequence[Output]) -> CompiledProgram:
-        """The program, bound; it is compiled when it is first asked whether it serves a call that the lowered one serves."""
+    def _compile(self, graph: PlanningGraph, named: NamedTensors, outputs: Sequence[Output]) -> CompiledProgram:
+        """The bound program; its code is compiled on first use."""
         options, dump = self.options, self._dump(graph)
-        self._compare(_fields(graph, held, options))
+        self._compare(_fields(graph, named, options))
         if graph.family is not None:
-            probes(graph.family, options.planning_mesh)  # here, for of planning the other ranks learn that it failed, not how
+            probes(graph.family, options.planning_mesh)  # an error in planning would reach the other ranks without its reason
         distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
-        plan = self._plan(graph, held, distributed, dump)
+        plan = self._plan(graph, named, distributed, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
-        check_held(program, held, options)
-        check_whole(program, held, distributed)
+        check_weight_layouts(program, named, options)
+        check_plain_results(program, named, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"
         text = "%s graph of %d nodes on %s, number of collectives: %d"
-        self._say(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
+        self._log(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
         how = options.compiler, dump, options.timeout, options.debug, options.cache, options.mode
         return compile_program(self._bind(program), *how, True)
 
     def _trace(
         self, module: fx.GraphModule, tensors: Sequence[torch.Tensor], dims: tuple[DynamicDim, ...]
     ) -> tuple[PlanningGraph, list[str]]:
-        """The planning graph and the names of ``tensors`` in it, those of the user's plan where it is for this graph."""
+        """(the planning graph, the names of ``tensors`` in it): those of the user's plan if it is for this graph."""
         if self.options.plan is not None:
-            found = traced_for(self.options.plan, self.graph, module, tensors)
+            found = trace_for_plan(self.options.plan, self.graph, module, tensors)
             if found is not None:
                 return found
         names, kinds = ([of[i] for i in self.places] for of in (self.graph.names, self.graph.kinds))
         trace = partial(trace_graph, module, tensors, names, kinds)
-        return traced_where_it_can_be(trace, dims, self.device_mesh), names
+        return trace_with_static_fallback(trace, dims, self.device_mesh), names
 
-    def _plan(self, graph: PlanningGraph, held: Held, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
+    def _plan(self, graph: PlanningGraph, named: NamedTensors, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
-        if options.plan is not None and not self.made:
+        if options.plan is not None and not self.by_numbers:
             kind = "training" if graph.train else "inference"
-            self._say(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
-        request = request_of(graph, held, distributed, options, self.graph.part, not self.made)
+            self._log(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
+        request = request_of(graph, named, distributed, options, self.graph.fragment, not self.by_numbers)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 
     def _is_for(self, plan: ShardingPlan, graph: PlanningGraph) -> bool:
-        """Whether to take the user's plan: for its own graph, and for one that it ought to fit, which then is an error."""
-        other = self.made or self.graph.part or plan.train != graph.train
+        """Whether to use the user's plan: if it is for this graph, or if it should be, so that lowering raises the error."""
+        other = self.by_numbers or self.graph.fragment or plan.train != graph.train
         return plan.graph_hash == graph.hash or not other
 
     def _bind(self, program: ShardedProgram) -> BoundProgram:
@@ -337,7 +341,7 @@ class GraphPrograms:
         return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), module, axes, ())
 
     def _dump(self, graph: PlanningGraph) -> Dump:
-        """A folder for this graph among others, the graph written to it; on the lowest rank of the mesh, False on the others."""
+        """The dump folder of this graph, with the graph written to it, on the lowest rank of the mesh; False on the others."""
         folder = folder_of_one(self.options.dump, self.device_mesh, f"graph_{graph.hash[:12]}")
         if not folder:
             return folder
@@ -345,23 +349,23 @@ class GraphPrograms:
         (folder / "traced.txt").write_text(f"{graph.module.graph}\n")
         return folder
 
-    def _say(self, level: int, text: str, *args: Any) -> None:
+    def _log(self, level: int, text: str, *args: Any) -> None:
         announce(self.device_mesh, level, text, *args)
 
     def _compare(self, fields: Mapping[str, str]) -> None:
         compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout)
 
 
-def _fields(graph: PlanningGraph, held: Held, options: BackendOptions) -> dict[str, str]:
-    """What all ranks must have in common before the first collective."""
+def _fields(graph: PlanningGraph, named: NamedTensors, options: BackendOptions) -> dict[str, str]:
+    """The fields that must be equal on all ranks before the first collective."""
     fields = {**versions(), "graph": graph.hash, **rule_fields(), **debug_field(options.debug)}
     if isinstance(options.mesh, DeviceMesh):
         fields |= mesh_fields(options.mesh)
     for end in graph.inputs:
-        value = held.get(end.name)
+        value = named.get(end.name)
         if value is None:
             continue
-        check_memory(end.kind, end.name, value)
+        check_has_data(end.kind, end.name, value)
         if end.kind == "input":
             fields |= shape_fields({end.name: value})
         if value.grad_fn is None:

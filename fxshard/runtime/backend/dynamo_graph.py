@@ -1,4 +1,4 @@
-"""A graph as Dynamo hands it to a backend -> a PlanningGraph: ends named after the user's, sizes and scalars made constant."""
+"""From a Dynamo graph to a PlanningGraph: names inputs and outputs as the user does, and turns scalars into constants."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes
 from fxshard.shapes import DynamicDim
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
-RESUMED = "torch_dynamo_resume_in_"
+RESUME_PREFIX = "torch_dynamo_resume_in_"
 GRAPH, REMEDY = "the graph that torch.compile captured", "run the model without torch.compile; if that works, please report it"
-LOCAL = {"to_local", "from_local", "redistribute", "full_tensor"}
-"""What a graph may not say of layouts itself: fxshard decides them."""
+LAYOUT_METHODS = {"to_local", "from_local", "redistribute", "full_tensor"}
+"""DTensor functions that a graph may not call: fxshard decides the layouts."""
 
 
 @dataclass(frozen=True)
 class DynamoGraph:
-    """A Dynamo graph of our own.
+    """A copy of a Dynamo graph, and what Dynamo knew of it.
 
-    Of its placeholders ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the place
+    For each placeholder ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the index
     among the function's arguments. ``distributed``: for each output whether the user's program sees a DTensor there.
-    ``part``: whether the model broke into several graphs. ``sizes``: those that Dynamo left open.
+    ``fragment``: whether it is one of several graphs of the model, after a graph break. ``sizes``: the sizes that Dynamo left open.
     """
 
     module: fx.GraphModule
@@ -47,12 +47,12 @@ class DynamoGraph:
     kinds: tuple[str, ...]
     arguments: tuple[int, ...]
     distributed: tuple[bool, ...]
-    part: bool
+    fragment: bool
     sizes: tuple[OpenSize, ...] = ()
 
     @property
     def symbolic(self) -> bool:
-        """Whether it stands for calls of several sizes or numbers."""
+        """Whether it serves calls of several sizes or numbers."""
         return "scalar" in self.kinds
 
     @property
@@ -61,19 +61,19 @@ class DynamoGraph:
 
     @cached_property
     def open_tensors(self) -> list[int]:
-        """The placeholders of tensors that have a size that is open."""
+        """The placeholders of tensors with an open size."""
         return sorted({i for size in self.sizes for i, _ in size.places})
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The placeholders of numbers that belong to a call, whatever its sizes; those that nobody reads do not."""
+        """The placeholders of numbers that are no sizes and that some node uses."""
         of_sizes = {i for size in self.sizes for i in size.numbers}
         used = [bool(n.users) for n in self.module.graph.nodes if n.op == "placeholder"]
         return [i for i, kind in enumerate(self.kinds) if kind == "scalar" and used[i] and i not in of_sizes]
 
 
 def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
-    """Reads what Dynamo knows about the graph's ends; ``module`` is copied."""
+    """Copies ``module`` and reads what Dynamo knows about its inputs and outputs."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     sources = [dynamo_source(n) for n in placeholders]
     kinds = [_kind(source, example, scalar) for (source, scalar), example in zip(sources, example_inputs, strict=True)]
@@ -85,13 +85,13 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     distributed = tuple(isinstance(o, fx.Node) and isinstance(o.meta.get("example_value"), DTensor) for o in outputs)
     reason = getattr(module, "compile_subgraph_reason", None)
     frame, variables = dynamo_frame()
-    part = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUMED)
-    arguments = tuple(_place(source, variables) for source, _ in sources)
+    fragment = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUME_PREFIX)
+    arguments = tuple(_argument_index(source, variables) for source, _ in sources)
     sizes = open_sizes(placeholders)
-    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, part, sizes)
+    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, fragment, sizes)
 
 
-def _place(source: str, variables: Sequence[str]) -> int:
+def _argument_index(source: str, variables: Sequence[str]) -> int:
     root = re.match(r"L\['(\w+)'\]", source)
     return variables.index(root.group(1)) if root is not None and root.group(1) in variables else len(variables)
 
@@ -107,7 +107,7 @@ def _kind(source: str, example: Any, scalar: bool) -> str:
 
 
 def user_name(source: str) -> str:
-    """Dynamo's name of where a value comes from in the user's words.
+    """The user's name for a value, from Dynamo's source expression.
 
     ``L['self']._modules['up']._parameters['weight']`` -> ``up.weight``, ``L['batch']['x']`` -> ``batch['x']``.
     """
@@ -121,7 +121,7 @@ def user_name(source: str) -> str:
 
 
 def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
-    """A copy that keeps source lines but none of the values that Dynamo saw; ``noted``: with what its modules return."""
+    """A copy with the source lines but without Dynamo's example values; ``noted``: with the names of its modules' results."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     if noted:
@@ -134,9 +134,9 @@ def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
 def specialised(
     graph: DynamoGraph, args: Sequence[Any], views: bool = True
 ) -> tuple[fx.GraphModule, list[torch.Tensor], tuple[Output, ...]]:
-    """``graph`` for the numbers of one call: (module of tensors only, which returns what is computed; its inputs; outputs).
+    """``graph`` for the numbers of one call: (module that takes tensors and returns the computed outputs, its inputs, all outputs).
 
-    Sizes are read from the tensors. ``views``: whether outputs that are views are told from what is computed.
+    Sizes are read from the tensors. ``views``: whether to detect outputs that are views.
     """
     for name, value in zip(graph.names, args, strict=True):
         if isinstance(value, torch.Tensor):
@@ -161,7 +161,7 @@ def specialised(
 
 
 def _read_from(node: fx.Node, tensor: fx.Node, dim: int, last: fx.Node) -> None:
-    """Replaces a number by the size of ``dim`` of ``tensor``, read behind the ``last`` placeholder."""
+    """Replaces the placeholder of a size by ``tensor.size(dim)``, inserted after the ``last`` placeholder."""
     if node.users:
         with node.graph.inserting_after(last):
             node.replace_all_uses_with(node.graph.call_method("size", (tensor, dim)))
@@ -169,32 +169,32 @@ def _read_from(node: fx.Node, tensor: fx.Node, dim: int, last: fx.Node) -> None:
 
 
 def _make_constant(node: fx.Node, value: Any) -> None:
-    """Replaces a symbolic number (a float comes as a tensor, read by ``item``) by that of this call."""
+    """Replaces the placeholder of a number by this call's value; a float comes as a tensor that the graph reads by ``item``."""
     number = value.item() if isinstance(value, torch.Tensor) else value
     for user in list(node.users):
         if user.op == "call_method" and user.target == "item":
             _substitute(user, number)
         else:
-            _in_place(user, node, number)
+            _replace_operand(user, node, number)
     node.graph.erase_node(node)
 
 
 def _substitute(node: fx.Node, number: Any) -> None:
     for user in list(node.users):
-        _in_place(user, node, number)
+        _replace_operand(user, node, number)
     node.graph.erase_node(node)
 
 
-def _in_place(user: fx.Node, old: fx.Node, new: Any) -> None:
+def _replace_operand(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: new if n is old else n)
 
 
 def trace_graph(
     module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str], dims: Sequence[DynamicDim] = ()
 ) -> PlanningGraph:
-    """Traces ``module`` anew on plain CPU fakes of the tensors' global shapes, forward and backward where gradients are on.
+    """Traces ``module`` on plain CPU fakes of the tensors' global shapes, with the backward if gradients are needed.
 
-    ``dims``: those whose sizes are symbols, see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line where that fails.
+    ``dims``: the dims with symbolic sizes, see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line if tracing fails.
     """
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     _refuse_local_views(module)
@@ -208,7 +208,7 @@ def trace_graph(
         joint = joint_graph(module, flat, train)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
-        graph = symbols.settled(graph)
+        graph = symbols.at_example(graph)
     kind = dict(zip(names, kinds, strict=True))
     ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
     return replace(graph, inputs=ends)
@@ -217,7 +217,7 @@ def trace_graph(
 def _refuse_local_views(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-        if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LOCAL:
+        if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LAYOUT_METHODS:
             raise TraceError(
                 f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned anew",
                 where=source_line(node),
@@ -226,7 +226,7 @@ def _refuse_local_views(module: fx.GraphModule) -> None:
 
 
 def _to_cpu(module: fx.GraphModule) -> None:
-    """Devices that the model names are the CPU's while planning."""
+    """Replaces devices that the graph names by the CPU, on which tracing runs."""
     for node in module.graph.nodes:
         if node.op == "call_method" and node.target == "cuda":
             node.target, node.args, node.kwargs = "cpu", node.args[:1], {}
@@ -241,7 +241,7 @@ def _cpu(value: torch.device | str) -> torch.device | str:
 
 
 def autocast_on_cpu(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Autocast for CPU fakes as it is on for ``device``."""
+    """A context in which autocast is on for the CPU fakes if it is on for ``device``, with the same dtype."""
     if device == "cpu" or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=torch.get_autocast_dtype(device))

@@ -1,7 +1,7 @@
-"""What a Dynamo graph returns: values that are computed, inputs as they are, views of either, and Python values.
+"""Classifies the outputs of a Dynamo graph: computed values, inputs returned unchanged, views of either, and Python values.
 
-Found out on fakes. A view of an input, or of another output, is made anew in each call from the tensor that it is a view of, so that
-what is written into one is seen in the other, as on one device.
+The classification runs on fake tensors. Each call recreates a view of an input, or of another output, from its base tensor, so that the
+two share memory as on one device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard._torch_compat import FakeTensorMode, storage_key
 from fxshard.errors import RunError, TraceError
-from fxshard.passes.trace.captured.probe import probe
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
+from fxshard.passes.trace.rewrites.probe import probe
 
 
 @dataclass(frozen=True)
 class View:
-    """A view of a tensor: itself where ``strides`` is None, else these strides from ``offset`` elements on.
+    """A view of a tensor: the tensor itself if ``strides`` is None, else these strides, starting at ``offset`` elements.
 
-    ``base``: the strides that the tensor must have. ``detached``: no gradient goes through the view.
+    ``base``: the strides that the tensor must have. ``detached``: whether no gradient flows through the view.
     """
 
     detached: bool = False
@@ -41,32 +41,35 @@ class View:
             return tensor
         if tensor.stride() != self.base:
             what = f"an output is a view of a tensor with strides {self.base}, which comes with {tensor.stride()} in this call"
-            raise RunError(what, remedy="return a clone of the view, or pass tensors that lie alike")
+            raise RunError(what, remedy="return a clone of the view, or pass tensors of the same strides")
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
-SAME = View()
+IDENTITY = View()
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a graph: computed; or ``view`` of input ``of_input`` or of output ``of_output``; or the Python value ``value``."""
+    """One output of a graph: computed, or the ``view`` of input ``of_input`` or of output ``of_output``, or the Python value ``value``."""
 
     computed: bool = False
     of_input: int | None = None
     of_output: int | None = None
-    view: View = SAME
+    view: View = IDENTITY
     value: Any = None
 
 
-def kind_of(output: Output) -> tuple[Any, ...]:
-    """What outputs of one program have in common at all sizes."""
+def output_kind(output: Output) -> tuple[Any, ...]:
+    """The part of an output that one program fixes, whatever the sizes of a call."""
     return output.computed, output.of_input, output.of_output, output.view.detached, output.view.strides is None
 
 
 def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distributed: Sequence[bool], views: bool) -> tuple[Output, ...]:
-    """The outputs of ``module`` for such inputs; ``distributed``: for each whether it is a DTensor, which is computed unless it is an
-    input. ``views``: whether views are told from what is computed. Raises TraceError for a number that only the data tells."""
+    """The outputs of ``module`` for inputs like ``tensors``.
+
+    ``distributed``: for each whether it is a DTensor, which counts as computed unless it is an input. ``views``: whether to detect views;
+    if False, they count as computed. Raises TraceError for a data-dependent number.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     probes = [fake_tensor(t, mode, train=False) for t in tensors]
     values = probe(module, probes)
@@ -76,19 +79,19 @@ def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distri
                 "the graph returns a Python number that only running tells",
                 remedy="return a tensor, or leave torch._dynamo.config.capture_scalar_outputs off: then .item() ends a graph",
             )
-    shared = len({*map(storage_key, probes), *(k := _memory(values))}) < len(probes) + len(k)
+    shared = len({*map(storage_key, probes), *(k := _storages(values))}) < len(probes) + len(k)
     needed = [t.requires_grad and torch.is_grad_enabled() for t in tensors]
-    grads = _graded(module, tensors, needed) if shared else [False] * len(values)
-    found = _Ends(probes, values, grads, needed, distributed, views, [isinstance(t, DTensor) for t in tensors])
+    grads = _outputs_with_gradient(module, tensors, needed) if shared else [False] * len(values)
+    found = _StorageMap(probes, values, grads, needed, distributed, views, [isinstance(t, DTensor) for t in tensors])
     return tuple(found.output(i) for i in range(len(values)))
 
 
-def _memory(values: Sequence[Any]) -> list[int]:
+def _storages(values: Sequence[Any]) -> list[int]:
     return [storage_key(v) for v in values if isinstance(v, torch.Tensor)]
 
 
-class _Ends:
-    """Inputs and outputs by the memory that they lie in."""
+class _StorageMap:
+    """Inputs and outputs by their storage."""
 
     def __init__(
         self,
@@ -104,8 +107,8 @@ class _Ends:
         self.distributed, self.views, self.sharded = distributed, views, sharded
         self.inputs = {storage_key(t): i for i, t in enumerate(probes)}
         self.bases: dict[int, int] = {}
-        whole = [i for i, value in enumerate(values) if _is_whole(value) and not distributed[i]]
-        for i in sorted(whole, key=lambda i: not grads[i]):  # a gradient goes through the base or through none
+        whole = [i for i, value in enumerate(values) if _fills_storage(value) and not distributed[i]]
+        for i in sorted(whole, key=lambda i: not grads[i]):  # a base without a gradient cannot have a view with one
             self.bases.setdefault(storage_key(values[i]), i)
 
     def output(self, i: int) -> Output:
@@ -115,7 +118,7 @@ class _Ends:
         place, base = self.inputs.get(storage_key(value)), self.bases.get(storage_key(value))
         if place is not None:
             strided = self.views and not self.sharded[place] and not self.distributed[i]
-            view = SAME if value is self.probes[place] else self._view(i, self.probes[place], strided, self.needed[place])
+            view = IDENTITY if value is self.probes[place] else self._view(i, self.probes[place], strided, self.needed[place])
             return Output(computed=True) if view is None else Output(of_input=place, view=view)
         if base is None or base == i or not self.views or self.distributed[i] or self.grads[i] > self.grads[base]:
             return Output(computed=True)
@@ -123,7 +126,7 @@ class _Ends:
         return Output(computed=True) if view is None else Output(of_output=base, view=view)
 
     def _view(self, i: int, base: Any, strided: bool, graded: bool) -> View | None:
-        """None for what is to be computed: another dtype, sizes that only running tells."""
+        """The view of ``base`` that output ``i`` is; None if it must be computed: another dtype, or data-dependent sizes."""
         value, detached = self.values[i], graded and not self.grads[i]
         if not _is_plain(value) or not _is_plain(base) or value.dtype != base.dtype or value.is_conj() != base.is_conj():
             return None
@@ -138,23 +141,23 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether a value fills its memory in the order of its dims."""
+def _fills_storage(value: Any) -> bool:
+    """Whether a tensor is contiguous and fills its storage."""
     if not isinstance(value, torch.Tensor) or value.is_sparse or not _is_plain(value) or not value.numel():
         return False
     return value.is_contiguous() and value.numel() * value.element_size() == value.untyped_storage().nbytes()
 
 
-def _graded(module: fx.GraphModule, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> list[bool]:
-    """Which outputs have a gradient, found out on fakes that require gradients where that is ``needed``."""
+def _outputs_with_gradient(module: fx.GraphModule, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> list[bool]:
+    """For each output whether it has a gradient, from a run on fakes that require gradients if ``needed``."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    probes = [_no_leaf(t, mode) if one else fake_tensor(t, mode, train=False) for t, one in zip(tensors, needed, strict=True)]
+    probes = [_non_leaf_fake(t, mode) if one else fake_tensor(t, mode, train=False) for t, one in zip(tensors, needed, strict=True)]
     values = probe(module, probes, grad=any(needed))
     return [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
 
 
-def _no_leaf(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A fake that requires a gradient and is no leaf, so that it may be changed in place."""
+def _non_leaf_fake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake that requires a gradient and is no leaf, so that the graph may mutate it."""
     with mode, torch.enable_grad():
         size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
         flat = torch.empty(size, dtype=value.dtype, requires_grad=True) * 1

@@ -1,4 +1,4 @@
-"""What the planner is asked for one graph of the backend: tensors as the user holds them, then the user's own wishes."""
+"""The planning request for one graph of the backend: the layouts of the user's tensors, and the user's options."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from fxshard.shapes import WeightedSizes, weighted_sizes
 
 log = logging.getLogger("fxshard")
 
-Held = Mapping[str, torch.Tensor]
+NamedTensors = Mapping[str, torch.Tensor]
 """The user's tensors by the names of the graph's inputs."""
 
 
-def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], options: BackendOptions, part: bool, first: bool) -> Request:
-    """Plain tensors replicated and DTensors as they lie; outputs replicated where the user sees a plain tensor; then the
-    user's layouts and pins. ``distributed``: for each output whether it is a DTensor.
+def request_of(
+    graph: PlanningGraph, named: NamedTensors, distributed: Sequence[bool], options: BackendOptions, fragment: bool, first: bool
+) -> Request:
+    """The request: plain tensors replicated, DTensors in their layouts, plain outputs replicated, then the user's layouts and pins.
 
-    ``first``: whether nothing was planned for this graph of Dynamo's. A name that means nothing here is an error, or a warning where the
-    model broke into several graphs (``part``).
-    Raises ConstraintError for a pin that contradicts how a tensor lies, PlanError for a DTensor on another mesh.
+    ``distributed``: for each output whether it is a DTensor. ``first``: whether this is the first program of the Dynamo graph. A name
+    that matches nothing here is an error, or only a warning if the graph is one of several of the model (``fragment``).
+    Raises ConstraintError for a pin that contradicts the layout of a tensor, PlanError for a DTensor on another mesh.
     """
-    _check_meshes(held, options)
-    pins, constraints = _user_pins(graph, held, options, part), _user_constraints(graph, held, options, part)
+    _check_meshes(named, options)
+    pins, constraints = _user_pins(graph, named, options, fragment), _user_constraints(graph, named, options, fragment)
     pinned = [*pins, *(c.name for c in constraints if isinstance(c, Pin))]
-    inputs = {i.name: layout_of(held[i.name], options) for i in graph.inputs_of("input") if not _pinned(i, pinned)}
-    inputs.update(_user_inputs(graph, held, options, part))
-    own = {i.name: layout_of(held[i.name], options) for i in graph.inputs if i.kind in ("parameter", "buffer")}
+    inputs = {i.name: layout_of(named[i.name], options) for i in graph.inputs_of("input") if not _pinned(i, pinned)}
+    inputs.update(_user_inputs(graph, named, options, fragment))
+    own = {i.name: layout_of(named[i.name], options) for i in graph.inputs if i.kind in ("parameter", "buffer")}
     return Request(
         train=graph.train,
         input_layouts=inputs,
-        output_layouts=_outputs(graph, distributed, options, part),
+        output_layouts=_outputs(graph, distributed, options, fragment),
         pins={**pins, **own},
         memory_limit=options.memory_limit,
         objective=options.objective,
@@ -53,20 +54,20 @@ def request_of(graph: PlanningGraph, held: Held, distributed: Sequence[bool], op
         constraints=constraints,
         optimizer=options.optimizer,
         cache=options.cache,
-        sampled=_sampled(graph, options, part, first),
+        sampled=_sampled(graph, options, fragment, first),
     )
 
 
-def _sampled(graph: PlanningGraph, options: BackendOptions, part: bool, first: bool) -> tuple[WeightedSizes, ...]:
-    """The sizes at which the plan is to be good. Of a graph whose sizes are numbers, and of one of several graphs that has no such dims, it
-    is said that they do not count."""
+def _sampled(graph: PlanningGraph, options: BackendOptions, fragment: bool, first: bool) -> tuple[WeightedSizes, ...]:
+    """The sizes for which to optimise the plan. Warns that the option does not count for a static graph, or for one of several graphs that
+    lacks the named dims."""
     if options.example_sizes is None:
         return ()
     dims = () if graph.family is None else graph.family.dims
     try:
         asked = weighted_sizes(options.example_sizes, dims)
     except OptionError as error:
-        if dims and not part:
+        if dims and not fragment:
             raise
         what = error.what if dims else "its sizes are static"
         log.warning("the option example_sizes does not count for a graph of %d nodes: %s", len(graph.by_name), what)
@@ -75,22 +76,22 @@ def _sampled(graph: PlanningGraph, options: BackendOptions, part: bool, first: b
 
 
 def layout_of(value: torch.Tensor, options: BackendOptions) -> Layout:
-    """How a tensor of the user lies on the mesh."""
+    """The layout of a user's tensor on the mesh."""
     return Layout(value.placements) if isinstance(value, DTensor) else Layout.replicated(options.planning_mesh.ndim)
 
 
-def check_held(program: ShardedProgram, held: Held, options: BackendOptions) -> None:
-    """Raises PlanError unless the program reads parameters and buffers as the user holds them."""
+def check_weight_layouts(program: ShardedProgram, named: NamedTensors, options: BackendOptions) -> None:
+    """Raises PlanError unless the program reads parameters and buffers in the layouts that they have."""
     for end, layout in zip(program.inputs, program.input_layouts, strict=True):
-        if end.kind in ("parameter", "buffer") and layout_of(held[end.name], options) != layout:
+        if end.kind in ("parameter", "buffer") and layout_of(named[end.name], options) != layout:
             raise PlanError(
-                f"{end.kind} {end.name} is {_describe(held[end.name], options)}, the plan reads it in {layout}",
+                f"{end.kind} {end.name} is {_describe(named[end.name], options)}, the plan reads it in {layout}",
                 remedy="plan with the parameters as they are (pins=...), or shard the model by the plan: fxshard.parallelize",
             )
 
 
-def _check_meshes(held: Held, options: BackendOptions) -> None:
-    for name, value in held.items():
+def _check_meshes(named: NamedTensors, options: BackendOptions) -> None:
+    for name, value in named.items():
         if isinstance(value, DTensor) and value.device_mesh != options.mesh:
             raise PlanError(
                 f"{name} is a DTensor on {value.device_mesh}, the option 'mesh' is {options.mesh}",
@@ -98,46 +99,46 @@ def _check_meshes(held: Held, options: BackendOptions) -> None:
             )
 
 
-def _user_pins(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> dict[str, Any]:
-    """Pins on values and plain inputs; those on tensors that lie already are only checked."""
+def _user_pins(graph: PlanningGraph, named: NamedTensors, options: BackendOptions, fragment: bool) -> dict[str, Any]:
+    """Pins on values and plain inputs; pins on tensors with a fixed layout are only checked."""
     kept: dict[str, Any] = {}
     for name, layout in (options.pins or {}).items():
-        ends = [i for i in graph.inputs if i.name in held and _means(name, i.name)]
+        ends = [i for i in graph.inputs if i.name in named and _matches(name, i.name)]
         for end in ends:
-            _check_pin(f"pins[{name!r}]", name, layout, end, held[end.name], options)
-        if all(_free(end, held) for end in ends) and _all_known((name,), graph, "pins", part):
+            _check_pin(f"pins[{name!r}]", name, layout, end, named[end.name], options)
+        if all(_is_plain_input(end, named) for end in ends) and _accept_names((name,), graph, "pins", fragment):
             kept[name] = layout
     return kept
 
 
-def _user_constraints(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> tuple[Constraint, ...]:
-    """Those that mean something here; of pins, those on tensors that lie already are checked."""
-    kept = [c for c in options.constraints if _all_known(names_in(c), graph, str(c), part)]
+def _user_constraints(graph: PlanningGraph, named: NamedTensors, options: BackendOptions, fragment: bool) -> tuple[Constraint, ...]:
+    """The constraints whose names this graph has; also checks pins on tensors with a fixed layout."""
+    kept = [c for c in options.constraints if _accept_names(names_in(c), graph, str(c), fragment)]
     for one in [c for c in kept if isinstance(c, Pin)]:
-        for end in [i for i in graph.inputs if i.name in held and _means(one.name, i.name)]:
-            _check_pin(str(one), one.name, one.layout, end, held[end.name], options)
+        for end in [i for i in graph.inputs if i.name in named and _matches(one.name, i.name)]:
+            _check_pin(str(one), one.name, one.layout, end, named[end.name], options)
     return tuple(kept)
 
 
-def _all_known(given: Sequence[str], graph: PlanningGraph, what: str, part: bool) -> bool:
-    """Whether names go on to the planner, which refuses what matches nothing."""
+def _accept_names(given: Sequence[str], graph: PlanningGraph, what: str, fragment: bool) -> bool:
+    """Whether to pass the names on to the planner, which raises for a name that matches nothing."""
     names = Names(graph)
     known = [*(i.name for i in graph.inputs), *graph.returned, *(n.name for n in graph.nodes if n.op == "call_function" and outputs_of(n))]
-    return all(names.means_something(name) or _known(name, known, what, part) for name in given)
+    return all(names.means_something(name) or _accept_name(name, known, what, fragment) for name in given)
 
 
-def _free(end: GraphInput, held: Held) -> bool:
-    return end.kind == "input" and not isinstance(held[end.name], DTensor)
+def _is_plain_input(end: GraphInput, named: NamedTensors) -> bool:
+    return end.kind == "input" and not isinstance(named[end.name], DTensor)
 
 
-def _check_pin(said: str, name: str, layout: Any, end: GraphInput, value: torch.Tensor, options: BackendOptions) -> None:
+def _check_pin(origin: str, name: str, layout: Any, end: GraphInput, value: torch.Tensor, options: BackendOptions) -> None:
     mesh = options.planning_mesh
     pin = Condition(pattern(layout, mesh, value.dim(), f"{name!r} ({end.name})"), "")
     if isinstance(value, DTensor) or end.kind != "input":
         if pin.admits(layout_of(value, options)):
             return
         raise ConstraintError(
-            f"{said} asks for {end.kind} {end.name} in {layout}, but it is {_describe(value, options)}",
+            f"{origin} asks for {end.kind} {end.name} in {layout}, but it is {_describe(value, options)}",
             remedy="torch.compile leaves tensors where they are: distribute it in that layout first "
             "(torch.distributed.tensor.distribute_tensor), or use fxshard.parallelize",
         )
@@ -148,41 +149,41 @@ def _describe(value: torch.Tensor, options: BackendOptions) -> str:
 
 
 def _pinned(end: GraphInput, pins: Sequence[str]) -> bool:
-    return any(_means(name, end.name) for name in pins)
+    return any(_matches(name, end.name) for name in pins)
 
 
-def _means(name: str, user: str) -> bool:
+def _matches(name: str, user: str) -> bool:
     return name == user or fnmatch.fnmatchcase(user, name)
 
 
-def _known(name: str, names: Sequence[str], what: str, part: bool) -> bool:
-    """Whether a name goes on to the planner, which refuses what matches nothing."""
-    if not part or any(_means(name, n) for n in names):
+def _accept_name(name: str, names: Sequence[str], what: str, fragment: bool) -> bool:
+    """Whether to pass the name on to the planner; False, with a warning, if it matches nothing in one of several graphs."""
+    if not fragment or any(_matches(name, n) for n in names):
         return True
     log.warning("%s: %r matches nothing in this graph, one of several of the model%s", what, name, closest(name, names))
     return False
 
 
-def _user_inputs(graph: PlanningGraph, held: Held, options: BackendOptions, part: bool) -> dict[str, Any]:
+def _user_inputs(graph: PlanningGraph, named: NamedTensors, options: BackendOptions, fragment: bool) -> dict[str, Any]:
     names = [i.name for i in graph.inputs_of("input")]
-    given = _named(options.input_layouts, [n for n in names if not isinstance(held[n], DTensor)])
-    kept = {n: layout for n, layout in given.items() if _known(n, names, "input_layouts", part)}
+    given = _by_name(options.input_layouts, [n for n in names if not isinstance(named[n], DTensor)])
+    kept = {n: layout for n, layout in given.items() if _accept_name(n, names, "input_layouts", fragment)}
     for end in graph.inputs_of("input"):
-        if end.name in kept and isinstance(held[end.name], DTensor):
-            _check_pin(f"pins[{end.name!r}]", end.name, kept[end.name], end, held[end.name], options)
+        if end.name in kept and isinstance(named[end.name], DTensor):
+            _check_pin(f"pins[{end.name!r}]", end.name, kept[end.name], end, named[end.name], options)
     return kept
 
 
-def _outputs(graph: PlanningGraph, distributed: Sequence[bool], options: BackendOptions, part: bool) -> dict[str, Any]:
+def _outputs(graph: PlanningGraph, distributed: Sequence[bool], options: BackendOptions, fragment: bool) -> dict[str, Any]:
     whole = Layout.replicated(options.planning_mesh.ndim)
     names = [o.name for o in graph.outputs if o.kind == "output"]
-    given = _named(options.output_layouts, names)
+    given = _by_name(options.output_layouts, names)
     plain = {n: whole for n, shared in zip(names, distributed, strict=True) if not shared}
-    return {**plain, **{n: layout for n, layout in given.items() if _known(n, names, "output_layouts", part)}}
+    return {**plain, **{n: layout for n, layout in given.items() if _accept_name(n, names, "output_layouts", fragment)}}
 
 
-def _named(given: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Layouts by name; one layout for all is one for each of ``names``."""
+def _by_name(given: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Layouts by name; a single layout applies to each of ``names``."""
     if given is None:
         return {}
     return dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)

@@ -1,4 +1,4 @@
-"""Runs a compiled program on the inputs of a Dynamo graph: the user's tensors in, what the user expects out."""
+"""GraphRunner: a compiled program of a Dynamo graph; takes the user's tensors and returns the graph's outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fxshard._torch_compat.calls import DENSE, overlap
 from fxshard.errors import RunError
 from fxshard.runtime.backend.graph_outputs import Output
-from fxshard.runtime.backend.graph_requests import Held
+from fxshard.runtime.backend.graph_requests import NamedTensors
 from fxshard.runtime.calls.inputs import global_result, reader, write_back
 from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.ranks.compared_fields import SeedWatch, draw_seed
@@ -19,33 +19,34 @@ from fxshard.shapes import evaluate_all
 
 
 class GraphRunner:
-    """``held``: the graph's tensors in the first call, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor.
+    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor.
 
-    Where a program reads all of them, in their order and whole, a call of plain ones passes them on as they are.
+    ``passes_inputs_through``: whether the program reads all of the tensors, in order and replicated, so that plain ones need no
+    conversion.
     """
 
     def __init__(
-        self, compiled: CompiledProgram, held: Held, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
+        self, compiled: CompiledProgram, named: NamedTensors, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
     ) -> None:
         self.compiled, self.bound, self.program = compiled, compiled.bound, compiled.program
         program = self.program
-        self.watch = SeedWatch(self.bound.device_mesh, timeout)
+        self.seed_watch = SeedWatch(self.bound.device_mesh, timeout)
         self.outputs, self.distributed = tuple(outputs), tuple(distributed)
         self.bases = {output.of_output for output in self.outputs if output.of_output is not None}
-        self.leaf_of = self.place = {name: i for i, name in enumerate(held)}
-        self.sizes = [(self.place[one.places[0][0]], one.places[0][1], one.unit) for one in program.sizes]
+        self.leaf_of = {name: i for i, name in enumerate(named)}
+        self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in program.sizes]
         pairs = zip(program.inputs, program.input_layouts, strict=True)
         ends = [(end, layout) for end, layout in pairs if end.kind != "tangent"]
-        self.reads = [(self.place.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
-        self.names, kinds = list(held), {end.name: end.kind for end, _ in ends}
-        self.written = [self.place[end.name] for end in program.outputs if end.kind == "mutation"]
+        self.readers = [(self.leaf_of.get(end.name), reader(layout, self.bound, end.name)) for end, layout in ends]
+        self.names, kinds = list(named), {end.name: end.kind for end, _ in ends}
+        self.written = [self.leaf_of[end.name] for end in program.outputs if end.kind == "mutation"]
         self.arguments = [i for i, name in enumerate(self.names) if kinds.get(name) == "input"]
-        self.fresh = True
-        self.seeds = [i for i, (place, _) in enumerate(self.reads) if place is None]
-        in_order = [place for place, _ in self.reads] == list(range(len(held)))
+        self.first_call = True
+        self.seeds = [i for i, (place, _) in enumerate(self.readers) if place is None]
+        in_order = [place for place, _ in self.readers] == list(range(len(named)))
         whole = all(layout.is_replicated for _, layout in ends)
-        here = all(x.device == self.bound.device for x in held.values())  # and in later calls: Dynamo guards devices
-        self.as_they_come = in_order and whole and here
+        here = all(x.device == self.bound.device for x in named.values())  # the same in later calls, because Dynamo guards devices
+        self.passes_inputs_through = in_order and whole and here
         returned = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
         self.results = [(end, layout, shape) for end, layout, shape in returned if end.kind != "gradient"]
         self.as_computed = (
@@ -56,13 +57,15 @@ class GraphRunner:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         if self.written:
-            self._check_apart(tensors)
+            self._check_no_overlap(tensors)
         sizes = [tensors[i].shape[dim] // unit for i, dim, unit in self.sizes] if self.sizes else ()
-        values = self.compiled(tensors if self.as_they_come and DENSE.issuperset(map(type, tensors)) else self._read(tensors), sizes)
+        values = self.compiled(
+            tensors if self.passes_inputs_through and DENSE.issuperset(map(type, tensors)) else self._read(tensors), sizes
+        )
         return values if self.as_computed else self._outputs(tensors, values)
 
-    def at(self, outputs: Sequence[Output]) -> GraphRunner:
-        """The same program for other sizes, at which the graph's outputs that are not computed are these."""
+    def with_outputs(self, outputs: Sequence[Output]) -> GraphRunner:
+        """The same program with other ``outputs``: at other sizes its views have other shapes and strides."""
         other = copy.copy(self)
         other.outputs = tuple(outputs)
         return other
@@ -71,22 +74,22 @@ class GraphRunner:
         """The dynamic sizes of a call by name."""
         return {one.name: leaves[i].shape[dim] for one, (i, dim, _) in zip(self.program.sizes, self.sizes, strict=True)}
 
-    def _check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises RunError where a tensor that is changed in place shares memory with another one: the program reads both as they come in.
+    def _check_no_overlap(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises RunError if a mutated tensor shares memory with another input: the program would read the old value of that.
 
-        From the second call on among the arguments only: what a module holds stays where it is.
+        After the first call, checks arguments only: parameters and buffers stay where they are.
         """
-        for i in self.written if self.fresh else [i for i in self.written if i in self.arguments]:
-            for k in range(len(tensors)) if self.fresh else self.arguments:
+        for i in self.written if self.first_call else [i for i in self.written if i in self.arguments]:
+            for k in range(len(tensors)) if self.first_call else self.arguments:
                 if k != i and overlap(tensors[i], tensors[k]):
                     what = f"{self.names[i]} is changed in place, and {self.names[k]} shares memory with it"
                     raise RunError(what, remedy="pass a clone of one of them, or return the new value instead of writing it")
-        self.fresh = False
+        self.first_call = False
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        inputs = [draw_seed() if i is None else read(tensors[i]) for i, read in self.reads]
+        inputs = [draw_seed() if i is None else read(tensors[i]) for i, read in self.readers]
         if self.seeds:
-            self.watch([inputs[i] for i in self.seeds])
+            self.seed_watch([inputs[i] for i in self.seeds])
         return inputs
 
     def _outputs(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[Any]:
@@ -96,7 +99,7 @@ class GraphRunner:
         for (end, layout, shape), value in zip(self.results, values, strict=True):
             shape = evaluate_all(shape, sizes)
             if end.kind == "mutation":
-                write_back(tensors[self.place[end.name]], value, layout, shape, self.bound)
+                write_back(tensors[self.leaf_of[end.name]], value, layout, shape, self.bound)
             else:
                 i = next(computed)
                 outputs[i] = global_result(value, layout, shape, self.bound, self.distributed[i])

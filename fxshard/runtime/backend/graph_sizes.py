@@ -1,7 +1,7 @@
-"""The sizes that Dynamo left open in a graph: one symbol, or expression of symbols, is one size, wherever it stands.
+"""The sizes that Dynamo left open (symbolic) in a graph: each symbol, or expression of symbols, is one size, wherever it occurs.
 
-Dynamo hands the symbols of its tensors' sizes over as numbers among a graph's inputs. Each is read from a dim that has that size
-instead, so that it follows from the tensors. Other numbers (an ``int`` argument, a ``float``) belong to the call.
+Dynamo passes the symbols of tensor sizes as numbers among a graph's inputs. Here each is read from a tensor dim of that size instead.
+Other numbers (an ``int`` argument, a ``float``) belong to the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxshard.shapes import DynamicDim
 @dataclass(frozen=True)
 class OpenSize:
     """A size that may change from call to call. ``places``: (placeholder, dim) of the tensors that have it; ``numbers``: placeholders
-    that are this number; ``least``, ``most``: the range that Dynamo guards, both included."""
+    whose value is this size; ``least``, ``most``: the range that Dynamo guards, both included."""
 
     places: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
@@ -30,9 +30,9 @@ class OpenSize:
 
 
 def open_sizes(placeholders: Sequence[fx.Node]) -> tuple[OpenSize, ...]:
-    """Those of a graph that Dynamo has captured, in the order in which tensors have them.
+    """The open sizes of a graph that Dynamo captured, in the order of its tensors' dims.
 
-    A size that is no symbol of its own but computed from symbols is one if each of these is.
+    An expression of symbols counts if each of its symbols is itself the size of a dim.
     """
     places: dict[Any, list[tuple[int, int]]] = {}
     numbers: dict[Any, list[int]] = {}
@@ -50,8 +50,8 @@ def open_sizes(placeholders: Sequence[fx.Node]) -> tuple[OpenSize, ...]:
 
 
 def dims_of(sizes: Sequence[OpenSize], names: Sequence[str], args: Sequence[Any]) -> tuple[DynamicDim, ...]:
-    """The dynamic dims of a call with ``args``; ``names``: those of all placeholders. Nobody asked for them: where one cannot change
-    it stays static."""
+    """The dynamic dims of a call with ``args``; ``names``: those of all placeholders. The user did not ask for these
+    dims: one that cannot change becomes static without an error."""
     found: dict[str, DynamicDim] = {}
     for one in sizes:
         at, dim = one.places[0]

@@ -1,4 +1,4 @@
-"""The mesh of a call for which none was named: that of the DTensors in it, else the ambient one, else the default process group."""
+"""The mesh of a call without the option ``mesh``: that of its DTensors, else the ambient one, else the default process group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fxshard._torch_compat.groups import active_mesh, devices_of
 from fxshard.errors import OptionError, PlanError
 
 WORLD = "world"
-"""The only axis of a mesh that is the default process group."""
+"""The name of the only axis of the mesh of the default process group."""
 
 
 def mesh_of_dtensors(names: Sequence[str], values: Sequence[Any]) -> DeviceMesh | None:
-    """The one mesh of the DTensors among ``values``, None without any; raises PlanError for two meshes."""
+    """The mesh of the DTensors among ``values``, None if there are none; raises PlanError for two meshes."""
     first: tuple[str, DeviceMesh] | None = None
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, DTensor):
@@ -33,17 +33,17 @@ def mesh_of_dtensors(names: Sequence[str], values: Sequence[Any]) -> DeviceMesh 
     return None if first is None else first[1]
 
 
-def surroundings() -> tuple[DeviceMesh | None, Any]:
-    """(the mesh of ``with device_mesh:`` in this thread, the default process group): what a mesh that nobody named depends on."""
+def mesh_context() -> tuple[DeviceMesh | None, Any]:
+    """(the mesh of ``with device_mesh:`` in this thread, the default process group), on which ``ambient_mesh`` depends."""
     return active_mesh(), dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 def ambient_mesh(values: Sequence[Any]) -> DeviceMesh:
-    """The mesh of ``with device_mesh:``, else the default process group as one axis; raises OptionError where there is neither.
+    """The mesh of ``with device_mesh:``, else the default process group as one axis; raises OptionError if there is neither.
 
-    Of a group's backends it is that of the tensors among ``values``, or else the first one.
+    The mesh of a group has the device type of the tensors among ``values`` if the group has a backend for it, else of its first backend.
     """
-    mesh, group = surroundings()
+    mesh, group = mesh_context()
     if mesh is not None:
         return mesh
     if group is None:

@@ -1,5 +1,5 @@
-"""What every front door does with a call: its options, its arguments, and which program serves it.
+"""How ``parallelize`` and the backend handle a call: its options, its arguments, and the program that serves it.
 
 In: a user's call; out: local inputs for a compiled program, and its results as the user expects them.
-Read options.py, inputs.py and runner.py; any_size.py says which program serves which sizes.
+Read options.py, inputs.py and runner.py. dynamic_sizes.py decides which program serves which sizes.
 """

@@ -1,4 +1,4 @@
-"""Python numbers that a call changes in the objects that it is given: sizes of later calls, or each is another call."""
+"""Python numbers that a call changes in its argument objects: each becomes a dynamic size, or makes a new program for every value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.graph.objects import Counted, after_of
+from fxshard.graph.objects import Counted, outcome_spec_of
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.ranks.launch import announce
 
@@ -14,14 +14,14 @@ COUNTS = "each call changes %s%s, a Python number: with another number it is ano
 
 
 def new_counters(graph: PlanningGraph, counted: Counted) -> Counted:
-    """The numbers that a call changes in its objects, and that are not yet among the leaves of calls."""
-    after = after_of(graph.out_spec)
+    """The numbers that a call changes in its objects and that ``counted``, the leaves of calls, does not contain yet."""
+    after = outcome_spec_of(graph.out_spec)
     return frozenset() if after is None else after.counters - counted
 
 
 def warn_of_counts(graph: PlanningGraph, told: set[str], device_mesh: DeviceMesh) -> None:
-    """Names those that are values of a call, once: those in ``told`` were named before."""
-    after = after_of(graph.out_spec)
+    """Warns once of numbers that a call changes and that are no dynamic sizes; ``told``: those already warned of, updated here."""
+    after = outcome_spec_of(graph.out_spec)
     counts = [path for path in (after.counts if after is not None else ()) if path not in told]
     if counts:
         told.update(counts)

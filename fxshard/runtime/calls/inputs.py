@@ -1,4 +1,4 @@
-"""What goes in and comes out of a program on a rank: plain tensors are global values, DTensors lie as they say."""
+"""Conversion between the user's tensors and a rank's local ones: a plain tensor is a global value, a DTensor keeps its layout."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fxshard.runtime.calls.options import check_device_mesh
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.ranks.watchdog import watching
 from fxshard.runtime.simulate.shards import scatter
-from fxshard.runtime.simulate.values import check_memory
+from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
 
 def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
     """This rank's own batch ``x`` [n, ...] as a DTensor: dim 0 sharded over ``axis``, replicated over the other axes.
 
-    The ranks of ``axis`` tell each other how much they hold (one small collective), unless ``size``, the whole batch, is
-    given. Batches may differ in length only as ``torch.chunk`` cuts ``size``. Raises LayoutError for an unknown axis,
-    RunError for lengths that no chunking gives.
+    The ranks of ``axis`` exchange the lengths of their batches (one small collective), unless ``size``, the length of the whole
+    batch, is given. The lengths must be those of the chunks of ``torch.chunk``. Raises LayoutError for an unknown axis, RunError for
+    other lengths.
     """
     check_device_mesh(device_mesh)
     if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
@@ -44,7 +44,7 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     if x.dim() == 0:
         raise RunError("a scalar has no batch dim", remedy="give local_batch a tensor whose dim 0 is the batch")
     ranks, mine = mesh.shape[index], device_mesh.get_local_rank(index)
-    lengths = _lengths(x, device_mesh, index) if size is None else list(chunk_lengths(size, ranks))
+    lengths = _gather_lengths(x, device_mesh, index) if size is None else list(chunk_lengths(size, ranks))
     total = sum(lengths)
     if lengths != list(chunk_lengths(total, ranks)) or lengths[mine] != x.shape[0]:
         held = lengths if size is None else f"{x.shape[0]} on this rank"
@@ -56,7 +56,7 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     return as_dtensor(x, device_mesh, Layout(placements), (total, *x.shape[1:]))
 
 
-def _lengths(x: torch.Tensor, device_mesh: DeviceMesh, axis: int) -> list[int]:
+def _gather_lengths(x: torch.Tensor, device_mesh: DeviceMesh, axis: int) -> list[int]:
     group = device_mesh.get_group(axis)
     mine = torch.tensor([x.shape[0]], device=x.device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -76,7 +76,7 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-_LEAVES = frozenset({torch.Tensor, nn.Parameter, DTensor, int, float, bool, str, type(None)})
+_LEAF_TYPES = frozenset({torch.Tensor, nn.Parameter, DTensor, int, float, bool, str, type(None)})
 
 
 class Leaves(list[Any]):
@@ -86,10 +86,10 @@ class Leaves(list[Any]):
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: Counted = frozenset()) -> tuple[Sequence[Any], pytree.TreeSpec]:
-    """(leaves, structure) of a call's ``(args, kwargs)``; the structure is the same object for calls with leaves alone."""
+    """(leaves, structure) of a call's ``(args, kwargs)``; calls without containers share one structure object."""
     leaves = (*args, *kwargs.values()) if kwargs else args
-    if _LEAVES.issuperset(map(type, leaves)):
-        return leaves, _flat(len(args), tuple(kwargs))
+    if _LEAF_TYPES.issuperset(map(type, leaves)):
+        return leaves, _flat_structure(len(args), tuple(kwargs))
     *call, objects = open_call(args, kwargs, counted)
     flat, spec = pytree.tree_flatten(tuple(call))
     found = Leaves(flat)
@@ -98,12 +98,12 @@ def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: Coun
 
 
 @functools.lru_cache(1024)
-def _flat(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
+def _flat_structure(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
     return pytree.tree_flatten(((None,) * count, dict.fromkeys(names)))[1]
 
 
 def leaf_key(leaf: Any) -> Any:
-    """What a program was made for, of one leaf of the arguments: shape and so on of a tensor, the value of anything else."""
+    """The part of a program's key that depends on one leaf: shape, dtype and so on of a tensor, the type and value of anything else."""
     if isinstance(leaf, DTensor):
         return leaf.shape, leaf.dtype, leaf.requires_grad, leaf.placements
     if isinstance(leaf, torch.Tensor):
@@ -121,16 +121,16 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 
 
 def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
-    """A user's tensor -> the tensor that the program reads: a DTensor unchanged, a plain one cut to this rank's shard.
+    """A function from a user's tensor to the tensor that the program reads: a DTensor unchanged, this rank's shard of a plain one.
 
-    Raises PlanError for a DTensor in another layout than the planned one, RunError for a tensor without memory.
+    The function raises PlanError for a DTensor in another layout than the planned one, RunError for a tensor without memory.
     """
     placements, device, whole = tuple(layout), bound.device, layout.is_replicated
 
     def read(value: torch.Tensor) -> torch.Tensor:
         if whole and type(value) in DENSE and value.device == device:
             return value
-        check_memory("input", name, value)
+        check_has_data("input", name, value)
         if not isinstance(value, DTensor):
             moved = value.to(device)
             return moved if whole else scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)
@@ -147,7 +147,7 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
 def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:
     """A program's result for the user: a DTensor in its layout if ``distributed``, else the plain global tensor.
 
-    Raises PlanError for a plain result that is not whole on each rank: gathering it is a collective that no plan decided.
+    Raises PlanError for a plain result that is not replicated: the plan has no collective to gather it.
     """
     if distributed:
         return as_dtensor(local, bound.device_mesh, layout, shape)
@@ -157,14 +157,18 @@ def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], b
     return local
 
 
-def check_whole(
-    program: ShardedProgram, leaves: Mapping[str, Any], distributed: Sequence[bool] | None = None, cut: Collection[str] = ()
+def check_plain_results(
+    program: ShardedProgram,
+    leaves: Mapping[str, Any],
+    distributed: Sequence[bool] | None = None,
+    requested_outputs: Collection[str] = (),
 ) -> None:
-    """Raises PlanError where a plain tensor of the user's would have to be gathered, which no plan decided.
+    """Raises PlanError if a plain result is not replicated: the plan has no collective to gather it.
 
-    That is a plain output, the gradient of a plain argument, the new value of a plain argument or buffer. ``leaves``: the
-    arguments by name. ``distributed``: for each output whether it is a DTensor; all are if an argument is one by default. ``cut``: outputs
-    that are DTensors where they are not whole, as those in objects are.
+    Plain results are plain outputs, gradients of plain arguments, and new values of plain arguments and buffers. ``leaves``: the
+    arguments by name. ``distributed``: for each output whether it is a DTensor; by default all are if an argument is one.
+    ``requested_outputs``: names of outputs whose layout the user requested; these, and outputs in objects, are DTensors unless
+    replicated.
     """
     shared = {name for name, x in leaves.items() if isinstance(x, DTensor)}
     kinds = {end.name: end.kind for end in program.inputs}
@@ -173,7 +177,7 @@ def check_whole(
         shared |= {name for name, one in zip(returned, distributed, strict=True) if one}
     elif shared - {name for i, name in enumerate(leaves) if i in leaves_in_objects(program.in_spec)}:
         shared |= set(returned)
-    shared |= {*cut, *outputs_in_objects(program.out_spec)}
+    shared |= {*requested_outputs, *outputs_in_objects(program.out_spec)}
     for end, layout in zip(program.outputs, program.output_layouts, strict=True):
         whole = str(Layout.replicated(len(layout)))
         if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":
@@ -188,7 +192,7 @@ def check_whole(
 
 
 def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram) -> None:
-    """Puts the new value of a buffer or input that the model changes in place where the user holds it, unless it was written there."""
+    """Copies the new value of a mutated buffer or input into the user's tensor, unless the program already wrote it there."""
     held = target.to_local() if isinstance(target, DTensor) else target
     if held.data_ptr() == local.data_ptr() and held.stride() == local.stride() and held.dtype == local.dtype:
         return
@@ -200,15 +204,15 @@ def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape:
 
 
 def shapes_text(named: Mapping[str, Any]) -> str:
-    """The shapes of a call's arguments, by name; of numbers, counts among them, and all that is no tensor what they are."""
+    """The shapes of a call's arguments by name, and the values of arguments that are no tensors; for log messages."""
     return ", ".join(
         f"{name} {tuple(x.shape)}" if isinstance(x, torch.Tensor) and not is_length(x) else f"{name}={length_of(x)!r}"
         for name, x in named.items()
     )
 
 
-def others_text(dims: Sequence[DynamicDim], named: Mapping[str, Any]) -> str:
-    """Which other calls a program with these dynamic ``dims`` serves, beside that of the arguments ``named``."""
+def other_calls_text(dims: Sequence[DynamicDim], named: Mapping[str, Any]) -> str:
+    """Which other calls a program with these dynamic ``dims`` serves, besides the call of ``named``; for log messages."""
     counts = [path for dim in dims for path, _ in dim.places if is_length(named.get(path))]
     sizes = [str(dim) for dim in dims if not any(is_length(named.get(path)) for path, _ in dim.places)]
     odd = ", odd ones too" if any(dim.uneven for dim in dims) else ""

@@ -1,4 +1,4 @@
-"""The options of ``torch.compile(model, backend="fxshard", options={...})``, read and checked."""
+"""The options of ``torch.compile(model, backend="fxshard", options={...})``, and checks of options that ``parallelize`` shares."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MESH_REMEDY = (
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the user asked the backend for.
+    """The options of the backend.
 
-    ``mesh``: the DeviceMesh to run on; or, in a process that is alone, a ``fxshard.Mesh`` of one rank. Without it, that of the DTensors
-    in the graph, else of ``with device_mesh:`` around the call, else the default process group as one axis, ``"world"``.
+    ``mesh``: the DeviceMesh to run on; in a single process also a ``fxshard.Mesh`` of one rank. By default the mesh of the DTensors
+    in the graph, else that of ``with device_mesh:`` around the call, else the default process group as one axis, ``"world"``.
     ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
-    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs go
-    by the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers by their names in the module.
-    ``example_sizes`` too, of the dims that Dynamo leaves open, which are called after a tensor and its dim (``"tokens_0"``).
-    ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, its arguments and how its
-    tensors lie. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
-    ``mode``: Inductor's, as in ``torch.compile``, which takes it beside the options of no backend: "max-autotune-no-cudagraphs", "lite".
+    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs have
+    the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers their names in the module.
+    ``example_sizes``: likewise, for the dims that Dynamo leaves open, named after a tensor and its dim (``"tokens_0"``).
+    ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, these arguments and the layouts of its
+    tensors. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
+    ``mode``: Inductor's, as in ``torch.compile``, which does not accept it together with options: "max-autotune-no-cudagraphs", "lite".
     ``timeout``: seconds to wait for other ranks, in each collective too. ``debug``: whether ranks compare each collective before it is
-    issued (docs/faults.md). ``cache``: whether a plan made before is taken from disk, and this one kept.
+    issued (docs/faults.md). ``cache``: whether plans are read from disk and written there.
     ``rng``: "fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ. ``without``: names of passes
     after lowering to leave out (docs/after-lowering.md).
     """
@@ -73,12 +73,12 @@ class BackendOptions:
 
     @cached_property
     def planning_mesh(self) -> Mesh:
-        """Axes, sizes and hardware, as planning sees them."""
+        """The mesh for the planner: axes, sizes and hardware, without process groups."""
         return as_mesh(self.mesh, self.hardware)
 
 
 def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
-    """Checks the options of ``torch.compile``; raises OptionError naming what is unknown, missing or ill-typed."""
+    """Reads and checks the options of ``torch.compile``; raises OptionError for one that is unknown, missing or ill-typed."""
     given = dict(given or {})
     known = [f.name for f in fields(BackendOptions)]
     for name in given:
@@ -136,7 +136,7 @@ def _check_mode(mode: Any, compiler: str) -> None:
 
 
 def check_device_mesh(mesh: Any) -> None:
-    """Raises OptionError unless ``mesh`` is a DeviceMesh: what runs on ranks needs to know which process is which."""
+    """Raises OptionError unless ``mesh`` is a DeviceMesh: only that says which process is which rank."""
     if isinstance(mesh, DeviceMesh):
         return
     what = "a fxshard.Mesh says nothing about which process is which rank" if isinstance(mesh, Mesh) else f"the mesh is {a_kind(mesh)}"
@@ -152,7 +152,7 @@ def check_pins(pins: Any) -> None:
 
 
 def check_unused(plan: Any, **others: Any) -> None:
-    """Raises OptionError naming those of ``others`` that say something while there is a plan, which decides it all."""
+    """Raises OptionError if there is a ``plan`` and any of ``others``, options by name, is set: the plan already decides them."""
     said = [name for name, value in others.items() if value is not None and not (name == "objective" and value == OBJECTIVES[0])]
     if plan is not None and said:
         what = f"a plan is given, so that {', '.join(said)} would be ignored"
@@ -160,7 +160,7 @@ def check_unused(plan: Any, **others: Any) -> None:
 
 
 def check_plan(plan: Any, mesh: Mesh | DeviceMesh | None = None) -> None:
-    """Raises OptionError for what is no plan, PlanError for one that is for another mesh."""
+    """Raises OptionError if ``plan`` is no ShardingPlan, PlanError if it is for another mesh."""
     if not isinstance(plan, ShardingPlan):
         raise OptionError(f"plan is {a_kind(plan)}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
     have = None if mesh is None else as_mesh(mesh)
@@ -192,7 +192,7 @@ def check_weights(weights: Any) -> None:
 
 
 def check_memory(limit: Any, optimizer: Any) -> None:
-    """Raises OptionError unless ``limit`` is a positive size, or None, and what ``optimizer`` keeps is known."""
+    """Raises OptionError unless ``limit`` is a positive size or None, and ``optimizer`` one whose state is known."""
     if limit is not None and not read_size(limit, "memory_limit"):
         raise OptionError("memory_limit is 0", where="memory_limit", remedy="give bytes per device, for example '80GB'")
     Optimizer.of(optimizer)

@@ -1,4 +1,4 @@
-"""What the user says of how the programs of a parallelized module are planned and compiled."""
+"""The options of ``parallelize``: how the programs of a module are planned and compiled."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Settings:
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings:
-    """The settings of ``options``, fields by name; raises OptionError for one that is unknown or cannot be."""
+    """Settings from ``options`` by name; raises OptionError for an unknown name or a bad value."""
     known = list(Settings.__dataclass_fields__)
     for name in options:
         if name not in known:

@@ -1,9 +1,9 @@
-"""Where a new process finds what was compiled for a rank: a file that names, under all that decides it, what Inductor keeps of it.
+"""A cache on disk by which a new process finds the code that was compiled for a rank.
 
-The files are data, with a digest of what is in them: Inductor's names for the code of forward and backward, and which values pass from one
-to the other; of a program with dynamic sizes also what was taken for granted of them. The code stays in Inductor's own cache. What
-decides it: the lowered program with the values of its nodes, its dynamic sizes, the rank's place, groups and device, the sources of
-fxshard and of torch, and the settings of Inductor. Decision 0036.
+Each file is data with a digest: Inductor's keys of the code of forward and backward, the values that pass from one to the other, and the
+guards on dynamic sizes. The code itself stays in Inductor's own cache. The file name is a hash of everything that the code depends on:
+the lowered program with the metadata of its nodes, its dynamic sizes, the rank's place, groups and device, the sources of fxshard and of
+torch, and the settings of Inductor. Decision 0036.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ VERSION = 3
 KIND = f"artefact-v{VERSION}"
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
-"""Whose operators and functions are code of torch and fxshard; what others do may change without a change of the graph."""
+"""Namespaces and modules whose operators and functions belong to torch and fxshard; others may change while the graph does not."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Inductor's keys of the forward and the backward ("" for inference), and of each a digest of the guards that Inductor keeps with
-    it ("" where there are none); the other fields as in an ``Artefact``."""
+class CacheEntry:
+    """Inductor's keys of the forward and the backward ("" for inference). ``conditions``: for each a digest of Inductor's own guards, ""
+    without any. The other fields are as in an ``Artefact``."""
 
     forward: str
     backward: str
@@ -57,14 +57,14 @@ class Kept:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As plain data."""
+        """The fields as plain data."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**plain, "version": VERSION, "guards": write_guards(self.guards)}
 
 
 def file_for(bound: BoundProgram) -> Path | None:
-    """The file of what is compiled for ``bound``; None where there is no cache, or what decides it is not all known."""
-    values = _values(bound.module)
+    """The cache file for ``bound``; None without a cache, or if the code depends on something that cannot be hashed."""
+    values = _node_texts(bound.module)
     settings = None if values is None else settings_of_inductor()
     if settings is None:
         return None
@@ -76,13 +76,13 @@ def file_for(bound: BoundProgram) -> Path | None:
     return disk_cache.file_for(KIND, **asked)
 
 
-def _values(module: fx.GraphModule) -> list[str] | None:
-    """What a graph's text does not say of its nodes; None where it has sizes that only running tells, constants, or operators of the
-    user's."""
+def _node_texts(module: fx.GraphModule) -> list[str] | None:
+    """For each node the metadata that the text of the graph lacks; None if the graph has data-dependent sizes, constants, or operators of
+    the user's."""
     found, texts = [], dict[Any, str]()
 
     def text(size: Any) -> str:
-        """An expression in the form of ``sympy.srepr``, with the names and what is assumed of its symbols."""
+        """A size as text, by ``sympy.srepr``, which includes the assumptions on its symbols."""
         if not is_symbolic(size):
             return str(size)
         expr = expression(size)
@@ -91,7 +91,7 @@ def _values(module: fx.GraphModule) -> list[str] | None:
         return texts[expr]
 
     for node in module.graph.nodes:
-        known = node.op in ("placeholder", "output") or is_getitem(node) or (node.op == "call_function" and _is_ours(node.target))
+        known = node.op in ("placeholder", "output") or is_getitem(node) or (node.op == "call_function" and _is_known_target(node.target))
         parts = pytree.tree_leaves(node.meta.get("val"))
         if not known or not all(map(_is_plain, parts)):
             return None
@@ -104,7 +104,7 @@ def _values(module: fx.GraphModule) -> list[str] | None:
 _SIZE_CALLS = frozenset(SIZE_CALLS.values())
 
 
-def _is_ours(target: Any) -> bool:
+def _is_known_target(target: Any) -> bool:
     if target in _SIZE_CALLS:
         return True
     if isinstance(target, OpOverload):
@@ -118,8 +118,8 @@ def _is_plain(value: Any) -> bool:
     return is_symbolic(value) or not isinstance(value, SYMBOLIC)
 
 
-def write(path: Path, kept: Kept) -> None:
-    """Keeps where the code is; where that cannot be, it is said."""
+def write(path: Path, kept: CacheEntry) -> None:
+    """Writes the cache file; warns if that fails."""
     try:
         said = kept.fields
         make_folder(path.parent)
@@ -131,31 +131,32 @@ def write(path: Path, kept: Kept) -> None:
     disk_cache.forget(path.parent, "artefact-v*.json")
 
 
-def kept_of(
+def make_cache_entry(
     forward: Any, backward: Any, kept_inputs: tuple[int, ...], numbers: tuple[int, ...], written: tuple[int, ...] = ()
-) -> Kept | None:
-    """What to keep of compiled halves (``backward`` None for inference); None where Inductor does not keep them."""
+) -> CacheEntry | None:
+    """The cache entry of the compiled halves (``backward`` None for inference); None if Inductor does not cache them."""
     keys = [key_of(forward), "" if backward is None else key_of(backward)]
     if keys[0] is None or keys[1] is None:
         return None
-    return Kept(keys[0], keys[1], kept_inputs, numbers, written, (condition_of(forward), condition_of(backward)))
+    return CacheEntry(keys[0], keys[1], kept_inputs, numbers, written, (condition_of(forward), condition_of(backward)))
 
 
-def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[Kept, Compiled, Compiled | None] | None:
-    """What the file says, and the code of forward and backward; None where there is none, or what is there is damaged, which is said.
+def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Compiled, Compiled | None] | None:
+    """(the cache entry, the code of forward and backward); None if there is none, or, with a warning, if the file is damaged.
 
-    ``sizes``: the dynamic ones of the program, of which the guards are."""
+    ``sizes``: the dynamic sizes of the program, which the guards name.
+    """
     if not path.exists():
         return None
     try:
-        kept = _read(parse_json(read_bytes(path), str(path)), [one.name for one in sizes])
+        kept = _parse(parse_json(read_bytes(path), str(path)), [one.name for one in sizes])
     except FileError as error:
         log.warning("what was compiled is not found by %s and is compiled again: %s", path, error.what)
         return None
     try:
         forward = load_compiled(kept.forward, kept.conditions[0])
         backward = load_compiled(kept.backward, kept.conditions[1]) if kept.backward else None
-    except Exception as error:  # Inductor's files are its own: whatever is wrong with them, it makes them anew
+    except Exception as error:  # Inductor's files are its own: whatever is wrong with them, it compiles again
         log.warning("Inductor's code is not loaded and is compiled again: %s", error)
         return None
     if forward is None or (kept.backward and backward is None):
@@ -164,13 +165,13 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[Kept, Compiled,
     return kept, without_frames(forward), None if backward is None else without_frames(backward)
 
 
-def _read(root: Field, names: Sequence[str]) -> Kept:
-    root.known((*(one.name for one in fields(Kept)), "version", "digest"))
+def _parse(root: Field, names: Sequence[str]) -> CacheEntry:
+    root.known((*(one.name for one in fields(CacheEntry)), "version", "digest"))
     inputs, numbers, written = (root.get(name, lambda f: f.tuple_of(Field.whole)) for name in ("kept_inputs", "numbers", "written"))
     conditions = root.get("conditions", lambda f: f.items(2))
     guards = root.get("guards", lambda f: f.tuple_of(lambda one: read_guard(one, names)))
     ends = root.get("forward", Field.text), root.get("backward", Field.text)
-    kept = Kept(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
+    kept = CacheEntry(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
     if root.get("digest", Field.text) != _digest({**kept.fields, "version": root.get("version", Field.whole)}):
         raise root.fail("the file is not as it was written: its digest is another")
     return kept

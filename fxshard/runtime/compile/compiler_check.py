@@ -1,9 +1,9 @@
-"""Asking the C++ compiler early: what Inductor's first kernel for the CPU would wait for happens while the model is traced and planned.
+"""Checks the C++ compiler early, while the model is traced and planned, so that Inductor's first CPU kernel need not wait for it.
 
-Inductor compiles programs for each set of vector instructions, to see which work, and the header of its kernels: some twelve seconds of
-other processes on a machine where that was never done, one behind the other. Here only the best set is asked for, and the header is
-compiled at the same time, as that set wants it. In each process Inductor then loads those programs in processes of their own, a third of a
-second; where all of them worked a file of the cache says so, and they are not loaded again.
+On a new machine Inductor compiles a test program for each set of vector instructions, then the header of its kernels: some twelve
+seconds, one after the other. Here only the best set is tested, and the header is compiled for it at the same time. In each process
+Inductor then loads the test programs in subprocesses, a third of a second; if all of them worked, a cache file says so, and they are not
+loaded again.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from fxshard.files import atomic_file, make_folder
 
 log = logging.getLogger("fxshard")
 ALL_WORK = "all sets of vector instructions work\n"
-_BEGUN: list[threading.Thread] = []
-"""The threads that were begun in this process; the first of them asks."""
+_THREADS: list[threading.Thread] = []
+"""The threads started in this process; the first checks the compiler."""
 
 
-def ask_compiler(cache: bool = True) -> None:
-    """Begins to ask and to compile the header, in threads, unless the answer is known; once a process.
+def start_compiler_check(cache: bool = True) -> None:
+    """Starts the check and the compilation of the header, in threads, unless the result is known; once per process.
 
-    ``cache``: whether a file may say it.
+    ``cache``: whether the result may come from a file.
     """
-    if _BEGUN:
+    if _THREADS:
         return
     path = _file() if cache else None
     if path is not None and path.is_file() and path.read_bytes() == ALL_WORK.encode():
         cpp.take_answer()
         return
     cpp.import_compiler()
-    for begin in (partial(_ask, path), _precompile):
-        _BEGUN.append(threading.Thread(target=begin, name="fxshard-compiler", daemon=True))
-        _BEGUN[-1].start()
+    for begin in (partial(_check_compiler, path), _precompile):
+        _THREADS.append(threading.Thread(target=begin, name="fxshard-compiler", daemon=True))
+        _THREADS[-1].start()
 
 
-def wait_for_compiler() -> None:
-    """Waits for the answer; for the header Inductor waits itself, once it has a kernel."""
-    for thread in _BEGUN[:1]:
+def wait_for_compiler_check() -> None:
+    """Waits for the check; Inductor itself waits for the header when it has a kernel."""
+    for thread in _THREADS[:1]:
         thread.join()
 
 
@@ -56,10 +56,10 @@ def _file() -> Path | None:
     return folder / f"compiler-v2-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"
 
 
-def _ask(path: Path | None) -> None:
+def _check_compiler(path: Path | None) -> None:
     try:
         all_work = cpp.ask()
-    except Exception as error:  # Inductor's own first kernel fails alike, where it is an error with a remedy
+    except Exception as error:  # Inductor's first kernel fails in the same way, and that error has a remedy
         log.debug("the C++ compiler could not be asked ahead: %s", error)
         return
     if path is None or not all_work:

@@ -1,4 +1,4 @@
-"""Gradients that cannot be differentiated again: asking for that is an error, where autograd would take them for constants."""
+"""Makes the second derivative of a sharded program an error; autograd would silently treat its gradients as constants."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from fxshard.errors import RunError
 
 
-def only_once(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """``gradients`` of a backward under ``create_graph=True``; a gradient taken through one of them is a RunError.
+def forbid_double_backward(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """``gradients`` of a backward under ``create_graph=True``; differentiating one of them raises RunError.
 
-    torch's ``once_differentiable`` raises only where what came into the backward requires a gradient itself, which it mostly does not,
-    though the gradients depend on parameters.
+    torch's ``once_differentiable`` raises only if an input of the backward requires a gradient. Usually none does, although the gradients
+    depend on parameters.
     """
     with torch.enable_grad():
-        given = [None if g is None else _Once.apply(g.detach().requires_grad_()) for g in gradients]
+        given = [None if g is None else _NoDoubleBackward.apply(g.detach().requires_grad_()) for g in gradients]
     return tuple(given)
 
 
-class _Once(torch.autograd.Function):
+class _NoDoubleBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.view_as(gradient)

@@ -1,4 +1,4 @@
-"""repeats: where a sequence repeats itself, for the nodes of a graph whose layers are alike; nothing here knows of models."""
+"""repeats: finds repetitions in a sequence. ``outline`` applies it to the nodes of a graph with repeated layers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Run:
-    """Items ``start`` to ``stop`` (not included) of a sequence, each equal to the one ``period`` items before, but the first ``period``."""
+class RepeatedRun:
+    """Items ``start`` to ``stop`` (exclusive) of a sequence. From the second period on, each equals the item ``period`` places before."""
 
     start: int
     stop: int
@@ -18,43 +18,43 @@ class Run:
 
     @property
     def saved(self) -> int:
-        """How many items are whole copies of others."""
+        """The number of items in complete periods after the first."""
         return ((self.stop - self.start) // self.period - 1) * self.period
 
 
-def coded(items: Iterable[Hashable]) -> np.ndarray:
-    """A number for each item, equal for equal items, in the order in which they are first met."""
+def encode(items: Iterable[Hashable]) -> np.ndarray:
+    """A number for each item, equal for equal items, in the order of their first occurrence."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(item, len(numbers)) for item in items], dtype=np.int64)
 
 
-def find_runs(codes: np.ndarray, least: int, saves: int) -> list[Run]:
-    """Runs of at least ``least`` periods that save at least ``saves`` items each, in order and apart from one another.
+def find_runs(codes: np.ndarray, min_periods: int, min_saved: int) -> list[RepeatedRun]:
+    """Disjoint runs of at least ``min_periods`` periods that save at least ``min_saved`` items each, in order.
 
-    Greedy: the run that saves the most, then what lies on both sides of it. Of equal ones the shortest period, then the first.
+    Greedy: takes the run that saves the most, then searches on both sides of it. Ties go to the shortest period, then to the first run.
     """
-    return sorted(_within(codes, 0, len(codes), least, saves), key=lambda run: run.start)
+    return sorted(_within(codes, 0, len(codes), min_periods, min_saved), key=lambda run: run.start)
 
 
-def _within(codes: np.ndarray, low: int, high: int, least: int, saves: int) -> Iterator[Run]:
-    best = _best(codes[low:high], least)
-    if best is None or best.saved < saves:
+def _within(codes: np.ndarray, low: int, high: int, min_periods: int, min_saved: int) -> Iterator[RepeatedRun]:
+    best = _best(codes[low:high], min_periods)
+    if best is None or best.saved < min_saved:
         return
     start, stop = low + best.start, low + best.stop
-    yield Run(start, stop, best.period)
-    yield from _within(codes, low, start, least, saves)
-    yield from _within(codes, stop, high, least, saves)
+    yield RepeatedRun(start, stop, best.period)
+    yield from _within(codes, low, start, min_periods, min_saved)
+    yield from _within(codes, stop, high, min_periods, min_saved)
 
 
-def _best(codes: np.ndarray, least: int) -> Run | None:
-    found: Run | None = None
-    for period in range(1, len(codes) // least + 1):
+def _best(codes: np.ndarray, min_periods: int) -> RepeatedRun | None:
+    found: RepeatedRun | None = None
+    for period in range(1, len(codes) // min_periods + 1):
         differs = np.flatnonzero(codes[period:] != codes[:-period])
         edges = np.concatenate(([-1], differs, [len(codes) - period]))
         lengths = np.diff(edges) - 1
         first = int(lengths.argmax())
         start = int(edges[first]) + 1
-        run = Run(start, start + int(lengths[first]) + period, period)
-        if run.stop - run.start >= least * period and (found is None or run.saved > found.saved):
+        run = RepeatedRun(start, start + int(lengths[first]) + period, period)
+        if run.stop - run.start >= min_periods * period and (found is None or run.saved > found.saved):
             found = run
     return found

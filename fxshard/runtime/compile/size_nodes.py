@@ -1,6 +1,6 @@
-"""size_nodes: numbers in a graph whose sizes are symbols: which calls make them, which inputs are symbols, and what tensors look like.
+"""size_nodes: helpers for graphs with symbolic sizes: number nodes, input symbols, and the sizes and strides of tensors.
 
-Nothing here compares symbols: to ask whether two sizes are equal would be a guard.
+Nothing here compares symbols, because a comparison would add a guard.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, is_u
 from fxshard.graph.planning_graph import is_number
 
 
-def values_read(node: fx.Node) -> list[fx.Node]:
-    """What a call reads but for numbers, each once."""
+def value_operands(node: fx.Node) -> list[fx.Node]:
+    """The operands of a call other than numbers, each once."""
     return [n for n in node.all_input_nodes if not is_number(n)]
 
 
 def numbers_of(value: torch.Tensor) -> tuple[Any, ...]:
-    """Sizes, strides and the offset of a tensor; of a sparse one its sizes."""
+    """Sizes, strides and offset of a tensor; only the sizes of a sparse one."""
     return (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else tuple(value.shape)
 
 
 def numbers_in(values: Iterable[Any]) -> Iterator[Any]:
-    """Numbers, those of tensors, and whatever else is no tensor."""
+    """The numbers of the tensors in ``values``, and all leaves that are no tensors."""
     for leaf in pytree.tree_leaves(list(values)):
         yield from numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
 
 
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
-    """The symbols that numbers, and the sizes of tensors, are made of."""
+    """The symbols in ``values``: in numbers, and in sizes, strides and offsets of tensors."""
     return {symbol for n in numbers_in(values) if is_symbolic(n) for symbol in expression(n).free_symbols}
 
 
-def symbols_given(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
-    """The inputs of a graph that are symbols themselves, by symbol."""
+def input_symbols(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
+    """The inputs of a graph whose value is a single symbol, by symbol."""
     inputs = ((plain(node.meta["val"]), node) for node in graph.find_nodes(op="placeholder") if is_number(node))
     return {symbol: node for symbol, node in inputs if isinstance(symbol, sympy.Symbol)}
 
 
-def only_of_numbers(graph: fx.Graph) -> bool:
-    """Whether all numbers are computed from numbers: none is read from a tensor, or one that only running tells."""
+def numbers_are_data_independent(graph: fx.Graph) -> bool:
+    """Whether all numbers are computed from numbers: none is read from a tensor or depends on the data."""
     calls = [node for node in graph.nodes if node.op != "placeholder" and is_number(node)]
-    return not any(map(values_read, calls)) and not any(map(is_unknown, numbers_in(node.meta.get("val") for node in graph.nodes)))
+    return not any(map(value_operands, calls)) and not any(map(is_unknown, numbers_in(node.meta.get("val") for node in graph.nodes)))
 
 
-def with_sources(numbers: Iterable[fx.Node]) -> list[fx.Node]:
-    """Inputs and calls that these numbers are computed from, and they themselves, in an order in which they can be made."""
+def with_operands(numbers: Iterable[fx.Node]) -> list[fx.Node]:
+    """These numbers and all inputs and calls from which they are computed, in topological order."""
     made: dict[fx.Node, None] = {}
 
     def make(node: fx.Node) -> None:

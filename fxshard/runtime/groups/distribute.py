@@ -1,7 +1,7 @@
-"""One rank's tensor to all ranks of a mesh, each its shard: what DTensor's ``distribute_tensor`` does, at any size and from any rank.
+"""Distributes one rank's tensor over a mesh, like DTensor's ``distribute_tensor``, but for any size and from any rank.
 
-Axis by axis in mesh order: whoever has the block so far hands it on along the next axis, cut where the layout cuts that
-axis, as it is where it replicates. The source sends a sharded axis no more than the others' shards, and no rank sends a block twice.
+Goes through the axes in mesh order. Each rank that has a block sends it along the next axis: its shards if the layout shards on that axis,
+else the whole block. On a sharded axis the source sends no more than the others' shards, and no rank sends a block twice.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from fxshard.layout.layouts import Layout, chunk, placement_str
 
 
 def distribute(value: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, source: int) -> torch.Tensor:
-    """This rank's shard of the ``value`` that rank ``source`` (global) holds; of others only the shape and dtype count.
+    """This rank's shard of the ``value`` of rank ``source`` (global number); other ranks' values give only shape and dtype.
 
-    ``layout`` is sharded or replicated on each axis; shards may be uneven or empty. Every rank of the mesh calls this.
+    ``layout`` must be sharded or replicated on each axis; raises OptionError for a pending sum. Shards may be uneven or empty. Every
+    rank of the mesh calls this.
     """
     here = tuple(device_mesh.get_coordinate() or ())
     start = tuple(int(i) for i in (device_mesh.mesh == source).nonzero()[0])
@@ -34,22 +35,22 @@ def distribute(value: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, sou
             shape = parts[here[axis]]
             if here[axis] != start[axis]:
                 block = torch.empty(shape, dtype=value.dtype, device=value.device)
-            block = _along(block, placement, parts, device_mesh.get_group(axis), here[axis], start[axis])
+            block = _send_along_axis(block, placement, parts, device_mesh.get_group(axis), here[axis], start[axis])
         shape = parts[here[axis]]
     return block
 
 
-def _along(
+def _send_along_axis(
     block: torch.Tensor, placement: object, parts: list[tuple[int, ...]], group: dist.ProcessGroup, here: int, start: int
 ) -> torch.Tensor:
-    """The ``here``-th of ``parts`` from the ``start``-th member of ``group``; bytes travel, which every backend can send."""
+    """Part ``here`` of ``parts``, sent by member ``start`` of ``group``, as bytes, because every backend can send those."""
     if not isinstance(placement, Shard):
         if block.numel():
-            dist.broadcast(_bytes(block), group=group, group_src=start)
+            dist.broadcast(_as_bytes(block), group=group, group_src=start)
         return block
     if here != start:
         if block.numel():
-            dist.recv(_bytes(block), group=group, group_src=start)
+            dist.recv(_as_bytes(block), group=group, group_src=start)
         return block
     own, offset = block, 0
     for other, shape in enumerate(parts):
@@ -58,9 +59,9 @@ def _along(
         if other == here:
             own = part.clone()
         elif part.numel():
-            dist.send(_bytes(part), group=group, group_dst=other)
+            dist.send(_as_bytes(part), group=group, group_dst=other)
     return own
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)

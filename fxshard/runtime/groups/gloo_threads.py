@@ -1,8 +1,7 @@
-"""Gloo's network threads, on Linux: they wait for a core instead of taking it from whoever computes or sends there.
+"""Gives gloo's network threads a batch scheduling policy on Linux, so that they do not preempt threads that compute or send.
 
-Such a thread asks for a lock that the sending thread holds, and asks again and again until it has it. Woken on the core of that thread it
-took the core away first, and spun for its whole slice (about 3 ms) while nobody could send. As a batch thread it runs when the core
-is free. Decision 0033.
+Such a thread spins for a lock that the sending thread holds. If it woke up on that thread's core, it preempted it and spun for its whole
+time slice (about 3 ms), while nobody could send. A batch thread waits until the core is free. Decision 0033.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ log = logging.getLogger("fxshard")
 THREADS = Path("/proc/self/task")
 NAME = b"gloo_tcp_loop"
 BATCH, USUAL = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None)
-"""Policies of threads (sched(7)); the first is Linux's alone, None elsewhere."""
+"""Scheduling policies (sched(7)); the first exists on Linux only and is None elsewhere."""
 
 
-def schedule(policy: int | None = BATCH) -> int:
-    """Gives the network threads of the gloo groups that this process has a policy, and tells how many; 0 on other systems.
+def set_policy(policy: int | None = BATCH) -> int:
+    """Sets the policy of the network threads of this process's gloo groups; returns their number, 0 on other systems.
 
-    Threads whose policy is neither of the two were scheduled by someone on purpose, and stay as they are.
+    A thread with neither policy keeps the one that it has, because someone chose it on purpose.
     """
     found = 0
     if policy is None:
@@ -33,9 +32,9 @@ def schedule(policy: int | None = BATCH) -> int:
             if os.sched_getscheduler(thread) in (BATCH, USUAL):
                 os.sched_setscheduler(thread, policy, os.sched_param(0))
                 found += 1
-        except ProcessLookupError:  # its group is gone
+        except ProcessLookupError:  # the thread has ended with its group
             continue
-        except OSError as error:  # a container may forbid it, or not know it
+        except OSError as error:  # a container may forbid or lack the call
             log.info("gloo's threads stay as they are, and each collective may take some milliseconds more: %s", error)
             return found
     return found
@@ -46,5 +45,5 @@ def _threads() -> Iterator[int]:
         try:
             if (folder / "comm").read_bytes().strip() == NAME:
                 yield int(folder.name)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue

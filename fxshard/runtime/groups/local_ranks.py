@@ -1,4 +1,4 @@
-"""Ranks that are processes of this machine, started by a command of ours."""
+"""Ranks that are processes of this machine, started by one of fxshard's commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fxshard.errors import RunError
 
 
 def wait_for(ranks: Sequence[subprocess.Popen[bytes]], seconds: float, remedy: str) -> None:
-    """Until all have ended well; one that fails, or ``seconds`` that pass, end the others and raise RunError."""
+    """Waits until all ranks have succeeded; if one fails or ``seconds`` pass, kills the others and raises RunError."""
     until = time.monotonic() + seconds
     try:
         while set(codes := [r.poll() for r in ranks]) != {0}:

@@ -22,7 +22,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from fxshard.cost.fit import CollectiveTime, collective_errors, fit_device, fit_links, op_errors, rounded, without_curve, without_curves
+from fxshard.cost.fit import (
+    CollectiveTime,
+    collective_errors,
+    drop_collective_curves,
+    fit_device,
+    fit_links,
+    noisy_collectives,
+    op_errors,
+    rounded,
+)
 from fxshard.errors import OptionError
 from fxshard.files import check_writable
 from fxshard.mesh.hardware import HARDWARE, Hardware
@@ -103,12 +112,12 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
             return Calibration(rounded(hardware), _effort(mesh, device, quick), tuple(op_errors(hardware, ops)))
         _say(rank, f"measuring collectives on {mesh} ...")
         device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
-        gloo_threads.schedule()
+        gloo_threads.set_policy()
         times = measure_collectives(clock, device_mesh)
         for what in _lost_in_noise(mesh, times):
             _say(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
         hardware = rounded(fit_links(Mesh(_sizes(mesh), hardware), times))
-        curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, without_curves(hardware)))
+        curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, drop_collective_curves(hardware)))
         return Calibration(hardware, _effort(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)
     finally:
         if dist.is_initialized():
@@ -119,7 +128,7 @@ def _lost_in_noise(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
     found = []
     if lost := sum(t.time <= LEAST for t in times):
         found.append(f"{lost} of {len(times)} measurements of collectives are lost in noise: plans take them for free, which they are not")
-    found += [f"more bytes took {one} no longer: the links price it, for want of a curve" for one in without_curve(mesh, times)]
+    found += [f"more bytes took {one} no longer: the links price it, for want of a curve" for one in noisy_collectives(mesh, times)]
     return found
 
 

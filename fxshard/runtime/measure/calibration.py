@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxshard.cost.fit import Errors
+from fxshard.cost.fit import PredictionErrors
 from fxshard.mesh.hardware import Hardware
 
 
@@ -22,9 +22,9 @@ class Calibration:
 
     hardware: Hardware
     made: Mapping[str, str]
-    ops: tuple[Errors, ...]
-    curves: tuple[Errors, ...] = ()
-    links: tuple[Errors, ...] = ()
+    ops: tuple[PredictionErrors, ...]
+    curves: tuple[PredictionErrors, ...] = ()
+    links: tuple[PredictionErrors, ...] = ()
 
 
 def report(calibration: Calibration) -> str:
@@ -50,7 +50,7 @@ def _rates(calibration: Calibration) -> str:
     return tabulate(rates, tablefmt="plain")
 
 
-def _table(errors: Sequence[Errors], unit: str) -> str:
+def _table(errors: Sequence[PredictionErrors], unit: str) -> str:
     rows = [(e.what, len(e.errors), f"{e.median:.0%}", f"{e.worst[0]:+.0%}", f"{e.worst[1]:.3g}") for e in errors]
     headers = ("", "points", "median error", "worst", f"at {unit}")
     return tabulate(rows, headers=headers, colalign=("left", "right", "right", "right", "right"))

@@ -22,7 +22,7 @@ from fxshard._torch_compat.groups import backend_name
 from fxshard.cost.fit import COPY, CollectiveTime, OpTime
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.redistribution import COLLECTIVES
-from fxshard.runtime.groups.exchange import reduce_scatter
+from fxshard.runtime.groups.reduce_scatter import reduce_scatter
 
 c10d = torch.ops._c10d_functional
 Work = Callable[[], object]

@@ -1,8 +1,8 @@
 """Gradient accumulation with one reduction: within ``no_sync`` gradients are DTensors whose sums over ranks are pending.
 
-Autograd adds those up locally. The first backward outside adds its own and brings the sum to the parameter's layout, once for each
-parameter. A pending gradient is an ordinary DTensor all the while: its ``full_tensor()`` is right, ``zero_grad`` drops it, an
-optimiser that meets it reduces it.
+Autograd adds those up locally. The first backward outside adds its own gradient and redistributes the sum to the parameter's layout,
+once for each parameter. A pending gradient is an ordinary DTensor: ``full_tensor()`` gives its right value, ``zero_grad`` drops it, and
+an optimiser that reads it reduces it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.pipeline import lower_deferred
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import plain_arithmetic
+from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.rank_graph.bind import bind
 from fxshard.runtime.ranks.launch import compare, mesh_ranks
 
 
 @dataclass(eq=False)
 class Accumulation:
-    """When the gradients of one parallelized module are reduced. ``places``: where its parameters are, as (owner, attribute);
-    ``compiler``, ``rng``, ``debug``: as the module's programs are made."""
+    """Decides when the gradients of one parallelized module are reduced. ``places``: its parameters as (owner, attribute);
+    ``compiler``, ``rng``, ``debug``, ``cache``: as for the module's other programs; ``reduces``: False within ``no_sync``."""
 
     places: Sequence[tuple[nn.Module, str]]
     compiler: str
@@ -38,61 +38,65 @@ class Accumulation:
     cache: bool = True
     reduces: bool = True
     runners: dict[Runner, Runner] = field(default_factory=dict)
-    watched: dict[nn.Parameter, None] = field(default_factory=dict)
+    hooked: dict[nn.Parameter, None] = field(default_factory=dict)
 
     def defers(self) -> bool:
-        """Whether a training call runs the program that leaves sums pending: within ``no_sync``, and where a gradient is pending."""
-        return not self.reduces or (bool(self.watched) and any(_pending(p.grad) for p in self.watched))
+        """Whether a training call runs the program that leaves sums pending: within ``no_sync``, or while a gradient is pending."""
+        return not self.reduces or (bool(self.hooked) and any(_is_pending(p.grad) for p in self.hooked))
 
-    def runner(self, whole: Runner, graph: PlanningGraph) -> Runner:
-        """The runner of the same plan with pending gradients; every rank comes here."""
-        if whole not in self.runners:
-            bound = whole.bound
-            with plain_arithmetic(bound.device.type):
-                program = lower_deferred(graph, whole.program.plan, self.rng)
-                compare({"program": program.hash}, ranks=mesh_ranks(bound.device_mesh), timeout=whole.timeout)
+    def runner(self, reducing: Runner, graph: PlanningGraph) -> Runner:
+        """The runner of the same plan with pending gradients; every rank calls this."""
+        if reducing not in self.runners:
+            bound = reducing.bound
+            with without_autocast(bound.device.type):
+                program = lower_deferred(graph, reducing.program.plan, self.rng)
+                compare({"program": program.hash}, ranks=mesh_ranks(bound.device_mesh), timeout=reducing.timeout)
                 compiled = compile_program(
-                    bind(program, bound.device_mesh, bound.device), self.compiler, timeout=whole.timeout, debug=self.debug, cache=self.cache
+                    bind(program, bound.device_mesh, bound.device),
+                    self.compiler,
+                    timeout=reducing.timeout,
+                    debug=self.debug,
+                    cache=self.cache,
                 )
-            self.runners[whole] = Runner(whole.model, compiled, list(whole.leaf_of), whole.timeout, whole.cut)
-        return self.runners[whole]
+            self.runners[reducing] = Runner(reducing.model, compiled, list(reducing.leaf_of), reducing.timeout, reducing.requested_outputs)
+        return self.runners[reducing]
 
-    def watch(self) -> None:
-        """From now on a backward outside of ``no_sync`` reduces what is pending."""
+    def register_hooks(self) -> None:
+        """Registers hooks on the parameters: a backward outside of ``no_sync`` reduces pending gradients."""
         for owner, key in self.places:
             parameter = getattr(owner, key)
-            if isinstance(parameter, DTensor) and parameter.requires_grad and parameter not in self.watched:
-                parameter.register_hook(partial(_meet, parameter))
+            if isinstance(parameter, DTensor) and parameter.requires_grad and parameter not in self.hooked:
+                parameter.register_hook(partial(_reduce_before_adding, parameter))
                 parameter.register_post_accumulate_grad_hook(self._reduce)
-                self.watched[parameter] = None
+                self.hooked[parameter] = None
 
     def _reduce(self, parameter: torch.Tensor) -> None:
         if self.reduces:
-            _settle(parameter)
+            _reduce_pending(parameter)
 
 
-def _meet(parameter: torch.Tensor, coming: torch.Tensor) -> None:
-    """A gradient that was reduced already is added to one that is: DTensor adds no shard to a pending sum in place."""
-    if not _pending(coming):
-        _settle(parameter)
+def _reduce_before_adding(parameter: torch.Tensor, new: torch.Tensor) -> None:
+    """Reduces the pending gradient before a reduced one is added: DTensor cannot add a shard to a pending sum in place."""
+    if not _is_pending(new):
+        _reduce_pending(parameter)
 
 
-def _settle(parameter: torch.Tensor) -> None:
-    """Brings the gradient of a parameter to the parameter's layout, where it is pending."""
+def _reduce_pending(parameter: torch.Tensor) -> None:
+    """Redistributes a pending gradient to the parameter's layout."""
     grad = parameter.grad
-    if _pending(grad):
+    if _is_pending(grad):
         assert isinstance(grad, DTensor) and isinstance(parameter, DTensor)
         with torch.no_grad():
             parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
-def _pending(grad: torch.Tensor | None) -> bool:
+def _is_pending(grad: torch.Tensor | None) -> bool:
     return isinstance(grad, DTensor) and any(isinstance(p, Partial) for p in grad.placements)
 
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Within it, calls of a parallelized ``model`` and their backward passes add up gradients without reducing them over ranks.
+    """A context in which backward passes of a parallelized ``model`` add up gradients without reducing them over ranks.
 
         with fxshard.no_sync(model):
             for x, y in batches[:-1]:
@@ -100,8 +104,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         model(*batches[-1]).backward()      # reduces the sum of all, once
         optimizer.step(); optimizer.zero_grad()
 
-    A pending gradient takes the memory of one that is not reduced: that of the whole parameter where the batch is cut. All ranks
-    enter and leave alike. ``model`` may hold parallelized modules. Raises OptionError where it holds none.
+    A pending gradient takes the memory of an unreduced one: that of the full parameter if the batch is sharded. All ranks enter and
+    leave together. ``model`` may contain parallelized modules. Raises OptionError if it contains none.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
     found = [a for m in modules if isinstance(a := getattr(vars(m).get("forward"), "accumulation", None), Accumulation)]
@@ -110,7 +114,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         raise OptionError(what, remedy="give it what fxshard.parallelize returned; the torch.compile backend reduces in each backward")
     before = [a.reduces for a in found]
     for accumulation in found:
-        accumulation.watch()
+        accumulation.register_hooks()
         accumulation.reduces = False
     try:
         yield

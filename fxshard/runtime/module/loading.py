@@ -1,7 +1,7 @@
-"""``load_state_dict`` of a parallelized module: whole values are cut as the parameters lie.
+"""``load_state_dict`` of a parallelized module: full tensors are sharded in the layouts of the parameters.
 
-A hook before each module's own loading makes DTensors of them; the first, of the parallelized module, looks at all values before any is
-taken.
+A hook before each module's own loading converts them to DTensors. The first hook, that of the parallelized module, checks all values
+before any is loaded.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
-from fxshard.runtime.module.parameters import sharded
+from fxshard.runtime.module.parameters import shard_tensor
 from fxshard.runtime.ranks.compared_fields import weight_fields
 from fxshard.runtime.ranks.launch import compare, mesh_ranks
 
-_TAKES: WeakSet[nn.Module] = WeakSet()
+_HOOKED: WeakSet[nn.Module] = WeakSet()
 
 
-def take_whole_values(model: nn.Module) -> None:
-    """From now on ``model.load_state_dict`` takes whole values, the same on each rank, beside DTensors."""
+def accept_full_values(model: nn.Module) -> None:
+    """Makes ``model.load_state_dict`` accept full tensors, equal on all ranks, besides DTensors."""
     for module in model.modules():
-        if module not in _TAKES and (module is model or any(True for _ in module.parameters(recurse=False))):
-            module.register_load_state_dict_pre_hook(_cut)
-            _TAKES.add(module)
+        if module not in _HOOKED and (module is model or any(True for _ in module.parameters(recurse=False))):
+            module.register_load_state_dict_pre_hook(_shard_values)
+            _HOOKED.add(module)
 
 
-def _cut(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Raises PlanError for a DTensor that is to be assigned (``assign=True``) and does not lie as its parameter, RunError for whole
-    values that differ among the ranks."""
+def _shard_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Replaces full tensors in ``state`` by DTensors in the parameters' layouts.
+
+    Raises PlanError for a DTensor to be assigned (``assign=True``) whose layout is not that of its parameter, RunError for full tensors
+    that differ among ranks.
+    """
     assign = bool(metadata.get("assign_to_params_buffers"))
     if assign:
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -48,7 +51,7 @@ def _cut(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[s
             if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
                 continue
             if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-                made = sharded(value, Layout(parameter.placements), parameter.device_mesh, parameter.device)
+                made = shard_tensor(value, Layout(parameter.placements), parameter.device_mesh, parameter.device)
                 state[prefix + name] = made.clone() if assign else made
 
 

@@ -1,7 +1,7 @@
-"""parallelize: the same module, its parameters DTensors in the planned layouts, its forward the compiled sharded program.
+"""parallelize: turns the parameters of a module into DTensors in the planned layouts, and its forward into compiled sharded programs.
 
-Each way of calling it (train or not, shapes, dtypes, modes of its submodules) gets a program of its own, planned with the
-parameters as they lie.
+Each kind of call (training or not, shapes, dtypes, modes of its submodules) gets a program of its own. Later programs are planned with
+the parameters' current layouts.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from fxshard.passes.trace.fakes.rebind import rebound
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.calls.any_size import (
-    UNEVEN,
-    Shapes,
-    alike_key,
-    dims_of_call,
-    growing_dims,
-    less_even,
-    refusal,
-    refusal_of_ranks,
-    replanned,
-    shapes_of,
-    traced_where_it_can_be,
-    why_kept,
-)
-from fxshard.runtime.calls.attributes import AttributeReader, Attributes, KeptAttributes, attributes_text
-from fxshard.runtime.calls.called_hooks import hooks_after
+from fxshard.runtime.calls.after_run import after_run_of
+from fxshard.runtime.calls.attributes import AttributeHistory, AttributeReader, Attributes, attributes_text
 from fxshard.runtime.calls.counts import new_counters, warn_of_counts
-from fxshard.runtime.calls.inputs import check_whole, flatten_call, leaf_key, leaf_names, others_text, shapes_text
+from fxshard.runtime.calls.dynamic_sizes import (
+    UNEVEN_SIZES,
+    Shapes,
+    agreed_refusal,
+    dynamic_dims_of_call,
+    fallback_dims,
+    growing_dims,
+    refusal,
+    refusal_message,
+    replan_message,
+    shapes_of,
+    size_free_key,
+    trace_with_static_fallback,
+)
+from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, leaf_names, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import (
     check_device_mesh,
     check_plan,
@@ -60,23 +60,25 @@ from fxshard.runtime.calls.options import (
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings, settings_of
 from fxshard.runtime.compile.compile import compile_program
-from fxshard.runtime.compile.compiled import plain_arithmetic
-from fxshard.runtime.compile.compiler_check import ask_compiler
+from fxshard.runtime.compile.compiled import without_autocast
+from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
-from fxshard.runtime.module.loading import take_whole_values
-from fxshard.runtime.module.module_state import Held, Hooks, ModuleState, hook_fields, same_hooks
-from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, planned_layouts, shard_parameters
+from fxshard.runtime.module.loading import accept_full_values
+from fxshard.runtime.module.module_program import ModuleProgram
+from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, same_hooks
+from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
-from fxshard.runtime.module.served import Made
 from fxshard.runtime.module.several_sizes import sampled_sizes, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 
-_KIND = {True: "training", False: "inference"}
-TRANSFORM = "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MODE_NAMES = {True: "training", False: "inference"}
+TRANSFORM_REMEDY = (
+    "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
+)
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parallelize(
@@ -91,29 +93,28 @@ def parallelize(
 ) -> nn.Module:
     """Shards ``model`` over ``device_mesh`` in place and returns it; every rank of the mesh calls this.
 
-    Parameters become DTensors in the planned layouts, cut from the full values that each rank holds (those on meta stay
-    on meta); names in ``state_dict`` stay. Make the optimizer afterwards. Plain tensor arguments are global values, the
-    same on each rank; outputs are DTensors if an argument was one, plain global tensors otherwise.
+    Parameters become DTensors in the planned layouts, shards of the full values that each rank holds (those on meta stay on meta);
+    names in ``state_dict`` stay. Create the optimizer afterwards. Plain tensor arguments are global values, equal on all ranks. Outputs
+    are DTensors if an argument is one, plain global tensors otherwise.
 
     Args:
         example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
-        plan: a plan for these arguments; made by one rank for all if None.
-        train: whether the first program is for training, by default as the plan, or True; others are made when they are
-            called for.
-        options: fields of ``Settings``: ``hardware`` (whose speeds the plan is made for; by default that of the mesh's
-            device), ``input_layouts`` (plain inputs start replicated where it does not say
-            otherwise), ``output_layouts`` (plain outputs return replicated, or as DTensors where a mapping gives one another layout
-            by its name or a glob: ``"*.keys"``), ``pins``, ``memory_limit``,
+        plan: a plan for these arguments; if None, one rank makes it for all.
+        train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
+        options: fields of ``Settings``: ``hardware`` (whose speeds the plan assumes; by default that of the mesh's
+            device), ``input_layouts`` (by default plain inputs are replicated), ``output_layouts`` (by default plain outputs are
+            replicated; a mapping from a name or a glob, ``"*.keys"``, to a layout makes that output a DTensor), ``pins``,
+            ``memory_limit``,
             ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
             (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks, planning and in each collective), ``debug`` (whether ranks compare
-            each collective before it is issued; docs/faults.md), ``dump``, ``cache`` (whether a plan made before is taken
-            from disk), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ),
+            ``timeout`` (seconds to wait for other ranks, in planning and in each collective), ``debug`` (whether ranks compare
+            each collective before they issue it; docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
+            there), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose numbers do),
             ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
-            compute and to reduce in, beside those of the parameters), ``planner``,
-            ``src_data_rank`` (whose weights and buffers are the truth: that rank of the mesh, by its
-            global number, sends the others what they need of its own; "same", the default: each rank cuts what it holds,
-            and samples of it are compared first; None: the same, nothing compared or sent).
+            compute and to reduce in, besides those of the parameters), ``planner``,
+            ``src_data_rank`` (the global number of the rank whose weights and buffers count: it sends the others their
+            shards; "same", the default: each rank shards its own values, after comparing samples of them; None: likewise,
+            without the comparison).
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -130,11 +131,11 @@ def parallelize(
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
-            ask_compiler(settings.cache)
+            start_compiler_check(settings.cache)
     forward = ShardedForward(model, device_mesh, settings)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
-    take_whole_values(model)
+    accept_full_values(model)
     model.forward = forward
     return model
 
@@ -143,27 +144,30 @@ def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
     if plan is None:
         return True if train is None else train
     if train is not None and train != plan.train:
-        what = f"the plan is for {_KIND[plan.train]}, train={train} asks for {_KIND[bool(train)]}"
+        what = f"the plan is for {_MODE_NAMES[plan.train]}, train={train} asks for {_MODE_NAMES[bool(train)]}"
         raise PlanError(what, remedy=f"plan with train={train}, or leave train out: the first program is then the plan's")
     return plan.train
 
 
 @dataclass(eq=False)
 class ShardedForward:
-    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it."""
+    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it.
+
+    ``by_key``: the programs by the key of a call.
+    """
 
     model: nn.Module
     device_mesh: DeviceMesh
     settings: Settings
-    runners: dict[Any, list[Made]] = field(default_factory=dict)
-    alike: dict[Any, list[Made]] = field(default_factory=dict)
-    """By what calls have in common whose sizes differ."""
+    by_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
+    by_size_free_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
+    """The programs by ``size_free_key``: candidates for calls of other sizes."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
-    """Programs with pending gradients, and shapes that they are known to serve."""
+    """Programs with pending gradients, with shapes that they are known to serve."""
     sampled: tuple[WeightedSizes, ...] = ()
-    """At which sizes the user wants plans to be good."""
+    """The sizes for which the user wants plans to be optimised."""
     warned: set[Runner] = field(default_factory=set)
-    """Programs of which a call exceeded the memory limit."""
+    """Programs with a call that exceeded the memory limit, of which the user was warned."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -172,14 +176,14 @@ class ShardedForward:
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
         self.sharded = False
-        self.told: set[str] = set()
+        self.warned_counts: set[str] = set()
         self.counted: Counted = frozenset()
-        self.watch()
+        self.track_modules()
 
-    def watch(self) -> None:
-        """Begins to look at the modules that there are."""
+    def track_modules(self) -> None:
+        """Starts tracking the state of the module's current submodules."""
         self.state = ModuleState(self.model, self.device_mesh)
-        self.attributes, self.kept = AttributeReader(self.model), KeptAttributes(type(self.model).__name__)
+        self.attributes, self.history = AttributeReader(self.model), AttributeHistory(type(self.model).__name__)
         s = self.settings
         self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
@@ -187,52 +191,54 @@ class ShardedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if transformed():
             raise RunError(
-                "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM
+                "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM_REMEDY
             )
         leaves, spec = flatten_call(args, kwargs, self.counted)
-        if not self.state.same_parts():
+        if not self.state.same_structure():
             self._refresh()
-        held = self.state.held()
-        train = torch.is_grad_enabled() and (True in held.trained or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves))
-        now, hooks = self.attributes.now(), self.state.hooks()
-        key = self._key(leaves, held, train)
-        for made in self.runners.get(key, ()):
+        snapshot = self.state.snapshot()
+        train = torch.is_grad_enabled() and (
+            True in snapshot.trainable or any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
+        )
+        now, hooks = self.attributes.current(), self.state.hooks()
+        key = self._key(leaves, snapshot, train)
+        for made in self.by_key.get(key, ()):
             if made.serves(spec, now, hooks):
                 break
         else:
-            made = self._of_any_size(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
+            made = self._find_dynamic(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
             leaves, _ = flatten_call(args, kwargs, self.counted)
         if not (train and self.accumulation.defers()):
             return made.after.run(made.runner, leaves)
         runner, shapes = self.accumulation.runner(made.runner, made.graph), shapes_of(leaves)
         if runner.program.sizes and (runner, shapes) not in self.deferred:
-            mine = refusal(runner, made.shapes, leaves)  # its own cuts ask for other sizes than those of the program that reduces
+            mine = refusal(runner, made.shapes, leaves)  # its layouts may need other sizes than those of the reducing program
             if objection(mine, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout) is not None:
                 made = self.prepare(args, kwargs, train, dims=())
-                self.runners[key].insert(0, made)
+                self.by_key[key].insert(0, made)
                 runner = self.accumulation.runner(made.runner, made.graph)
             self.deferred.add((runner, shapes))
         return made.after.run(runner, leaves)
 
     def _refresh(self) -> None:
-        """Modules or parameters were added, replaced or taken away: all programs are made anew, with the parameters as they lie."""
-        self.runners.clear()
-        self.alike.clear()
-        self.watch()
-        take_whole_values(self.model)
+        """Drops all programs, after modules or parameters were added, replaced or removed."""
+        self.by_key.clear()
+        self.by_size_free_key.clear()
+        self.track_modules()
+        accept_full_values(self.model)
 
-    def _of_any_size(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> Made | None:
-        """A program with dynamic sizes that serves those of ``leaves``; found at once from then on."""
-        for made in self.alike.get(alike_key(key), ()):
+    def _find_dynamic(self, key: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, now: Attributes, hooks: Hooks) -> ModuleProgram | None:
+        """A program with dynamic sizes that serves the call, if there is one; later calls of these shapes find it by their key."""
+        for made in self.by_size_free_key.get(size_free_key(key), ()):
             if made.serves(spec, now, hooks) and made.runner.program.sizes and self._refusal(made, leaves) is None:
-                self.runners.setdefault(key, []).append(made)
+                self.by_key.setdefault(key, []).append(made)
                 if leads(self.device_mesh):
                     warn_beyond_limit(made, leaves, self.settings.optimizer, self.warned)
                 return made
         return None
 
-    def _refusal(self, made: Made, leaves: Sequence[Any]) -> str | None:
-        return refusal_of_ranks(made, leaves, self.device_mesh, self.settings.timeout)
+    def _refusal(self, made: ModuleProgram, leaves: Sequence[Any]) -> str | None:
+        return agreed_refusal(made, leaves, self.device_mesh, self.settings.timeout)
 
     @few_collections()
     def prepare(
@@ -242,12 +248,12 @@ class ShardedForward:
         train: bool,
         plan: ShardingPlan | None = None,
         dims: tuple[DynamicDim, ...] | None = None,
-        once_more: bool = False,
-    ) -> Made:
-        """Plans, shards what is not sharded yet, compiles; the program serves all calls like this one, of the same shapes on all ranks.
+        retry: bool = False,
+    ) -> ModuleProgram:
+        """Makes a program for this call and registers it: traces, plans, shards parameters (the first time), lowers and compiles.
 
-        ``dims``: those that are dynamic, by default as settings and programs so far tell. ``once_more``: the program just
-        planned for this call does not serve it.
+        ``dims``: the dynamic dims, by default chosen from the settings and the programs so far. ``retry``: the program just
+        planned for this call does not serve it. Every rank calls this, with the same shapes.
         """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -263,10 +269,10 @@ class ShardedForward:
         shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
         self._compare({**alike, **ran, **rule_fields(), **shapes})
         dump = self._dump(train)
-        attributes, hooks = self.attributes.now(), self.state.hooks()
-        key = None if first else self._key(leaves, self.state.held(), train)
-        others = [] if first else [made for made in self.alike.get(alike_key(key), ()) if made.spec == spec]
-        self.kept.changed |= {a for made in self.runners.get(key, ()) for a in made.differing(attributes) if a[1] != "training"}
+        attributes, hooks = self.attributes.current(), self.state.hooks()
+        key = None if first else self._key(leaves, self.state.snapshot(), train)
+        others = [] if first else [made for made in self.by_size_free_key.get(size_free_key(key), ()) if made.spec == spec]
+        self.history.changed |= {a for made in self.by_key.get(key, ()) for a in made.changed_attributes(attributes) if a[1] != "training"}
         grows = dims is None and not others and plan is None and self.settings.dynamic is not False
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
@@ -278,25 +284,25 @@ class ShardedForward:
             if grows and (more := growing_dims(graph, named, dims)):
                 graph = self._trace(args, kwargs, train, (*dims, *more), dump)
         dims = () if graph.family is None else graph.family.dims
-        self.kept.note(graph, attributes, plan)
-        warn_of_counts(graph, self.told, self.device_mesh)
-        after = hooks_after(self.model, graph, self.device)
+        self.history.record(graph, attributes, plan)
+        warn_of_counts(graph, self.warned_counts, self.device_mesh)
+        after = after_run_of(self.model, graph, self.device)
         named |= after.taps()
-        for made in self.runners.get(key, ()):
+        for made in self.by_key.get(key, ()):
             if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
-                also = made.also_for(attributes, hooks, after, graph, self.kept.written | self.kept.changed)
-                self.runners[key].append(also)
+                also = made.extended_to(attributes, hooks, after, graph, self.history.written | self.history.changed)
+                self.by_key[key].append(also)
                 return also
         if not first:
-            last = [*others, *self.runners.get(key, ())][-1:]
-            changed = {a for made in last for a in made.differing(attributes) - made.unread if a[1] != "training"}
+            last = [*others, *self.by_key.get(key, ())][-1:]
+            changed = {a for made in last for a in made.changed_attributes(attributes) - made.unread if a[1] != "training"}
             values = attributes_text(self.model, changed, attributes)
-            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + others_text(dims, named)
-            announce(self.device_mesh, *replanned(once_more), _KIND[train], text)
-        with plain_arithmetic(self.device.type), without_global_hooks():
+            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
+            announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[train], text)
+        with without_autocast(self.device.type), without_global_hooks():
             try:
                 if graph.family is not None:
-                    probes(graph.family, self.mesh)  # here, for of planning the other ranks learn that it failed, not how
+                    probes(graph.family, self.mesh)  # an error in planning would reach the other ranks without its reason
                 verified = plan is None and self.settings.planner is plan_graph
                 if plan is None:
                     plan = self._plan(graph, named, first, dump)
@@ -305,34 +311,39 @@ class ShardedForward:
                 if any(dim.asked for dim in dims):
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self.prepare(args, kwargs, train, None, less_even(dims), once_more=True)
-            cut = self.requests.cut(graph, bool(self.runners))
-            check_whole(program, named, cut=cut)
+                return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
+            requested_outputs = self.requests.requested_outputs(graph, bool(self.by_key))
+            check_plain_results(program, named, requested_outputs=requested_outputs)
             if first:
                 source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
                 with timed("shard parameters"):
-                    shard_parameters(self.model, planned_layouts(program), self.device_mesh, self.device, source)
+                    shard_parameters(self.model, parameter_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
             check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
-            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, later=True)
-        runner = Runner(self.model, compiled, list(named), self.settings.timeout, cut)
-        key = self._key(leaves, self.state.held(), train)
-        made = Made(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
-        self.alike.setdefault(alike_key(key), []).append(made)
+            compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
+        runner = Runner(self.model, compiled, list(named), self.settings.timeout, requested_outputs)
+        key = self._key(leaves, self.state.snapshot(), train)
+        made = ModuleProgram(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
+        self.by_size_free_key.setdefault(size_free_key(key), []).append(made)
         reason = self._refusal(made, leaves)
-        if reason is not None:  # it serves others, not the call that it was made for
-            announce(self.device_mesh, *why_kept(made, reason))
-            return self.prepare(args, kwargs, train, once_more=True)
-        self.runners.setdefault(key, []).append(made)
+        if reason is not None:  # it serves other calls, not the one that it was made for
+            announce(self.device_mesh, *refusal_message(made, reason))
+            return self.prepare(args, kwargs, train, retry=True)
+        self.by_key.setdefault(key, []).append(made)
         return made
 
     def _dynamic_dims(
-        self, others: Sequence[Made], serving: Sequence[Made], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        others: Sequence[ModuleProgram],
+        serving: Sequence[ModuleProgram],
+        named: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[DynamicDim, ...]:
-        """Those that the user asked for, and those of which ``others``, programs for calls like this one, have another size.
+        """The dims that the user asked for, and those in which this call differs from ``others``, programs for similar calls.
 
-        ``serving``: those of them that would serve it but for its sizes.
+        ``serving``: those of ``others`` that would serve the call but for its sizes.
         """
         if self.settings.dynamic is False:
             return ()
@@ -340,32 +351,32 @@ class ShardedForward:
             asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
         self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
-        dims, uneven = dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
+        dims, uneven = dynamic_dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
         if uneven:
-            announce(self.device_mesh, logging.INFO, UNEVEN, ", ".join(uneven))
+            announce(self.device_mesh, logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
-        """The graph; dims that are dynamic by themselves stay static where the model does not let them change, which is said."""
+        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning."""
         silent = self.settings.dynamic is not None
 
         def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
             return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
 
-        return traced_where_it_can_be(trace, dims, self.device_mesh, silent=silent)
+        return trace_with_static_fallback(trace, dims, self.device_mesh, silent=silent)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        precision, written = self.settings.mixed_precision, self.kept.written | self.kept.changed
+        precision, written = self.settings.mixed_precision, self.history.written | self.history.changed
         return Request(self.model, args, kwargs, train, mixed_precision=precision, dynamic=dims, observe=True, written=written)
 
     def _dump(self, train: bool) -> Dump:
-        """A folder for the next program among those of this module, on the lowest rank of the mesh; False on the others."""
-        count = len({made.runner for found in self.alike.values() for made in found})
+        """The dump folder of this module's next program, on the lowest rank of the mesh; False on the others."""
+        count = len({made.runner for found in self.by_size_free_key.values() for made in found})
         return folder_of_one(self.settings.dump, self.device_mesh, f"{count:02d}_{'train' if train else 'eval'}")
 
     def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
         s, sampled = self.settings, sampled_sizes(self.sampled, graph, first=first)
-        request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.runners))
+        request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.by_key))
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):
             return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
@@ -375,7 +386,7 @@ class ShardedForward:
         program = lower_plan(graph, plan, dump, self.settings.rng, self.settings.without, verified)
         self._compare({"graph": graph.hash, "plan": plan.hash, "program": program.hash})
         text = "%s program on %s, number of collectives: %d"
-        announce(self.device_mesh, logging.INFO, text, _KIND[graph.train], self.mesh, len(program.collectives))
+        announce(self.device_mesh, logging.INFO, text, _MODE_NAMES[graph.train], self.mesh, len(program.collectives))
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
@@ -384,19 +395,19 @@ class ShardedForward:
 
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:
-        """The programs made so far, those of one way of calling together."""
-        runners = dict.fromkeys(made.runner for found in self.runners.values() for made in found)
+        """The programs made so far, grouped by the key of the call."""
+        runners = dict.fromkeys(made.runner for found in self.by_key.values() for made in found)
         return tuple(runner.program for runner in runners)
 
-    def _key(self, leaves: Sequence[Any], held: Held, train: bool) -> tuple[Any, ...]:
-        return held.trained if train else None, held.lies, _autocast(self.device.type), tuple(map(leaf_key, leaves))
+    def _key(self, leaves: Sequence[Any], snapshot: ModuleSnapshot, train: bool) -> tuple[Any, ...]:
+        return snapshot.trainable if train else None, snapshot.layouts, _autocast(self.device.type), tuple(map(leaf_key, leaves))
 
     @contextlib.contextmanager
     def original(self) -> Iterator[None]:
-        """The module with the forward that it had before, and without its hooks: those run around the sharded forward."""
+        """A context in which the module has its original forward and none of its own hooks, which run around the sharded forward."""
         state = vars(self.model)
-        kept = {name: state[name] for name in ("forward", *_HOOKS) if name in state}
-        state.update({name: type(state[name])() for name in _HOOKS if name in state})
+        kept = {name: state[name] for name in ("forward", *_HOOK_TABLES) if name in state}
+        state.update({name: type(state[name])() for name in _HOOK_TABLES if name in state})
         state.pop("forward", None)
         if self.replaced is not None:
             state["forward"] = self.replaced
@@ -407,7 +418,7 @@ class ShardedForward:
             state.update(kept)
 
     def __deepcopy__(self, memo: Any) -> ShardedForward:
-        """For a copy of the module; it comes to life when it is first asked something, the copy being complete then."""
+        """The forward of a copy of the module, initialised on its first use, when the copy is complete."""
         if id(self.model) not in memo:
             raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
         new = object.__new__(ShardedForward)
@@ -419,19 +430,19 @@ class ShardedForward:
         origin = vars(self).pop("origin", None)
         if origin is None:
             raise AttributeError(name)
-        self._settle(*origin)
+        self._copy_programs(*origin)
         return getattr(self, name)
 
-    def _settle(self, origin: ShardedForward, replaced: Any) -> None:
-        """Programs of its own for those of ``origin``, which run the same compiled code."""
-        self.runners, self.alike, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
+    def _copy_programs(self, origin: ShardedForward, replaced: Any) -> None:
+        """Initialises this copy of ``origin`` with copies of its programs, which run the same compiled code."""
+        self.by_key, self.by_size_free_key, self.deferred, self.warned, self.sampled = {}, {}, set(), set(), origin.sampled
         self.__post_init__()
         self.replaced, self.sharded, self.counted = replaced, True, origin.counted
-        self.kept = origin.kept.copied()
+        self.history = origin.history.copied()
         hooks = self.state.hooks()
-        every = {id(made): made for found in origin.runners.values() for made in found}
-        kept = {i: made.moved(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}
-        for table, own in ((origin.runners, self.runners), (origin.alike, self.alike)):
+        every = {id(made): made for found in origin.by_key.values() for made in found}
+        kept = {i: made.copied_to(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}
+        for table, own in ((origin.by_key, self.by_key), (origin.by_size_free_key, self.by_size_free_key)):
             own.update({key: [kept[id(made)] for made in found if id(made) in kept] for key, found in table.items()})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Parameters become DTensors in their planned layouts, in place: same module, same names, ties kept."""
+"""Replaces parameters by DTensors in their planned layouts, in place: the module, names and ties stay the same."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fxshard.runtime.optim.local_steps import step_locally
 from fxshard.runtime.simulate.shards import scatter
 
 
-def planned_layouts(program: ShardedProgram) -> dict[str, Layout]:
-    """Layouts of the parameters by all their names."""
+def parameter_layouts(program: ShardedProgram) -> dict[str, Layout]:
+    """The layouts of the parameters, by each of their names."""
     found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
     found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
     return found
 
 
 def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
-    """Raises PlanError unless the parameters lie as the program reads them."""
-    layouts = planned_layouts(program)
+    """Raises PlanError unless each parameter has the layout in which the program reads it."""
+    layouts = parameter_layouts(program)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         layout = layouts.get(name)
         if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
@@ -43,9 +43,9 @@ def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
 def shard_parameters(
     model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device, source: int | None = None
 ) -> None:
-    """Replaces every parameter by a DTensor in its layout, replicated where the plan does not know it.
+    """Replaces every parameter by a DTensor in its layout, replicated if ``layouts`` lacks it.
 
-    The full value that this rank holds is cut, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
+    Shards the full value that this rank holds, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
     there, in the shape of its shard. Buffers move to ``device``.
     """
     whole = Layout.replicated(device_mesh.ndim)
@@ -55,13 +55,13 @@ def shard_parameters(
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     with torch.no_grad():
-        for owner, key, parameter in held_parameters(model):
+        for owner, key, parameter in parameter_slots(model):
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
-                value = sharded(parameter, layout, device_mesh, device, source)
+                value = shard_tensor(parameter, layout, device_mesh, device, source)
                 made[id(parameter)] = new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
                 if new is not parameter and parameter.grad is not None:
-                    new.grad = sharded(parameter.grad, layout, device_mesh, device, source)
+                    new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
         agree_on_overflows()
@@ -80,24 +80,24 @@ def shard_parameters(
 
 
 def check_gradient_hooks(model: nn.Module) -> None:
-    """Raises RunError for a parameter with hooks: a DTensor will take its place, for which they would not be called."""
+    """Raises RunError for a parameter with hooks: they would not be called for the DTensor that replaces it."""
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) and waits_for_gradient(parameter):
             what = f"parameter {name} has a hook for its gradient, which would not be called for the DTensor that takes its place"
             raise RunError(what, where=name, remedy="register it after parallelize: model.get_parameter(name).register_hook(...)")
 
 
-def held_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """(owner, attribute, parameter) of every place that holds one; a tied parameter occurs in each of its places."""
+def parameter_slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """(owner, attribute, parameter) for every attribute that holds a parameter; a tied parameter occurs several times."""
     for module in model.modules():
         for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             yield module, key, parameter
 
 
-def sharded(
+def shard_tensor(
     parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device, source: int | None = None
 ) -> torch.Tensor:
-    """``parameter`` as a DTensor in ``layout``, with memory of its own where it is cut; of rank ``source`` where one is given."""
+    """``parameter`` as a DTensor in ``layout``, in memory of its own if sharded; ``source`` as in ``shard_parameters``."""
     if isinstance(parameter, DTensor):
         return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
     mesh = as_mesh(device_mesh)

@@ -1,4 +1,4 @@
-"""What the plan of one program of a parallelized module must keep to: the user's wishes, and parameters as they lie."""
+"""The planning requests for programs of a parallelized module: the user's options, and the parameters' current layouts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fxshard.runtime.calls.settings import Settings
 
 @dataclass(frozen=True)
 class PlanRequests:
-    """The requests for plans of the programs of ``model``. ``first``: of the first one, which decides how the parameters lie.
-    ``later``: whether there are programs, so that names of the user's may mean nothing in this one."""
+    """Makes the planning requests for programs of ``model``. ``first``: whether it is the first program, which decides the parameters'
+    layouts. ``later``: whether other programs exist, so that some of the user's names may be absent from this one."""
 
     model: nn.Module
     settings: Settings
     mesh: Mesh
 
     def request(self, graph: PlanningGraph, leaves: Mapping[str, Any], sampled: Any, *, first: bool, later: bool) -> Request:
-        """For ``graph``, of a call of ``leaves``, at the sizes ``sampled``."""
+        """The request for ``graph``, traced from a call of ``leaves``, optimised for the sizes ``sampled``."""
         s = self.settings
         return Request(
             train=graph.train,
@@ -48,8 +48,8 @@ class PlanRequests:
         )
 
     def _input_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any], later: bool) -> Any:
-        """Plain inputs replicated and DTensors as they are, where the user does not say otherwise."""
-        given = self._given(self.settings.input_layouts, graph, "input", later)
+        """The user's layouts; by default plain inputs are replicated, DTensors keep their layouts."""
+        given = self._known_layouts(self.settings.input_layouts, graph, "input", later)
         if given is not None and not isinstance(given, Mapping):
             return given
         whole = Layout.replicated(self.mesh.ndim)
@@ -58,9 +58,9 @@ class PlanRequests:
         return {**default, **(given or {})}
 
     def _output_layouts(self, graph: PlanningGraph, leaves: Mapping[str, Any], later: bool) -> Any:
-        """Plain outputs replicated where the user does not say otherwise; DTensors as the planner likes, but for one in an object that
-        takes the place of another: it lies as that one."""
-        given = self._given(self.settings.output_layouts, graph, "output", later)
+        """The user's layouts; by default plain outputs are replicated, and the planner chooses for DTensors, except that an output that
+        replaces a DTensor in an object gets its layout."""
+        given = self._known_layouts(self.settings.output_layouts, graph, "output", later)
         if given is not None and not isinstance(given, Mapping):
             return given
         inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
@@ -73,21 +73,23 @@ class PlanRequests:
                 default[name] = Layout(before.placements)
         return {**default, **(given or {})} or None
 
-    def cut(self, graph: PlanningGraph, later: bool) -> frozenset[str]:
-        """The outputs whose layouts the user asked for, one by one."""
-        given = self._given(self.settings.output_layouts, graph, "output", later)
+    def requested_outputs(self, graph: PlanningGraph, later: bool) -> frozenset[str]:
+        """The names of the outputs whose layouts the user requested by name."""
+        given = self._known_layouts(self.settings.output_layouts, graph, "output", later)
         return frozenset(given) if isinstance(given, Mapping) else frozenset()
 
-    def _given(self, layouts: Any, graph: PlanningGraph, kind: str, later: bool) -> Any:
-        """The user's layouts by the names of this graph; of a later program those that mean something in it."""
+    def _known_layouts(self, layouts: Any, graph: PlanningGraph, kind: str, later: bool) -> Any:
+        """The user's layouts by the names of this graph; for a later program only names that it has."""
         if not isinstance(layouts, Mapping) or set(layouts) <= set(self.mesh.axis_names):
             return layouts
         known = {i.name for i in graph.inputs} | {o.name for o in graph.outputs if o.kind == "output"}
         return {n: layout for n, layout in by_end(layouts, graph, kind).items() if not later or n in known}
 
     def _pins(self, graph: PlanningGraph, first: bool) -> Any:
-        """The user's pins, DTensor parameters as they lie, buffers replicated; after the first program the parameters'
-        layouts are settled, and of the user's pins those stay that mean something in this graph."""
+        """The user's pins, DTensor parameters in their current layouts, buffers replicated.
+
+        After the first program the parameters' layouts are fixed, and only the user's pins that match a name of this graph stay.
+        """
         given = self.settings.pins
         whole = Layout.replicated(self.mesh.ndim)
         known = {i.name for i in graph.inputs} | set(graph.aliases)
@@ -102,7 +104,7 @@ class PlanRequests:
         return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
 
     def _constraints(self, graph: PlanningGraph, first: bool) -> tuple[Constraint, ...]:
-        """The user's; after the first program those whose names mean something in this graph."""
+        """The user's constraints; after the first program only those whose names this graph has."""
         given = check_constraints(self.settings.constraints)
         names = Names(graph)
         return given if first else tuple(c for c in given if all(map(names.means_something, names_in(c))))

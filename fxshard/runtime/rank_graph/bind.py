@@ -1,6 +1,6 @@
-"""bind: a program gets its rank: values for ``axis_index``, process groups for axis names.
+"""bind: specialises a program for a rank, with values for ``axis_index`` and process groups for axis names.
 
-The values stay run-time inputs, so that ranks whose shards have the same sizes run one compiled artefact.
+The values stay run-time inputs, so that ranks whose shards have equal sizes run the same compiled artefact.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fxshard.mesh.mesh import as_mesh
 from fxshard.program.sharded_program import KINDS, ShardedProgram, SizeClass, is_collective
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.groups import gloo_threads, host_memory
-from fxshard.runtime.groups.exchange import exchange_instead, kind_on
+from fxshard.runtime.groups.reduce_scatter import issued_kind, replace_by_all_to_all
 
 AXIS_INPUT = "axis_index_"
-ALIAS = "fxshard_"
+GROUP_PREFIX = "fxshard_"
 
 
 @dataclass(frozen=True)
 class BoundProgram:
     """A program for one rank.
 
-    ``module``: its local graph; the placeholders are those of ``program.inputs``, then one int64 scalar for each axis of ``axes``, the
-    rank's index on it, and then one whole number for each of ``program.sizes``, counted in its unit. ``groups``: the name under which
-    each axis' process group is registered, ``backends``: what runs its collectives.
+    ``module``: its local graph. The placeholders are those of ``program.inputs``, then for each axis of ``axes`` an int64 scalar, the
+    rank's index on it, then for each of ``program.sizes`` an int, the size in its unit. ``groups``: the registered name of each axis'
+    process group; ``backends``: the name of its backend.
     """
 
     program: ShardedProgram
@@ -49,13 +49,13 @@ class BoundProgram:
 
     @property
     def size_class(self) -> SizeClass:
-        """Ranks that have it in common run one artefact: with lengths that are expressions of the rank's place none but itself."""
+        """Ranks of one class run the same artefact. If lengths are expressions of the rank's place, each rank is a class of its own."""
         found = self.program.classes[self.coordinate]
         return (*found, self.coordinate) if self.program.ranks else found
 
     @cached_property
     def axis_values(self) -> list[torch.Tensor]:
-        """The run-time values of the trailing inputs, on the device."""
+        """The rank's indices on ``axes``, the values of those inputs, on the device."""
         names = self.program.mesh.axis_names
         return [torch.tensor(self.coordinate[names.index(axis)], dtype=torch.int64, device=self.device) for axis in self.axes]
 
@@ -73,9 +73,9 @@ def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device 
     place = mesh_device(device_mesh, device)
     backends = {axis: _backend(device_mesh, index, place) for index, axis in enumerate(groups)}
     if "gloo" in backends.values():
-        gloo_threads.schedule()
+        gloo_threads.set_policy()
     if place.type == "cpu":
-        host_memory.keep(sum(program.plan.memory.values()))
+        host_memory.keep_freed(sum(program.plan.memory.values()))
     module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
     add_size_inputs(module, program.sizes)
     return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
@@ -90,7 +90,7 @@ def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
 
 
 def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
-    """Raises PlanError naming both meshes unless axes and sizes agree; unnamed axes of a DeviceMesh go by position."""
+    """Raises PlanError, with both meshes, unless axes and sizes agree; unnamed axes of a DeviceMesh match by position."""
     have = as_mesh(device_mesh)
     named = device_mesh.mesh_dim_names is not None
     if program.mesh.shape != have.shape or (named and program.mesh.axis_names != have.axis_names):
@@ -101,7 +101,7 @@ def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
 
 
 def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = None) -> torch.device:
-    """``device``, or where this process keeps its tensors of ``device_mesh``: the current device of its kind."""
+    """``device``, by default the current device of the mesh's device type."""
     if device is not None:
         return torch.device(device)
     kind = device_mesh.device_type
@@ -111,9 +111,9 @@ def mesh_device(device_mesh: DeviceMesh, device: torch.device | str | None = Non
 def bind_graph(
     module: fx.GraphModule, groups: Mapping[str, str], backends: Mapping[str, str] | None = None
 ) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    """A copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``; (graph, axes).
+    """(copy of a local graph with ``axis_index`` nodes as trailing inputs and axes replaced by ``groups``, the axes of these inputs).
 
-    ``backends``: the name of each axis' backend, for collectives that it lacks; without, they stay what they are.
+    ``backends``: the name of each axis' backend, to replace collectives that it lacks; if None, all collectives stay.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -125,8 +125,8 @@ def bind_graph(
         elif is_collective(node):
             axis, kind = node.args[-1], KINDS[node.target]
             node.args = (*node.args[:-1], groups[axis])
-            if backends is not None and kind_on(backends[axis], kind) != kind:
-                exchange_instead(graph, node)
+            if backends is not None and issued_kind(backends[axis], kind) != kind:
+                replace_by_all_to_all(graph, node)
     graph.lint()
     return fx.GraphModule(torch.nn.Module(), graph), tuple(axes)
 
@@ -139,24 +139,24 @@ def _make_input(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
-_TAKEN: dict[str, int] = {}
+_GROUP_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+_LAST_NUMBER: dict[str, int] = {}
 
 
 def group_name(device_mesh: DeviceMesh, axis: int) -> str:
-    """A name for the group of one axis that is the same on all ranks: torch's own names differ from group to group.
+    """A registered name for the group of one axis, the same on all ranks, while torch's own names differ from group to group.
 
-    Graphs that name their groups alike are one artefact in Inductor's cache.
+    Graphs with the same group names share an artefact in Inductor's cache.
     """
-    group, kind = device_mesh.get_group(axis), ALIAS + as_mesh(device_mesh).axis_names[axis]
-    names = _NAMES.setdefault(group, {})
+    group, kind = device_mesh.get_group(axis), GROUP_PREFIX + as_mesh(device_mesh).axis_names[axis]
+    names = _GROUP_NAMES.setdefault(group, {})
     if kind not in names:
-        _TAKEN[kind] = _TAKEN.get(kind, -1) + 1
-        names[kind] = f"{kind}_{_TAKEN[kind]}"
+        _LAST_NUMBER[kind] = _LAST_NUMBER.get(kind, -1) + 1
+        names[kind] = f"{kind}_{_LAST_NUMBER[kind]}"
         register_group_alias(names[kind], group)
     return names[kind]
 
 
 def axis_of_group(name: str) -> str:
-    """The mesh axis of a group that ``group_name`` named; other names as they are."""
-    return name.removeprefix(ALIAS).rpartition("_")[0] if name.startswith(ALIAS) else name
+    """The mesh axis of a name from ``group_name``; returns other names unchanged."""
+    return name.removeprefix(GROUP_PREFIX).rpartition("_")[0] if name.startswith(GROUP_PREFIX) else name

@@ -1,7 +1,7 @@
-"""expand_draws: masks and uniform numbers, opaque nodes until here, become int32 arithmetic that a compiler joins with what reads it.
+"""expand_draws: replaces the opaque nodes of masks and uniform numbers by int32 arithmetic, which a compiler fuses with its users.
 
-Only now: a partitioner that sees the arithmetic cuts through it and keeps what is in between. Until then a mask is one node that is
-computed again in the backward rather than kept. Other draws stay operators, as do their keys, computed together by one operator.
+This runs after partitioning: a partitioner that saw the arithmetic would cut through it and save intermediate values. As one node, a mask
+is recomputed in the backward instead of saved. Other draws stay operators. One operator computes the keys of all draws.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fxshard.ops import random
 MASK, DRAW = torch.ops.fxshard.keep_mask.default, torch.ops.fxshard.random_shard.default
 
 
-def mark_masks(module: fx.GraphModule) -> None:
-    """Masks are computed again in the backward: hidden behind what reads them, that takes less than to write and read them."""
+def prefer_recompute_of_masks(module: fx.GraphModule) -> None:
+    """Marks masks for recomputation in the backward: fused with their users, that costs less than to write and read them."""
     for node in module.graph.nodes:
-        if node.target is MASK and _expands(node):
+        if node.target is MASK and _can_expand(node):
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def expand_draws(module: fx.GraphModule) -> int:
-    """Replaces draws of ``module``, in place, by what they compute. Returns how many."""
+    """Replaces draws of ``module`` by their arithmetic, in place. Returns their number."""
     graph = module.graph
-    draws = {n: named_arguments(n.target, n.args, n.kwargs) for n in graph.nodes if n.target in (MASK, DRAW) and _expands(n)}
+    draws = {n: named_arguments(n.target, n.args, n.kwargs) for n in graph.nodes if n.target in (MASK, DRAW) and _can_expand(n)}
     keys: dict[fx.Node, _Keys] = {}
     for node, given in draws.items():
         seed = given["seed"]
@@ -40,7 +40,7 @@ def expand_draws(module: fx.GraphModule) -> int:
     traced: dict[Any, fx.GraphModule] = {}
     for node, given in draws.items():
         with graph.inserting_before(node):
-            (result,) = _inlined(graph, *_draw(node, given, keys[given["seed"]], traced))
+            (result,) = _inlined(graph, *_draw_graph(node, given, keys[given["seed"]], traced))
         result.meta.update({k: v for k, v in node.meta.items() if k != "val"})
         node.replace_all_uses_with(result)
         graph.erase_node(node)
@@ -50,10 +50,10 @@ def expand_draws(module: fx.GraphModule) -> int:
     return len(draws)
 
 
-def _expands(node: fx.Node) -> bool:
+def _can_expand(node: fx.Node) -> bool:
     given = named_arguments(node.target, node.args, node.kwargs)
     kind = "kept" if node.target is MASK else given["kind"]
-    return given["rng"] == random.GENERATORS[0] and random.is_plain(kind, given["shape"], node.meta["val"].dtype)
+    return given["rng"] == random.GENERATORS[0] and random.is_fusible(kind, given["shape"], node.meta["val"].dtype)
 
 
 class _Keys:
@@ -72,22 +72,24 @@ class _Keys:
 
 
 def _call(graph: fx.Graph, target: Any, first: fx.Node, *args: Any) -> fx.Node:
-    """A call with its value, whose first argument is the only node."""
+    """A new call with its fake value; ``first`` is its only operand that is a node."""
     node = graph.call_function(target, (first, *args))
     with first.meta["val"].fake_mode:
         node.meta["val"] = target(first.meta["val"], *args)
     return node
 
 
-def _draw(node: fx.Node, given: Mapping[str, Any], keys: _Keys, traced: dict[Any, fx.GraphModule]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """What a draw computes, and the nodes that it reads: draws that differ in their keys and places alone are traced once."""
+def _draw_graph(
+    node: fx.Node, given: Mapping[str, Any], keys: _Keys, traced: dict[Any, fx.GraphModule]
+) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """(the graph of a draw, its operands); draws that differ only in keys and offsets share one traced graph."""
     value = node.meta["val"]
     kind, low, high = ("kept", given["p"], 0) if node.target is MASK else (given["kind"], given["low"], given["high"])
     shape, sizes, cut = tuple(given["shape"]), tuple(given["sizes"]), tuple(given["cut"])
 
     def drawn(first: torch.Tensor, second: torch.Tensor, *starts: torch.Tensor) -> tuple[torch.Tensor]:
         offsets = random.offsets_of(len(shape), cut, starts)
-        return (random.shard_of(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
+        return (random.draw_shard(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
 
     reads = [*keys.of(node.graph, given["call"]), *given["offsets"]]
     form = (kind, low, high, shape, sizes, cut, value.dtype, value.device)
@@ -97,13 +99,13 @@ def _draw(node: fx.Node, given: Mapping[str, Any], keys: _Keys, traced: dict[Any
 
 
 def _traced(function: Callable[..., Any], reads: Sequence[fx.Node]) -> fx.GraphModule:
-    """``function`` of the values of ``reads`` in the operators that Inductor lowers."""
+    """``function`` traced on the values of ``reads``, decomposed to the operators that Inductor lowers."""
     values = [n.meta["val"] for n in reads]
     with values[0].fake_mode, torch.no_grad():
         return make_fx(function, decomposition_table=inductor_decompositions())(*values)
 
 
 def _inlined(graph: fx.Graph, module: fx.GraphModule, reads: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    """Copies ``module`` to where ``graph`` inserts, reading ``reads``; its results."""
+    """Copies ``module`` to the insertion point of ``graph``, with the operands ``reads``; returns its results."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     return tuple(graph.graph_copy(module.graph, dict(zip(placeholders, reads, strict=True))))

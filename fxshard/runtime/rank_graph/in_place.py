@@ -1,8 +1,8 @@
-"""Inputs that a model changes in place, a key-value cache for one, are written where they lie under Inductor.
+"""Lets Inductor write mutated inputs in place, for example a key-value cache.
 
-Of itself a program says what becomes of such an input as a result of its own, which is made anew and copied. Where an operator makes it
-of the input, a ``copy_`` at the end of the graph tells Inductor to write into the input; what is returned is then the input itself, and
-nothing is left to write back.
+A functional program returns the new value of such an input as a result, which the caller copies back. If an operator computes it directly
+from the input, a ``copy_`` at the end of the graph makes Inductor write into the input. The graph then returns the input itself, and the
+caller need not copy.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fxshard.graph.planning_graph import FREE
+from fxshard.graph.planning_graph import VIEWS
 from fxshard.passes.after_lowering.forward_backward import returned
 from fxshard.program.sharded_program import ShardedProgram
 
 
 def write_in_place(program: ShardedProgram, graph: fx.Graph) -> tuple[int, ...]:
-    """Adds the writes to a local graph for inference; the places of the inputs that are written into."""
+    """Adds the writes to a local graph for inference; returns the indices of the inputs that are written in place."""
     places = dict(zip((end.name for end in program.inputs), graph.find_nodes(op="placeholder"), strict=False))
     index = {end.name: i for i, end in enumerate(program.inputs)}
     values, written = list(returned(graph)), []
-    read = {_base(v) for v in values if isinstance(v, fx.Node)}
+    read = {_source(v) for v in values if isinstance(v, fx.Node)}
     changed = {places[end.name] for end in program.outputs if end.kind == "mutation"}
     for k, end in enumerate(program.outputs):
         if end.kind != "mutation":
             continue
         place, value = places[end.name], values[k]
-        same = program.output_layouts[k] == program.input_layouts[index[end.name]] and _alike(place, value)
-        if not same or place in read or not _made_of(place, value, changed):
+        same = program.output_layouts[k] == program.input_layouts[index[end.name]] and _same_metadata(place, value)
+        if not same or place in read or not _is_result_of(place, value, changed):
             continue
         with graph.inserting_before(graph.output_node()):
             values[k] = graph.call_function(torch.ops.aten.copy_.default, (place, value))
@@ -41,30 +41,30 @@ def write_in_place(program: ShardedProgram, graph: fx.Graph) -> tuple[int, ...]:
 
 
 COPIES = {"aten.clone.default", "aten._to_copy.default", "prims.convert_element_type.default", "aten.copy.default"}
-"""Operators that Inductor may take for what they read."""
+"""Copies that Inductor may replace by their operand."""
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """What a value is a view or a copy of, or itself."""
-    while str(node.target) in FREE | COPIES:
-        node = node.all_input_nodes[-1]  # of ``aten.copy`` the second, what is copied
+def _source(node: fx.Node) -> fx.Node:
+    """The value of which a node is a view or a copy, or the node itself."""
+    while str(node.target) in VIEWS | COPIES:
+        node = node.all_input_nodes[-1]  # for ``aten.copy`` the second operand, the source
     return node
 
 
-def _made_of(place: fx.Node, value: fx.Node, changed: set[fx.Node]) -> bool:
-    """Whether ``value`` is what an operator makes of an input, and not, where the operator does nothing, another input that is changed."""
+def _is_result_of(place: fx.Node, value: fx.Node, changed: set[fx.Node]) -> bool:
+    """Whether an operator, not a view or a copy, computes ``value`` from ``place`` and from no other mutated input."""
     first = value.args[0] if value.op == "call_function" and value.args else None
-    others = [_base(n) for n in value.all_input_nodes if n is not first]
-    return first is place and str(value.target) not in FREE | COPIES and not any(n in changed for n in others)
+    others = [_source(n) for n in value.all_input_nodes if n is not first]
+    return first is place and str(value.target) not in VIEWS | COPIES and not any(n in changed for n in others)
 
 
-def _alike(place: fx.Node, value: fx.Node) -> bool:
+def _same_metadata(place: fx.Node, value: fx.Node) -> bool:
     one, other = place.meta["val"], value.meta["val"]
     return one.shape == other.shape and one.dtype == other.dtype and one.is_contiguous()
 
 
-def apart(local: list[torch.Tensor], written: Sequence[int], shared: Sequence[int]) -> list[torch.Tensor]:
-    """The inputs of a call, a copy of each that is ``written`` and has its memory in common with another of those ``shared``."""
+def copy_aliased(local: list[torch.Tensor], written: Sequence[int], shared: Sequence[int]) -> list[torch.Tensor]:
+    """The inputs of a call, with a copy of each ``written`` one that shares its storage with another of ``shared``."""
     counts: dict[int, int] = {}
     storages = {i: local[i].untyped_storage().data_ptr() for i in shared}
     for pointer in storages.values():

@@ -1,4 +1,4 @@
-"""The local graph in the device's own operators: neutral nodes become kernels, factories make tensors where they are needed."""
+"""Translates a local graph to the operators of a device: neutral nodes become kernels, factories create tensors on the device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fxshard._torch_compat.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
 
 
-class _ToKernels(fx.Interpreter):
-    """Runs a local graph under tracing, each neutral node by its kernel."""
+class _KernelInterpreter(fx.Interpreter):
+    """Runs a local graph, with kernels in place of neutral nodes, for tracing."""
 
     def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
         super().__init__(module)
@@ -27,11 +27,11 @@ class _ToKernels(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in KERNELS:
             return KERNELS[target](*args, **kwargs)
-        return super().call_function(target, args, placed(target, kwargs, self.device))
+        return super().call_function(target, args, with_device(target, kwargs, self.device))
 
 
-def placed(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """``kwargs`` of an operator that names a device, or makes a tensor from none, with ``device`` in its place."""
+def with_device(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """``kwargs`` with ``device``, for an operator that names a device or creates a tensor from no other; unchanged for others."""
     schema = schema_of(target)
     arguments = () if schema is None else schema.arguments
     if not any(a.name == "device" for a in arguments):
@@ -45,9 +45,9 @@ def placed(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict
 def device_graph(
     module: fx.GraphModule, device: torch.device, decompositions: Mapping[Any, Kernel] | None = None, on_host: frozenset[int] = frozenset()
 ) -> fx.GraphModule:
-    """``module`` traced anew on fake tensors of ``device``, under ``decompositions``; inputs in ``on_host`` lie on the CPU.
+    """``module`` traced on fake tensors of ``device``, with ``decompositions``; inputs in ``on_host`` are on the CPU.
 
-    Inputs that are sizes stay the symbols that they are.
+    Inputs that are sizes keep their symbols.
     """
     values = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     env = next((v.node.shape_env for v in values if isinstance(v, torch.SymInt)), None)
@@ -57,7 +57,7 @@ def device_graph(
             torch.empty(v.shape, dtype=v.dtype, device="cpu" if i in on_host else device) if isinstance(v, torch.Tensor) else v
             for i, v in enumerate(values)
         ]
-    interpreter = _ToKernels(module, device)
+    interpreter = _KernelInterpreter(module, device)
     with mode, torch.no_grad(), preserve_node_meta(), symbolic_kernels() if env else contextlib.nullcontext():
         traced = make_fx(lambda *args: interpreter.run(*args), decomposition_table=dict(decompositions or {}))(*inputs)
     return traced

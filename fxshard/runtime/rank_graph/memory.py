@@ -1,4 +1,4 @@
-"""The memory of a program as a rank runs it: its graph in the device's operators, split into forward and backward."""
+"""The memory of a program on one rank, from its graph in the device's operators, split into forward and backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind_graph
-from fxshard.runtime.rank_graph.rank_graph import check_limit, parts_of, profile, rank_graph
+from fxshard.runtime.rank_graph.rank_graph import check_limit, profile, rank_graph, split_graph
 
 
 def program_memory(
@@ -22,23 +22,23 @@ def program_memory(
     device: torch.device | str = "cpu",
     compiler: str = "eager",
 ) -> MemoryProfile:
-    """What the rank at ``coordinate`` holds over time (default: the first, whose shards are the largest).
+    """The memory of the rank at ``coordinate`` over time (default: the first, whose shards are the largest).
 
-    Counted is a training step from the forward's first operator to the backward's last, with the optimiser's state there
-    already; inputs are the rank's shards, dynamic sizes the example's. Nothing runs, no process group is needed.
+    Counts a training step from the forward's first operator to the backward's last, with the optimiser's state already allocated. Inputs
+    are the rank's shards, dynamic sizes the example's. Runs nothing and needs no process group.
     """
     settings = Optimizer.of(optimizer)
     program = program_at(program, {one.name: one.example for one in program.sizes})
     bound = unbound(program, coordinate, device)
     module = rank_graph(bound, compiler)
-    parts = parts_of(bound, module)
-    if compiler == "eager":  # what another compiler makes of its operators is not in the graph
+    parts = split_graph(bound, module)
+    if compiler == "eager":  # other compilers fuse operators, which the graph does not show
         check_limit(bound, module, parts)
     return profile(bound, module, parts, settings)
 
 
 def unbound(program: ShardedProgram, coordinate: tuple[int, ...] | None = None, device: torch.device | str = "cpu") -> BoundProgram:
-    """``program`` for the rank at ``coordinate`` without process groups: they keep the names of their axes."""
+    """``program`` for the rank at ``coordinate``, without process groups; axis names stand for them."""
     names = program.mesh.axis_names
     place = (0,) * program.mesh.ndim if coordinate is None else coordinate
     groups = {axis: axis for axis in names}

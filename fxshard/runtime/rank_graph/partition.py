@@ -1,7 +1,7 @@
-"""partition: a local joint graph -> forward and backward, with the same collectives in each on every rank.
+"""partition: splits a local joint graph into forward and backward, with the same collectives in each half on every rank.
 
-Where a collective runs is decided once for the program, on the graph of the first rank: in the forward if an output or
-a mutation needs it, else in the backward. What is kept in between is each size class's own affair: torch's minimum cut.
+The graph of the first rank decides for all where a collective runs: in the forward if an output or a mutation needs it, else in the
+backward. Which values are saved for the backward may differ between size classes: torch's minimum cut decides.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fxshard.program.sharded_program import is_collective, is_wait
 
 @dataclass(frozen=True)
 class Partition:
-    """``forward``: primals -> results, then kept values; ``backward``: kept primals, kept values, tangents -> gradients.
+    """``forward``: primals -> results, then saved values; ``backward``: kept primals, saved values, tangents -> gradients.
 
-    ``kept_inputs``: positions among the forward's inputs of what the backward reads of them.
+    ``kept_inputs``: indices of the forward's inputs that the backward reads; ``kept``: the number of saved values.
     """
 
     forward: fx.GraphModule
@@ -44,23 +44,23 @@ def partition(
 ) -> Partition:
     """Splits ``module``, whose first ``results`` results are the forward's.
 
-    ``tangents``: positions of the placeholders that are tangents; ``in_forward``: as ``forward_collectives`` gives it.
-    ``in_order``: as ``by_order`` gives it: what stands behind the first reader of a tangent, and no result of the forward needs, runs
-    in the backward. ``as_planned``: what the backward reads is kept as it is, views as what they are of; otherwise torch's cut decides
-    what is computed again instead. Renames the placeholders. Raises PlanError where a rank's graph cannot follow the program's decision.
+    ``tangents``: indices of the placeholders that are tangents; ``in_forward``: see ``forward_collectives``. ``in_order``: see
+    ``by_order``; nodes after the first user of a tangent that no result of the forward needs then run in the backward. ``as_planned``:
+    saves exactly the values that the backward reads, and the bases of views; otherwise torch's minimum cut decides what to recompute.
+    Renames the placeholders. Raises PlanError if the rank's graph cannot follow the program's decision.
     """
     graph = module.graph
     graph.eliminate_dead_code()
     primals, late_inputs = _name_placeholders(graph, tangents)
-    anchors = _Anchors(graph, in_forward)
+    anchors = _CollectiveSplit(graph, in_forward)
     ends = [n for n in returned(graph)[results:] if isinstance(n, fx.Node)]
     first = ancestors([*(n for n in returned(graph)[:results] if isinstance(n, fx.Node)), *anchors.forward])
     ordered = behind(graph, late_inputs, first) if in_order else set()
-    late = _closure(graph, {*late_inputs, *anchors.backward, *ordered})
+    late = _dependents(graph, {*late_inputs, *anchors.backward, *ordered})
     crossing = next((n for n in first if n in late), None)
     if crossing is not None:
         raise PlanError(f"{crossing.name} is needed in the forward but can only run in the backward", remedy="please report it")
-    kept = _kept(graph, primals, first, late, ends, anchors.backward, as_planned)
+    kept = _saved_values(graph, primals, first, late, ends, anchors.backward, as_planned)
     first |= ancestors(kept)
     values = [n for n in kept if n.op != "placeholder"]
     inputs = [n for n in kept if n.op == "placeholder"]
@@ -71,8 +71,8 @@ def partition(
     return Partition(_module(forward), _module(backward), tuple(positions[n] for n in inputs), len(values))
 
 
-class _Anchors:
-    """The waits that hold each collective in its part, whether or not this rank reads the result."""
+class _CollectiveSplit:
+    """Assigns each collective and its waits to a half, whether or not this rank reads the result."""
 
     def __init__(self, graph: fx.Graph, in_forward: Sequence[bool]) -> None:
         self.order = [n for n in graph.nodes if is_collective(n)]
@@ -86,7 +86,7 @@ class _Anchors:
             self.names[early].append(_signature(node))
 
     def check(self, forward: fx.Graph, backward: fx.Graph) -> None:
-        """Each part issues its own collectives, once and in order."""
+        """Raises PlanError unless each half issues its own collectives, once and in order."""
         for early, part in ((True, forward), (False, backward)):
             issued = [_signature(n) for n in part.nodes if is_collective(n)]
             if issued != self.names[early]:
@@ -107,15 +107,15 @@ def _name_placeholders(graph: fx.Graph, tangents: Sequence[int]) -> tuple[list[f
     return groups["primals"], groups["tangents"]
 
 
-def _closure(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
-    """What depends on ``late``, without the output."""
+def _dependents(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
+    """``late`` and all nodes that depend on it, without the output; updates ``late``."""
     for node in graph.nodes:
         if node.op != "output" and any(n in late for n in node.all_input_nodes):
             late.add(node)
     return late
 
 
-def _kept(
+def _saved_values(
     graph: fx.Graph,
     primals: list[fx.Node],
     first: set[fx.Node],
@@ -124,7 +124,7 @@ def _kept(
     anchors: list[fx.Node],
     as_planned: bool,
 ) -> list[fx.Node]:
-    """The values that the backward reads, in graph order: torch's cut, or what it reads, and what is left of what it needs."""
+    """The values and inputs to save for the backward, in graph order: by torch's cut, or ``as_planned`` all that it reads."""
     wanted = [*ends, *anchors]
     if not wanted:
         return []
@@ -136,17 +136,17 @@ def _kept(
         saved = {_base(n) for end in (*late, *ends) for n in (end, *end.all_input_nodes) if n not in late}
     elif any(n not in late for n in ancestors(wanted)):
         saved = set(values_to_save(graph, primals, first, late, ends))
-    read = _needed(wanted, saved) | {n for n in primals if is_size(n)}
+    read = _operands_of(wanted, saved) | {n for n in primals if is_size(n)}
     return [n for n in graph.nodes if n in read and n not in late and (n in saved or n.op == "placeholder")]
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether an input is a size: both halves get all of them, for each computes its own shapes."""
+    """Whether an input is a size; both halves take all sizes, because each computes its own shapes."""
     return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """What a view is of."""
+    """The base of a view, or the node itself."""
     while isinstance(value := node.meta.get("val"), torch.Tensor) and value.layout == torch.strided:
         above = (n for n in node.all_input_nodes if isinstance(t := n.meta.get("val"), torch.Tensor) and t.layout == torch.strided)
         base = next((n for n in above if storage_key(n.meta["val"]) == storage_key(value)), None)
@@ -156,8 +156,8 @@ def _base(node: fx.Node) -> fx.Node:
     return node
 
 
-def _needed(wanted: Iterable[fx.Node], stops: set[fx.Node]) -> set[fx.Node]:
-    """What is computed or read to get ``wanted`` when the values in ``stops`` are there already."""
+def _operands_of(wanted: Iterable[fx.Node], stops: set[fx.Node]) -> set[fx.Node]:
+    """``wanted`` and its transitive operands, without those of ``stops``, whose values are known."""
     found: set[fx.Node] = set()
     todo = list(wanted)
     while todo:
@@ -182,13 +182,13 @@ def _forward_graph(graph: fx.Graph, primals: list[fx.Node], first: set[fx.Node],
 
 
 def _backward_graph(graph: fx.Graph, inputs: list[fx.Node], late: set[fx.Node], results: Sequence[Any]) -> fx.Graph:
-    """Late nodes in their order; what is computed again stands right before its first reader."""
+    """The late nodes in their order; recomputed nodes come right before their first user."""
     new = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         env[node] = new.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    needed = _needed([n for n in [*results, *(n for n in late if is_wait(n))] if isinstance(n, fx.Node)], set(env))
+    needed = _operands_of([n for n in [*results, *(n for n in late if is_wait(n))] if isinstance(n, fx.Node)], set(env))
     for node in graph.nodes:
         if node in late and node in needed:
             _copy(new, env, node)
@@ -200,7 +200,7 @@ def _backward_graph(graph: fx.Graph, inputs: list[fx.Node], late: set[fx.Node], 
 
 
 def _copy(new: fx.Graph, env: dict[fx.Node, fx.Node], node: fx.Node) -> None:
-    """Copies ``node`` and, before it, what it needs and is not there yet."""
+    """Copies ``node`` and, before it, those of its transitive operands that are not copied yet."""
     todo = [node]
     while todo:
         top = todo[-1]

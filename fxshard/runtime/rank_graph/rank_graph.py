@@ -1,6 +1,6 @@
-"""parts: the graph of a bound program in its device's operators, split into forward and backward, and what a rank holds while it runs.
+"""rank_graph: the graph of a bound program in its device's operators, split into forward and backward, and its memory profile.
 
-Under a memory limit what is kept for the backward follows the plan where torch's minimum cut would not keep to the limit.
+If torch's minimum cut would exceed the plan's memory limit, the values saved for the backward are those of the plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
-from fxshard.cost.lives import End
+from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout.layouts import local_shape
@@ -27,29 +27,29 @@ from fxshard.runtime.rank_graph.partition import Partition, partition
 
 log = logging.getLogger("fxshard")
 
-PLACES = 1024
-"""Bytes of numbers that say where a rank is, some of 8 bytes each: a plan does not count them."""
+AXIS_INDEX_BYTES = 1024
+"""Bytes allowed for the rank's axis indices, of 8 bytes each, which a plan does not count."""
 
 
 def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
-    """The graph of a bound program in its device's operators, as ``compiler`` wants them."""
+    """The graph of a bound program in its device's operators, decomposed for ``compiler``."""
     table = inductor_decompositions() if compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
     module = device_graph(bound.module, bound.device, table, on_host=seeds)
     if compiler == "inductor":
-        expand_draws.mark_masks(module)
+        expand_draws.prefer_recompute_of_masks(module)
     return module
 
 
-def differentiates(program: ShardedProgram) -> bool:
+def has_backward(program: ShardedProgram) -> bool:
     """Whether a program has a backward."""
     return program.train and any(o.kind == "gradient" for o in program.outputs)
 
 
-def parts_of(bound: BoundProgram, module: fx.GraphModule) -> Partition | None:
-    """The forward and the backward of ``rank_graph``'s graph; None where there is nothing to differentiate."""
+def split_graph(bound: BoundProgram, module: fx.GraphModule) -> Partition | None:
+    """Splits the graph of ``rank_graph`` into forward and backward; None without a backward."""
     program = bound.program
-    if not differentiates(program):
+    if not has_backward(program):
         return None
     tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
     split = partial(partition, module, forward_results(program), tangents, forward_collectives(program), by_order(program))
@@ -61,77 +61,79 @@ def parts_of(bound: BoundProgram, module: fx.GraphModule) -> Partition | None:
 
 
 def _peak(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None) -> int:
-    """Bytes, with the optimiser's state that the plan was made with."""
+    """Peak bytes, including the optimiser's state that the plan counts."""
     return profile(bound, module, parts).peak + bound.program.plan.memory.get("optimizer", 0)
 
 
 Halves = tuple[fx.GraphModule, Partition | None]
-"""A rank's graph, and its forward and backward where there is something to differentiate."""
+"""A rank's graph, and its forward and backward, or None without a backward."""
 
 
-def takes_more(bound: BoundProgram, before: Halves, after: Halves) -> bool:
-    """Whether a rank exceeds the limit that its plan was made under by running ``after`` instead of ``before``."""
+def breaks_limit(bound: BoundProgram, before: Halves, after: Halves) -> bool:
+    """Whether ``after`` exceeds the plan's memory limit and takes more than ``before``."""
     limit = bound.program.plan.memory_limit
     return limit is not None and (peak := _peak(bound, *after)) > limit and peak > _peak(bound, *before)
 
 
 def check_limit(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None) -> None:
-    """Warns where a rank holds more than the limit that its plan was made under, run operator by operator."""
+    """Warns if a rank that runs the graph operator by operator exceeds the plan's memory limit."""
     limit = bound.program.plan.memory_limit
-    if limit is not None and (peak := _peak(bound, module, parts)) > limit + PLACES:
+    if limit is not None and (peak := _peak(bound, module, parts)) > limit + AXIS_INDEX_BYTES:
         what = "the rank at %s takes %d bytes at its peak, %d more than memory_limit=%d; plan again with a limit that is lower by that"
         log.warning(what, bound.coordinate, peak, peak - limit, limit)
 
 
 def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None, optimizer: Optimizer | None = None) -> MemoryProfile:
-    """What a rank holds over a step; the state of an optimiser is that of every parameter that has a gradient. Dynamic sizes are those at
-    which the plan's memory counts."""
+    """The memory of a rank over a step, with the optimiser's state of each parameter that has a gradient.
+
+    Dynamic sizes have the values at which the plan counts memory.
+    """
     program = bound.program
     given, returned = _inputs(bound), _results(program)
-    static = {} if optimizer is None else _static(program, optimizer, bound.coordinate)
+    static = {} if optimizer is None else _optimizer_state(program, optimizer, bound.coordinate)
     if parts is None:
         return profile_stages([_stage(module.graph, given, returned)], static, program.counted)
     count = forward_results(program)
     tangents = [e for e, end in zip(given, program.inputs, strict=False) if end.kind == "tangent"]
     primals = [e for e, end in zip(given, program.inputs, strict=False) if end.kind != "tangent"] + given[len(program.inputs) :]
-    stages = [_stage(parts.forward.graph, primals, returned[:count]), _late(parts.backward.graph, tangents, returned[count:])]
+    stages = [_stage(parts.forward.graph, primals, returned[:count]), _backward_stage(parts.backward.graph, tangents, returned[count:])]
     return profile_stages(stages, static, program.counted)
 
 
-def _inputs(bound: BoundProgram) -> list[End]:
+def _inputs(bound: BoundProgram) -> list[BoundaryValue]:
     program, kinds = bound.program, {"tangent": "input", "seed": "input"}
     pairs = zip(program.inputs, program.input_layouts, strict=True)
-    found = [End(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
-    found += [End("input", f"axis index {axis}") for axis in bound.axes]
-    sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # none where it is not bound to run
-    return found + [End("input", name) for name in sizes]
+    found = [BoundaryValue(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
+    found += [BoundaryValue("input", f"axis index {axis}") for axis in bound.axes]
+    sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # empty if no size inputs were added
+    return found + [BoundaryValue("input", name) for name in sizes]
 
 
-def _results(program: ShardedProgram) -> list[End]:
-    return [End(e.kind, e.name, str(layout)) for e, layout in zip(program.outputs, program.output_layouts, strict=True)]
+def _results(program: ShardedProgram) -> list[BoundaryValue]:
+    return [BoundaryValue(e.kind, e.name, str(layout)) for e, layout in zip(program.outputs, program.output_layouts, strict=True)]
 
 
-def _stage(graph: fx.Graph, given: list[End], returned: list[End]) -> Stage:
+def _stage(graph: fx.Graph, given: list[BoundaryValue], returned: list[BoundaryValue]) -> Stage:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     return Stage(graph, dict(zip(placeholders, given, strict=True)), _returned(graph, returned))
 
 
-def _late(graph: fx.Graph, tangents: list[End], returned: list[End]) -> Stage:
-    """The backward: what is kept is known from the forward, the tangents stand last."""
+def _backward_stage(graph: fx.Graph, tangents: list[BoundaryValue], returned: list[BoundaryValue]) -> Stage:
+    """The stage of the backward: saved values are known from the forward, the tangents are its last inputs."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     return Stage(graph, dict(zip(placeholders[len(placeholders) - len(tangents) :], tangents, strict=True)), _returned(graph, returned))
 
 
-def _returned(graph: fx.Graph, ends: list[End]) -> dict[fx.Node, End]:
-    found: dict[fx.Node, End] = {}
+def _returned(graph: fx.Graph, ends: list[BoundaryValue]) -> dict[fx.Node, BoundaryValue]:
+    found: dict[fx.Node, BoundaryValue] = {}
     for value, end in zip(graph.output_node().args[0], ends, strict=False):
         if isinstance(value, fx.Node):
             found.setdefault(value, end)
     return found
 
 
-def _static(program: ShardedProgram, optimizer: Optimizer, coordinate: tuple[int, ...]) -> dict[str, int]:
-    """The optimiser's state of every parameter that has a gradient."""
+def _optimizer_state(program: ShardedProgram, optimizer: Optimizer, coordinate: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of the optimiser's state of all parameters that have gradients."""
     graded = {o.name for o in program.outputs if o.kind == "gradient"}
     total = 0
     for i, end in enumerate(program.inputs):

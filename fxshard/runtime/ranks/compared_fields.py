@@ -12,7 +12,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.runtime.ranks.debug import debugging
 from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks
-from fxshard.strategies.engine.user_rules import given_rules
+from fxshard.strategies.engine.user_rules import all_user_rules
 
 SAMPLE = 256
 """Elements of each parameter and buffer that ranks compare, evenly spread: cheap, and enough to tell other seeds and other files."""
@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 def rule_fields() -> Fields:
     """The rules that the user registered, with us or by torch's ``register_sharding``."""
-    return {f"rule: {op}": said for op, said in given_rules().items()}
+    return {f"rule: {op}": said for op, said in all_user_rules().items()}
 
 
 def mesh_fields(device_mesh: DeviceMesh) -> Fields:

@@ -11,7 +11,7 @@ import torch
 from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.passes.after_lowering.forward_backward import forward_collectives
 from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram
-from fxshard.runtime.groups.exchange import issued_on
+from fxshard.runtime.groups.reduce_scatter import as_issued
 from fxshard.runtime.rank_graph.bind import axis_of_group
 from fxshard.runtime.simulate.simulate import Recorded
 
@@ -32,7 +32,7 @@ def record_collectives() -> Iterator[list[Recorded]]:
 
 def in_order_of_issue(program: ShardedProgram, backends: Mapping[str, str]) -> tuple[ProgramCollective, ...]:
     """``program.collectives`` as a rank issues them: those of the forward, then those of the backward; ``backends``: by axis."""
-    pairs = list(zip([issued_on(backends, c) for c in program.collectives], forward_collectives(program), strict=True))
+    pairs = list(zip([as_issued(backends, c) for c in program.collectives], forward_collectives(program), strict=True))
     return (*(c for c, first in pairs if first), *(c for c, first in pairs if not first))
 
 

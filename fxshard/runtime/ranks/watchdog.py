@@ -27,7 +27,7 @@ from fxshard._torch_compat.groups import backend_of, devices_of, is_lost_connect
 from fxshard.errors import FxshardError, RunError
 from fxshard.passes.after_lowering.forward_backward import forward_collectives
 from fxshard.program.sharded_program import ProgramCollective
-from fxshard.runtime.groups.exchange import issued_on
+from fxshard.runtime.groups.reduce_scatter import as_issued
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.ranks.agreement import LOST as STORE_LOST
 from fxshard.runtime.ranks.agreement import TIMEOUT, name_ranks
@@ -157,7 +157,7 @@ def _doing(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, 
     def names() -> Sequence[str]:
         if not known:
             pairs = zip(program.collectives, forward_collectives(program), strict=True)
-            known.extend(_name(c, issued_on(backends, c).kind) for c, first in pairs if first == (part == FORWARD))
+            known.extend(_name(c, as_issued(backends, c).kind) for c, first in pairs if first == (part == FORWARD))
         return known
 
     return Doing(f"the {part} of program {program.hash[:12]}", groups, names, limit, alarm)

@@ -1,4 +1,4 @@
-"""Values that differ from rank to rank, in one process, and plain functions run on each rank's own."""
+"""Values of all ranks in one process, and functions that run once for each rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from fxshard._torch_compat import changes_of, pytree
 from fxshard.errors import LayoutError, OptionError, RunError, a_kind
-from fxshard.layout.layouts import Layout, check, local_shape
+from fxshard.layout.layouts import Layout, check_layout, local_shape
 from fxshard.mesh.mesh import Mesh
 from fxshard.runtime.simulate.shards import gather, scatter
 
 
 @dataclass(frozen=True, repr=False)
 class RankValues:
-    """One value a rank, in rank order: ``values[rank]``, or by coordinate ``values[1, 0]``."""
+    """One value per rank, in rank order; indexed by rank, ``values[3]``, or by coordinate, ``values[1, 0]``."""
 
     mesh: Mesh
     values: tuple[Any, ...]
@@ -40,9 +40,9 @@ class RankValues:
         return len(self.values)
 
     def whole(self, layout: Layout | str, shape: Sequence[int]) -> torch.Tensor:
-        """The global tensor of ``shape`` whose shards in ``layout`` these are.
+        """The global tensor of ``shape`` whose shards in ``layout`` these values are.
 
-        Raises LayoutError for a layout that cannot be, RunError for shards of other shapes, or replicas that differ.
+        Raises LayoutError for an invalid layout, RunError for shards of other shapes or replicas that differ.
         """
         shape = tuple(shape)
         layout = _layout(layout, len(shape), self.mesh)
@@ -50,9 +50,9 @@ class RankValues:
 
 
 def shard(value: torch.Tensor, layout: Layout | str, mesh: Mesh) -> RankValues:
-    """What each rank holds of the global tensor ``value`` in ``layout`` (``"S(0)R"``): uneven and empty shards as ``torch.chunk`` cuts.
+    """The shards of the global tensor ``value`` in ``layout`` (``"S(0)R"``) on each rank, uneven or empty as ``torch.chunk`` cuts.
 
-    Replicas share memory. Raises LayoutError for a layout that cannot be.
+    Replicas share memory. Raises LayoutError for an invalid layout.
     """
     if not isinstance(value, torch.Tensor):
         raise OptionError(f"what is sharded is {a_kind(value)}", remedy="give a tensor")
@@ -61,15 +61,15 @@ def shard(value: torch.Tensor, layout: Layout | str, mesh: Mesh) -> RankValues:
 
 
 def coordinates(mesh: Mesh) -> RankValues:
-    """The coordinate of each rank, one index an axis: for functions that need to know where they run."""
+    """The coordinate of each rank, one index per axis: for functions that need to know where they run."""
     return RankValues(mesh, tuple(mesh.coordinates()))
 
 
 def per_rank(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` for arguments that hold ``RankValues``: run once a rank, on that rank's values; gives RankValues in its structure.
+    """Wraps ``function`` to accept ``RankValues``: runs it once per rank on that rank's values; leaves of its result become RankValues.
 
-    Without any among its arguments it runs once, as it is, so that the same code serves on a real rank. It must have no side
-    effects and communicate with nobody. Usable as a decorator.
+    Without RankValues among its arguments it runs once, unchanged, so that the same code serves on a real rank. It must not have side
+    effects or communicate. Usable as a decorator.
 
     Raises RunError when it fails on a rank (the rank is named), writes into its arguments, returns structures that differ, or gets values
     of two meshes.
@@ -84,13 +84,13 @@ def per_rank(function: Callable[..., Any]) -> Callable[..., Any]:
         mesh = _mesh(leaves)
         if mesh is None:
             return function(*args, **kwargs)
-        results = [_on_rank(function, name, mesh, rank, leaves, spec) for rank in range(mesh.size)]
-        return _together(name, mesh, results)
+        results = [_run_on_rank(function, name, mesh, rank, leaves, spec) for rank in range(mesh.size)]
+        return _stack_results(name, mesh, results)
 
     return run
 
 
-def _on_rank(function: Callable[..., Any], name: str, mesh: Mesh, rank: int, leaves: Sequence[Any], spec: Any) -> Any:
+def _run_on_rank(function: Callable[..., Any], name: str, mesh: Mesh, rank: int, leaves: Sequence[Any], spec: Any) -> Any:
     own = [leaf[rank] if _is_ranked(leaf) else leaf for leaf in leaves]
     before = [changes_of(x) if isinstance(x, torch.Tensor) else 0 for x in own]
     args, kwargs = pytree.tree_unflatten(own, spec)
@@ -105,8 +105,8 @@ def _on_rank(function: Callable[..., Any], name: str, mesh: Mesh, rank: int, lea
     return result
 
 
-def _together(name: str, mesh: Mesh, results: Sequence[Any]) -> Any:
-    """One RankValues for each leaf of what the ranks returned."""
+def _stack_results(name: str, mesh: Mesh, results: Sequence[Any]) -> Any:
+    """The ranks' results as one structure, each leaf a RankValues."""
     flat = [pytree.tree_flatten(r) for r in results]
     for rank, (_, spec) in enumerate(flat):
         if spec != flat[0][1]:
@@ -134,7 +134,7 @@ def _layout(layout: Layout | str, ndim: int, mesh: Mesh) -> Layout:
         layout = Layout.parse(layout)
     if not isinstance(layout, tuple):
         raise LayoutError(f"the layout is {a_kind(layout)}", remedy="write it like 'S(0)R', one placement an axis")
-    return check(Layout(layout), ndim, mesh.ndim, "the value")
+    return check_layout(Layout(layout), ndim, mesh.ndim, "the value")
 
 
 def _shards(values: RankValues, layout: Layout, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

@@ -1,9 +1,9 @@
-"""The order in which a simulated all-reduce or reduce-scatter adds up what the ranks of a group hold, in the tensors' dtype.
+"""Simulated all-reduce and reduce-scatter, in the order in which a backend adds up the ranks' tensors, in their dtype.
 
 ``exact``: rank 0, then 1, and so on. ``gloo``: gloo's ring, in which a chunk starts at the rank before its own and travels down.
-``nccl``: NCCL's ring, in which it starts at the rank behind its own and travels up. Each hop rounds to the dtype, so that bfloat16
-shows what the backend would give. In a ring, each chunk has an order of its own. A reduce-scatter on gloo is what programs do there:
-each rank adds up the blocks that it was sent (see ``exchange``).
+``nccl``: NCCL's ring, in which it starts at the rank after its own and travels up. Each hop rounds to the dtype, so that bfloat16
+results have the backend's rounding errors. In a ring, each chunk has its own order. A reduce-scatter on gloo is that of programs:
+each rank reduces the blocks that it receives (see ``fxshard.runtime.groups.reduce_scatter``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fxshard.errors import OptionError, RunError, closest
-from fxshard.runtime.groups.exchange import add_up
+from fxshard.runtime.groups.reduce_scatter import reduce_blocks
 
 Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 COMBINE: dict[str, Combine] = {
@@ -26,11 +26,11 @@ COMBINE: dict[str, Combine] = {
 }
 
 SEGMENT = 1 << 20
-"""Bytes of the largest piece that gloo sends at once."""
+"""Bytes of the largest segment that gloo sends at once."""
 
 
 def reduce_tensors(tensors: Sequence[torch.Tensor], op: str, order: str = "exact") -> torch.Tensor:
-    """The reduction ``op`` over ``tensors``, one a rank, alike in shape; an average is the sum, divided at the end."""
+    """The reduction ``op`` over ``tensors``, one per rank, of equal shapes; an average is the sum, divided at the end."""
     if op not in COMBINE:
         raise RunError(f"the simulator knows no reduction {op!r}{closest(op, COMBINE)}", remedy=f"use one of {', '.join(COMBINE)}")
     total = REDUCTIONS[order](tensors, COMBINE[op])
@@ -38,16 +38,16 @@ def reduce_tensors(tensors: Sequence[torch.Tensor], op: str, order: str = "exact
 
 
 def scatter_tensors(tensors: Sequence[torch.Tensor], op: str, order: str = "exact") -> list[torch.Tensor]:
-    """What a reduce-scatter along dim 0 leaves each rank: its own block of the reduction."""
+    """The results of a reduce-scatter along dim 0: for each rank its block of the reduction."""
     n = len(tensors)
     if order != "gloo":
         return [part.clone() for part in reduce_tensors(tensors, op, order).chunk(n)]
     blocks = zip(*(t.chunk(n) for t in tensors), strict=True)
-    return [add_up(torch.cat(own), op, n) for own in blocks]
+    return [reduce_blocks(torch.cat(own), op, n) for own in blocks]
 
 
 def check_reduction(name: object) -> None:
-    """Raises OptionError for a name that is none of ``REDUCTIONS``."""
+    """Raises OptionError for a name that ``REDUCTIONS`` lacks."""
     if not isinstance(name, str) or name not in REDUCTIONS:
         raise OptionError(f"unknown reduction {name!r}{closest(name, REDUCTIONS)}", remedy=f"use one of {', '.join(REDUCTIONS)}")
 
@@ -60,29 +60,29 @@ def _in_rank_order(tensors: Sequence[torch.Tensor], combine: Combine) -> torch.T
 
 
 def _gloo(tensors: Sequence[torch.Tensor], combine: Combine) -> torch.Tensor:
-    """What torch 2.13's gloo backend does in an all-reduce."""
+    """The all-reduce of torch 2.13's gloo backend."""
     chunk = gloo_chunk(tensors[0].numel(), tensors[0].element_size(), len(tensors))
     return _ring(tensors, combine, chunk, step=-1)
 
 
 def _nccl(tensors: Sequence[torch.Tensor], combine: Combine) -> torch.Tensor:
-    """NCCL's ring on one channel in one round: chunks of equal size. For reduce-scatter the chunks are the ranks' parts."""
+    """NCCL's ring on one channel in one round, with chunks of equal size; for reduce-scatter the chunks are the ranks' blocks."""
     return _ring(tensors, combine, -(-tensors[0].numel() // len(tensors)), step=1)
 
 
 def gloo_chunk(elements: int, itemsize: int, ranks: int) -> int:
-    """Elements of a chunk of gloo's ring: a chunk consists of whole segments, two or more, alike in size."""
+    """Elements per chunk of gloo's ring: a chunk has two or more whole segments of equal size."""
     total = elements * itemsize
-    segments = _up(max(-(-total // SEGMENT), 2 * ranks), ranks)
-    return segments // ranks * (_up(-(-total // segments), itemsize) // itemsize)
+    segments = _round_up(max(-(-total // SEGMENT), 2 * ranks), ranks)
+    return segments // ranks * (_round_up(-(-total // segments), itemsize) // itemsize)
 
 
-def _up(value: int, multiple: int) -> int:
+def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
 def _ring(tensors: Sequence[torch.Tensor], combine: Combine, chunk: int, step: int) -> torch.Tensor:
-    """Chunk ``c`` starts at rank ``c + step`` and passes all others in that direction; rank ``c`` comes last."""
+    """Chunk ``c`` starts at rank ``c + step`` and visits all ranks in that direction, rank ``c`` last."""
     n = len(tensors)
     flat = [t.reshape(-1) for t in tensors]
     whole = torch.empty_like(flat[0])
@@ -96,4 +96,4 @@ def _ring(tensors: Sequence[torch.Tensor], combine: Combine, chunk: int, step: i
 
 
 REDUCTIONS: dict[str, Callable[[Sequence[torch.Tensor], Combine], torch.Tensor]] = {"exact": _in_rank_order, "gloo": _gloo, "nccl": _nccl}
-"""The orders by their names."""
+"""The reduction orders by name."""

@@ -1,4 +1,4 @@
-"""Cutting a global tensor into a rank's shard, and putting shards together again."""
+"""Computes a rank's shard of a global tensor, and the global tensor from all shards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fxshard.layout.layouts import Layout, local_offset, local_shape
 from fxshard.mesh.mesh import Mesh
 
 Coordinate = tuple[int, ...]
-DIFFER = (
+REPLICAS_DIFFER_REMEDY = (
     "an operator of yours that draws random numbers gives each rank its own: draw outside of it and pass the numbers in; if there is "
     "none, a rule or a step is wrong, please report it"
 )
 
 
 def scatter(value: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: Coordinate) -> torch.Tensor:
-    """The shard of ``value`` on the rank at ``coordinate``; a pending sum lies on the first rank of its axis."""
+    """The shard of ``value`` on the rank at ``coordinate``; a pending sum is on the first rank of its axis, and zero on the others."""
     shape = tuple(value.shape)
     for dim, (offset, length) in enumerate(
         zip(local_offset(shape, layout, mesh.shape, coordinate), local_shape(shape, layout, mesh.shape, coordinate), strict=True)
@@ -33,40 +33,40 @@ def scatter(value: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: Coordin
 
 
 def gather(shards: Mapping[Coordinate, torch.Tensor], layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> torch.Tensor:
-    """The global tensor of ``shape``; raises RunError when ranks that should hold the same differ."""
+    """The global tensor of ``shape`` from all ranks' shards; raises RunError if replicas differ."""
     pieces = dict(shards)
     for axis in range(mesh.ndim):
         placement = layout[axis]
         if isinstance(placement, Partial):
-            pieces = _reduced(pieces, axis, placement.reduce_op)
+            pieces = _reduce_axis(pieces, axis, placement.reduce_op)
     first = next(iter(pieces.values()))
-    if UNKNOWN in shape:  # replicated, so any rank tells its size
+    if UNKNOWN in shape:  # replicated, so that any shard has the full size
         shape = tuple(first.shape)
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
     written: dict[tuple[int, ...], torch.Tensor] = {}
     for coordinate, piece in pieces.items():
         offset = local_offset(shape, layout, mesh.shape, coordinate)
         key = (*offset, *piece.shape)
-        if key in written and not _same(written[key], piece):
-            raise RunError(f"replicas differ in a result with layout {layout}", remedy=DIFFER)
+        if key in written and not _close(written[key], piece):
+            raise RunError(f"replicas differ in a result with layout {layout}", remedy=REPLICAS_DIFFER_REMEDY)
         written[key] = piece
         whole[tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))] = piece
     return whole
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for the last digits, NaN being itself: some of LAPACK's results differ in them by where in memory a matrix lies.
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal up to rounding, with NaN equal to NaN: some LAPACK results depend on the alignment of a matrix.
 
-    Floats of eight bits have no last digits to spare.
+    Eight-bit floats must be equal exactly.
     """
-    if a.dtype.itemsize == 1 and a.is_floating_point():  # torch compares none of them
+    if a.dtype.itemsize == 1 and a.is_floating_point():  # which torch.allclose does not support
         return torch.allclose(a.float(), b.float(), rtol=0, atol=0, equal_nan=True)
     if a.is_floating_point() or a.is_complex():
         return torch.allclose(a, b, rtol=64 * torch.finfo(a.dtype).eps, atol=0, equal_nan=True)
     return torch.equal(a, b)
 
 
-def _reduced(pieces: Mapping[Coordinate, torch.Tensor], axis: int, op: str) -> dict[Coordinate, torch.Tensor]:
+def _reduce_axis(pieces: Mapping[Coordinate, torch.Tensor], axis: int, op: str) -> dict[Coordinate, torch.Tensor]:
     groups: dict[Coordinate, list[torch.Tensor]] = {}
     for coordinate, piece in pieces.items():
         groups.setdefault((*coordinate[:axis], 0, *coordinate[axis + 1 :]), []).append(piece)

@@ -1,4 +1,4 @@
-"""simulate: all ranks of a program in one process, in lock-step, collectives computed by their definitions."""
+"""simulate: runs all ranks of a program in one process, in lock-step, and computes collectives by their definitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
-class Issued:
-    """A collective as a rank hands it over.
+class IssuedCollective:
+    """A collective that a rank issues.
 
-    ``op``: the reduction (empty where there is none); ``splits``: rows for each rank of the group and rows from each, of an all-to-all;
-    ``where``: the user's line behind it.
+    ``op``: the reduction, "" without one; ``splits``: of an all-to-all, (rows to each rank of the group, rows from each);
+    ``where``: the user's source line.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Issued:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What all ranks must hand over alike; of an all-to-all, ranks may hold different numbers of rows."""
+        """What must be equal on all ranks; in an all-to-all the number of rows may differ."""
         shape = tuple(self.tensor.shape)
         return self.kind, self.axis, self.op, shape if self.splits is None else ("*", *shape[1:]), str(self.tensor.dtype)
 
@@ -50,7 +50,7 @@ class Issued:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A collective that really ran, as rank 0 saw it: ``shape`` and ``dtype`` of the buffer handed in."""
+    """A collective that ran, as rank 0 issued it; ``shape`` and ``dtype`` are those of its input buffer."""
 
     kind: str
     axis: str
@@ -61,8 +61,8 @@ class Recorded:
 
 @dataclass
 class Simulation:
-    """``outputs``: as the model returns them, global; ``grads``: by parameter (and input) name; ``mutations``: new values
-    of buffers by name; ``collectives``: what ran, in order; ``ranks``: each rank's own part of all these, by name
+    """Global results. ``outputs``: in the model's structure; ``grads``: by parameter (and input) name; ``mutations``: new values of
+    buffers by name; ``collectives``: those that ran, in order; ``ranks``: each rank's local parts of all these, by name
     (``"outputs[0]"``, a parameter's name, a buffer's)."""
 
     outputs: Any
@@ -72,12 +72,12 @@ class Simulation:
     ranks: dict[str, RankValues] = field(default_factory=dict)
 
 
-Rank = Generator[Issued, torch.Tensor, tuple[torch.Tensor, ...]]
+RankRun = Generator[IssuedCollective, torch.Tensor, tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a local graph, what it is, and the values that nobody needs after it."""
+    """A node of a local graph, its kind, and the values that die after it."""
 
     node: fx.Node
     kind: str
@@ -86,14 +86,14 @@ class Step:
 
 
 def steps_of(module: fx.GraphModule) -> list[Step]:
-    """The graph as it is run; made once for all ranks that share it."""
+    """The steps of a graph, computed once for all ranks that share it."""
     seen: set[fx.Node] = set()
     steps = []
     for node in reversed(module.graph.nodes):
         dead = [used for used in node.all_input_nodes if used not in seen]
         seen.update(dead)
         if node.op == "call_function" and node not in seen:
-            dead.append(node)  # nobody reads it
+            dead.append(node)  # it has no users
         kind = _kind(node)
         steps.append(Step(node, kind, tuple(dead), source_line(node) if kind == "collective" else None))
     return steps[::-1]
@@ -107,8 +107,8 @@ def _kind(node: fx.Node) -> str:
     return "collective" if node.target in KINDS else "wait" if is_wait(node) else "call"
 
 
-def run_rank(steps: Sequence[Step], inputs: Sequence[torch.Tensor], index: Mapping[str, int]) -> Rank:
-    """Runs one rank's graph eagerly; yields each collective and is sent its result."""
+def run_rank(steps: Sequence[Step], inputs: Sequence[torch.Tensor], index: Mapping[str, int]) -> RankRun:
+    """A generator that runs one rank's graph eagerly; yields each collective and receives its result."""
     values: dict[fx.Node, Any] = {}
     feed = iter(inputs)
     for step in steps:
@@ -131,17 +131,17 @@ def run_rank(steps: Sequence[Step], inputs: Sequence[torch.Tensor], index: Mappi
     raise AssertionError("a graph without output")
 
 
-def _issued(step: Step, args: Sequence[Any]) -> Issued:
+def _issued(step: Step, args: Sequence[Any]) -> IssuedCollective:
     kind = KINDS[step.node.target]
     reduction = args[1] if kind in ("all_reduce", "reduce_scatter") else ""
     splits = (tuple(args[2]), tuple(args[1])) if kind == "all_to_all" else None
-    return Issued(kind, args[-1], reduction, args[0], step.node.name, splits, step.where)
+    return IssuedCollective(kind, args[-1], reduction, args[0], step.node.name, splits, step.where)
 
 
 def run_lockstep(
     program: ShardedProgram, inputs: Mapping[tuple[int, ...], Sequence[torch.Tensor]], reduction: str = "exact"
 ) -> tuple[dict[tuple[int, ...], Any], list[Recorded]]:
-    """Runs all ranks from one collective to the next; raises RunError when ranks of a group issue different ones."""
+    """(results, collectives): runs all ranks from one collective to the next; raises RunError if ranks issue different ones."""
     mesh = program.mesh
     shared: dict[fx.GraphModule, list[Step]] = {}
     ranks = {}
@@ -154,7 +154,7 @@ def run_lockstep(
     recorded: list[Recorded] = []
     reply: dict[tuple[int, ...], torch.Tensor | None] = dict.fromkeys(ranks)
     while True:
-        issued: dict[tuple[int, ...], Issued] = {}
+        issued: dict[tuple[int, ...], IssuedCollective] = {}
         for coordinate, rank in ranks.items():
             if coordinate in results:
                 continue
@@ -167,11 +167,11 @@ def run_lockstep(
         check_agreement(mesh, issued, len(recorded))
         first = next(iter(issued.values()))
         recorded.append(Recorded(first.kind, first.axis, tuple(first.tensor.shape), str(first.tensor.dtype), first.node))
-        reply = dict(communicate(mesh, issued, reduction))
+        reply = dict(run_collective(mesh, issued, reduction))
 
 
-def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued], count: int) -> None:
-    """Raises RunError naming two ranks and their collectives unless all ranks issue the same one, after ``count`` others."""
+def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], IssuedCollective], count: int) -> None:
+    """Raises RunError, with two ranks and their collectives, unless all issue the same one; ``count``: how many agreed before."""
     reference = next(iter(issued))
     other = issued[reference]
     for coordinate in mesh.coordinates():
@@ -185,8 +185,10 @@ def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued], count:
             )
 
 
-def communicate(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued], reduction: str = "exact") -> dict[tuple[int, ...], torch.Tensor]:
-    """The result of one collective on each rank, group by group."""
+def run_collective(
+    mesh: Mesh, issued: Mapping[tuple[int, ...], IssuedCollective], reduction: str = "exact"
+) -> dict[tuple[int, ...], torch.Tensor]:
+    """The result of one collective on each rank, computed group by group."""
     axis = mesh.axis(next(iter(issued.values())).axis)
     results: dict[tuple[int, ...], torch.Tensor] = {}
     for coordinate in mesh.coordinates():
@@ -198,8 +200,8 @@ def communicate(mesh: Mesh, issued: Mapping[tuple[int, ...], Issued], reduction:
     return results
 
 
-def _check_splits(calls: Sequence[Issued], ranks: Sequence[int]) -> None:
-    """Raises RunError where a rank of an all-to-all sends another number of rows than its peer takes."""
+def _check_splits(calls: Sequence[IssuedCollective], ranks: Sequence[int]) -> None:
+    """Raises RunError if a rank of an all-to-all sends another number of rows than its peer expects."""
     for i, sender in enumerate(calls):
         for j, taker in enumerate(calls):
             if sender.splits is None or taker.splits is None:
@@ -210,7 +212,7 @@ def _check_splits(calls: Sequence[Issued], ranks: Sequence[int]) -> None:
                 raise RunError(f"ranks disagree: {what}, at node {sender.node}", where=sender.where, remedy="please report it")
 
 
-def _collective(calls: Sequence[Issued], reduction: str) -> list[torch.Tensor]:
+def _collective(calls: Sequence[IssuedCollective], reduction: str) -> list[torch.Tensor]:
     call, tensors = calls[0], [c.tensor for c in calls]
     n = len(tensors)
     if call.kind == "all_reduce":
@@ -226,14 +228,14 @@ def _collective(calls: Sequence[Issued], reduction: str) -> list[torch.Tensor]:
 
 
 def check_ranks(mesh: Mesh) -> None:
-    """Raises OptionError for a mesh of more ranks than one process is asked to hold."""
+    """Raises OptionError for a mesh of more than ``MAX_RANKS`` ranks."""
     if mesh.size > MAX_RANKS:
         what = f"mesh {mesh} has {mesh.size} ranks, the simulator runs up to {MAX_RANKS} in one process"
         raise OptionError(what, remedy="simulate a smaller mesh with the same axes; planning needs no ranks at all")
 
 
 def simulated_mesh(mesh: Mesh | DeviceMesh) -> Mesh:
-    """``mesh`` without its process groups; raises OptionError where it has too many ranks."""
+    """``mesh`` without its process groups; raises OptionError if it has too many ranks."""
     plain = as_mesh(mesh)
     check_ranks(plain)
     return plain
@@ -249,11 +251,13 @@ def simulate_program(program: ShardedProgram, values: Sequence[torch.Tensor], re
     ranks = [RankValues(mesh, tuple(results[c][k] for c in mesh.coordinates())) for k in range(len(program.outputs))]
     ends = zip(ranks, program.output_layouts, program.output_shapes, strict=True)
     whole = [gather(dict(zip(mesh.coordinates(), own, strict=True)), layout, shape, mesh) for own, layout, shape in ends]
-    return package(program, whole, recorded, ranks)
+    return simulation_of(program, whole, recorded, ranks)
 
 
-def package(program: ShardedProgram, whole: Sequence[torch.Tensor], recorded: list[Recorded], ranks: Sequence[RankValues]) -> Simulation:
-    """Global results by what they are."""
+def simulation_of(
+    program: ShardedProgram, whole: Sequence[torch.Tensor], recorded: list[Recorded], ranks: Sequence[RankValues]
+) -> Simulation:
+    """A Simulation from the global results ``whole`` and the local ones ``ranks``."""
     named: dict[str, dict[str, torch.Tensor]] = {"output": {}, "gradient": {}, "mutation": {}}
     for end, value in zip(program.outputs, whole, strict=True):
         named[end.kind][end.name] = value

@@ -1,4 +1,4 @@
-"""The global values of a program's inputs, collected from a model and its arguments by name."""
+"""Collects the global values of a program's inputs from a model and its arguments, by name, and checks them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fxshard.graph.objects import Opened, Outcome, open_call
 from fxshard.graph.planning_graph import UNKNOWN, constants_of
 from fxshard.program.sharded_program import ShardedProgram
 
-AS_TRACED = "give arguments like those of the example, or plan (export) again for these"
-LIKE_TRACED = "give tensors of the shapes and dtypes of the example, or plan (export) again for these"
+CALL_REMEDY = "give arguments like those of the example, or plan (export) again for these"
+SHAPES_REMEDY = "give tensors of the shapes and dtypes of the example, or plan (export) again for these"
 
 
 def program_values(
@@ -26,7 +26,7 @@ def program_values(
     tangents: Any = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """One global tensor per entry of ``program.inputs``; raises RunError for what is missing or unlike what was traced."""
+    """One global tensor per entry of ``program.inputs``; raises RunError if one is missing or has another shape or dtype than traced."""
     args, kwargs, _ = open_call(args, kwargs or {})
     check_arguments(program, args, kwargs)
     named = dict(weights or {})
@@ -45,16 +45,16 @@ def program_values(
             value = named[end.name].detach()
         else:
             weight = end.kind in ("parameter", "buffer")
-            remedy = "pass the model, or weights=, whole tensors by the model's names" if weight else AS_TRACED
+            remedy = "pass the model, or weights=, whole tensors by the model's names" if weight else CALL_REMEDY
             raise RunError(f"no value for {end.kind} {end.name!r}", remedy=remedy)
         check_value(end.name, value, shape, dtype)
-        check_memory(end.kind, end.name, value)
+        check_has_data(end.kind, end.name, value)
         values.append(value)
     return values
 
 
-def settled(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, changed: Mapping[str, torch.Tensor]) -> Any:
-    """What a model returns, of a program's outputs: objects among them are put together, those of the call stay as they are.
+def returned_by_model(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, changed: Mapping[str, torch.Tensor]) -> Any:
+    """The return value of a model, from a program's outputs: rebuilds objects and leaves those of the call unchanged.
 
     ``changed``: new values of arguments by name.
     """
@@ -62,7 +62,7 @@ def settled(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, 
         return result
     paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
     named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
-    return result.apart([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
+    return result.on_copies([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
 
 
 def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
@@ -75,27 +75,27 @@ def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> di
 
 
 def sizes_of_call(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, int]:
-    """The dynamic sizes of a call by name; raises RunError for a missing tensor, and where dims of one name differ."""
+    """The dynamic sizes of a call by name; raises RunError for a missing tensor, or if dims of one name differ."""
     named, found = argument_values(args, kwargs), dict[str, int]()
     for one in program.sizes:
         for path, dim in one.places:
             if path not in named or named[path].dim() <= dim:
-                raise RunError(f"{path} has no dim {dim}, which gives {one.name}", remedy=AS_TRACED)
+                raise RunError(f"{path} has no dim {dim}, which gives {one.name}", remedy=CALL_REMEDY)
             if found.setdefault(one.name, named[path].shape[dim]) != named[path].shape[dim]:
-                raise RunError(f"dim {dim} of {path} is {named[path].shape[dim]}, {one.name} is {found[one.name]}", remedy=LIKE_TRACED)
+                raise RunError(f"dim {dim} of {path} is {named[path].shape[dim]}, {one.name} is {found[one.name]}", remedy=SHAPES_REMEDY)
     return found
 
 
 def check_arguments(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
-    """Raises RunError naming the first argument that is missing, unexpected, built otherwise or another constant than traced."""
+    """Raises RunError for the first argument that is missing, unexpected, of another structure, or another constant than traced."""
     spec = pytree.tree_structure((tuple(args), dict(kwargs or {})))
     said = structure_difference(program.in_spec, spec) or _constant_difference(program, args, kwargs)
     if said is not None:
-        raise RunError(said, remedy=AS_TRACED)
+        raise RunError(said, remedy=CALL_REMEDY)
 
 
 def structure_difference(want: pytree.TreeSpec, have: pytree.TreeSpec, name: str = "") -> str | None:
-    """What is first unlike in the structures of two calls' ``(args, kwargs)``; keywords may come in any order."""
+    """The first difference between the structures of two calls' ``(args, kwargs)``, in words; keywords may have any order."""
     if want.is_leaf() or have.is_leaf():
         if want.is_leaf() and have.is_leaf():
             return None
@@ -137,7 +137,7 @@ def _container(spec: pytree.TreeSpec) -> str:
 
 
 def _class(spec: pytree.TreeSpec) -> type:
-    """The class of a container; of all namedtuples, torch's structures have one type."""
+    """The class of a container; for a namedtuple a pytree holds it in its context."""
     return spec.type if isinstance(spec.type, type) else spec.context
 
 
@@ -159,7 +159,7 @@ def check_value(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: s
     if not _has_shape(value, shape) or str(value.dtype) != dtype:
         raise RunError(
             f"{name} is {tuple(value.shape)} {value.dtype}, the program takes {shape} {dtype}",
-            remedy=LIKE_TRACED,
+            remedy=SHAPES_REMEDY,
         )
 
 
@@ -167,8 +167,8 @@ def _has_shape(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
     return value.dim() == len(shape) and all(want in (have, UNKNOWN) for have, want in zip(value.shape, shape, strict=True))
 
 
-def check_memory(kind: str, name: str, value: torch.Tensor) -> None:
-    """Raises RunError for a tensor that has a shape only: on meta, or a fake one."""
+def check_has_data(kind: str, name: str, value: torch.Tensor) -> None:
+    """Raises RunError for a tensor without data: on meta, or fake."""
     if not value.is_meta and not isinstance(value, FakeTensor):
         return
     weight = kind in ("parameter", "buffer")

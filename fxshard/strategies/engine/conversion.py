@@ -1,7 +1,7 @@
-"""Which reductions a dtype has, and which of them a conversion keeps: op(convert(x_1), ...) = convert(op(x_1, ...)).
+"""Which reductions exist for a dtype, and which commute with a dtype conversion: op(convert(x_1), ...) = convert(op(x_1, ...)).
 
-Whole numbers wrap around, so the parts of a sum may be any numbers that add up to it modulo 2^bits: in [100, 100] of
-int8 the sum is -56, and 200 once they are wider. Rounding is no harm: that of a narrower float keeps sums as floats do.
+Integers wrap around, so the parts of a pending sum are any numbers with that sum modulo 2^bits: in int8, 100 + 100 is -56, but
+200 if the parts are widened first. Rounding is accepted: a sum of narrower floats is still a sum within their precision.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import torch
 
 
 def has_reduction(op: str, dtype: torch.dtype) -> bool:
-    """Booleans have no sum and no product, whole numbers no average, complex ones no order, floats of eight bits nothing."""
+    """Whether values of ``dtype`` can be reduced by ``op``: booleans have no sum or product, integers no average, complex numbers no
+    maximum or minimum, 8-bit floats no reduction at all."""
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return False
     if op in ("max", "min"):
         return not dtype.is_complex
-    return is_real(dtype) or (op != "avg" and dtype != torch.bool)
+    return is_inexact(dtype) or (op != "avg" and dtype != torch.bool)
 
 
 def identity(op: str, dtype: torch.dtype) -> float | int | bool:
-    """The number that leaves a reduction as it is."""
+    """The identity element of a reduction."""
     if op in ("sum", "avg"):
         return 0
     if op == "product":
@@ -34,28 +35,28 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     return info.min if op == "max" else info.max
 
 
-def keeps(op: str, source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether the pending reduction ``op`` passes through a conversion from ``source`` to ``target``."""
+def commutes_with_conversion(op: str, source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether the pending reduction ``op`` commutes with a conversion from ``source`` to ``target``."""
     if not (has_reduction(op, source) and has_reduction(op, target)):
         return False
     if source == target:
         return True
     if op in ("max", "min"):
         return _keeps_order(source, target)
-    if is_real(source) or is_real(target):
-        return op in ("sum", "avg") and is_real(source) and is_real(target)
+    if is_inexact(source) or is_inexact(target):
+        return op in ("sum", "avg") and is_inexact(source) and is_inexact(target)
     return target.itemsize <= source.itemsize
 
 
-def is_real(dtype: torch.dtype) -> bool:
-    """Real or complex; from complex to real the imaginary parts are dropped, which keeps sums."""
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Floating-point or complex. A conversion from complex to real drops the imaginary parts, which commutes with sums."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _keeps_order(source: torch.dtype, target: torch.dtype) -> bool:
-    """To floats, and to whole numbers that hold all of the source's: no number wraps around, and there is no infinity to convert."""
-    if is_real(source) or is_real(target):
-        return is_real(target)
+    """Whether the conversion is monotone: to floats always, to integers only from integers whose range fits, so that nothing wraps."""
+    if is_inexact(source) or is_inexact(target):
+        return is_inexact(target)
     low, high = _range(source)
     least, most = _range(target)
     return least <= low and high <= most

@@ -1,7 +1,7 @@
-"""Rules of operators that are others in disguise: ``x_`` writes in place, ``x.out`` into a tensor given, ``_foreach_x`` does lists.
+"""Rules derived from the functional form of an operator: ``x_`` in place, ``x.out`` with given outputs, ``_foreach_x`` on lists.
 
-Each has the rule of its functional form. What is written into lies as what is written; elements of a list that have dims
-of one size are cut together.
+Each has the rule of its functional form. A tensor that is written into has the layout of the result. In a list, dims with equal
+factor names and sizes are sharded together.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fxshard.graph.call import Call, Operand
 from fxshard.strategies.engine.factors import Dims, Factors, Linear, Rule, resolve
 
 Find = Callable[[str], Rule | None]
-"""The rule of an operator that runs unchanged on shards, by its name."""
-FOREACH = "aten._foreach_"
-ELEMENT = {
+"""Operator name -> its rule, if the operator runs unchanged on shards."""
+FOREACH_PREFIX = "aten._foreach_"
+ELEMENT_OVERLOADS = {
     "List": ("Tensor", "Tensor_Tensor", "default"),
     "Scalar": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
     "ScalarList": ("Scalar", "Tensor_Scalar", "default", "Tensor"),
     "Tensor": ("Tensor",),
     "default": ("default",),
 }
-"""Overload of a list operator -> overloads that do the same to an element, in the order in which they are tried."""
+"""Overload of a foreach operator -> overloads of the operator on one element, in the order in which they are tried."""
 
 
 def derive(op: str, find: Find) -> Rule | None:
-    """The rule of ``op`` from that of its functional form, None where there is no such form or it has no rule."""
-    if op.startswith(FOREACH):
+    """The rule of ``op`` from that of its functional form; None if there is no such form or it has no rule."""
+    if op.startswith(FOREACH_PREFIX):
         return _foreach(op, find)
     overload = _overload(op)
     schema = None if overload is None else schema_of(overload)
@@ -42,7 +42,7 @@ def derive(op: str, find: Find) -> Rule | None:
     rule = None if functional is None else find(functional)
     if functional is None or rule is None:
         return None
-    return functools.partial(_into_given if any(a.is_out for a in schema.arguments) else _in_place, rule, functional)
+    return functools.partial(_out_variant if any(a.is_out for a in schema.arguments) else _in_place, rule, functional)
 
 
 def _overload(op: str) -> Any:
@@ -53,7 +53,7 @@ def _overload(op: str) -> Any:
 
 
 def _functional(op: str, schema: Any) -> str | None:
-    """The overload that takes the same arguments, those it would write into left out, and writes into none."""
+    """The overload that takes the same arguments, without those to write into, and mutates none."""
     namespace, name, _ = op.split(".")
     base = name if any(a.is_out for a in schema.arguments) else name.removesuffix("_")
     packet = getattr(getattr(torch.ops, namespace), base, None)
@@ -69,13 +69,13 @@ def _signature(schema: Any) -> list[tuple[str, str]]:
 
 
 def _in_place(rule: Rule, functional: str, call: Call) -> Factors:
-    """The first operand becomes the result."""
+    """The rule of an in-place operator: operand 0 shares its memory, and so its layout, with output 0."""
     found = rule(replace(call, op=functional))
     return replace(found, enforce=(*found.enforce, (0, 0)))
 
 
-def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
-    """The tensors written into are the last operands: only written, so pending where their result is."""
+def _out_variant(rule: Rule, functional: str, call: Call) -> Factors:
+    """The rule of an ``out=`` overload: the last operands are only written, so each is pending where its result is."""
     given = dict(call.kwargs)
     becomes = {given[name].index: o for o, name in enumerate(_out_names(call.op)) if isinstance(given.get(name), Operand)}
     written = tuple(sorted(becomes))
@@ -94,24 +94,24 @@ def _into_given(rule: Rule, functional: str, call: Call) -> Factors:
 
 
 def _out_names(op: str) -> list[str]:
-    """Arguments that are written into, in the order of the results."""
+    """Names of the ``out=`` arguments, in the order of the results."""
     schema = schema_of(_overload(op))
     assert schema is not None, f"{op} got its rule by its schema"
     return [a.name for a in schema.arguments if a.is_out]
 
 
 def _foreach(op: str, find: Find) -> Rule | None:
-    name, _, kind = op.removeprefix(FOREACH).partition(".")
-    for overload in ELEMENT.get(kind, ()):
+    name, _, kind = op.removeprefix(FOREACH_PREFIX).partition(".")
+    for overload in ELEMENT_OVERLOADS.get(kind, ()):
         functional = f"aten.{name}.{overload}"
         rule = find(functional)
         if rule is not None:
-            return functools.partial(_each, rule, functional)
+            return functools.partial(_foreach_factors, rule, functional)
     return None
 
 
-def _each(rule: Rule, functional: str, call: Call) -> Factors:
-    """The rule of each element, factors of one name and size being one factor."""
+def _foreach_factors(rule: Rule, functional: str, call: Call) -> Factors:
+    """Joins the rules of all elements; factors of equal name and size become one factor."""
     operands: list[Dims] = [((),) * meta.ndim for meta in call.operands]
     outputs: list[Dims | None] = []
     depends: list[tuple[int, ...]] = []
@@ -132,14 +132,14 @@ def _each(rule: Rule, functional: str, call: Call) -> Factors:
         tuple(outputs),
         reduce={named(f): how for part, _, named in parts for f, how in part.reduce.items()},
         replicated=frozenset(named(f) for part, _, named in parts for f in part.replicated),
-        linear=_joint_groups(parts),
+        linear=_joint_linear_groups(parts),
         additive=tuple(places[i] for part, places, _ in parts for i in part.additive),
         depends=tuple(depends),
     )
 
 
 def _elements(functional: str, call: Call) -> Iterator[tuple[Call, tuple[int, ...]]]:
-    """Each element's call, and which operands it reads."""
+    """Each element's call, and the operands of the list call that it reads."""
     for i, out in enumerate(call.outputs):
         args = [a[i] if isinstance(a, tuple) else a for a in call.args]
         places = tuple(a.index for a in args if isinstance(a, Operand))
@@ -152,8 +152,8 @@ def _renamed(dims: Dims, named: Callable[[str], str]) -> Dims:
     return tuple(tuple(map(named, dim)) for dim in dims)
 
 
-def _joint_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
-    """A pending reduction passes through the list where it passes through every element, in the same way."""
+def _joint_linear_groups(parts: list[tuple[Factors, tuple[int, ...], Callable[[str], str]]]) -> tuple[Linear, ...]:
+    """Linear groups of the list call: those through which every element passes a reduction in the same way."""
     joint = []
     if len({tuple((len(g.operands), g.gives, g.unread, g.converts, g.real) for g in part.linear) for part, _, _ in parts}) != 1:
         return ()

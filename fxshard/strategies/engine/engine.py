@@ -1,7 +1,7 @@
 """From rules to strategies: the options of one axis, and their legal combinations on a mesh.
 
-A combination is legal when all dims that share a factor are cut at the same places on every rank: a dim merged from
-(a b) must have extents b times those of a. Uneven and empty shards are legal otherwise.
+A combination is legal if all dims that share a factor are cut at the same places on every rank: each shard of a dim (a b) must be
+b times as long as that of a. Otherwise uneven and empty shards are legal.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.layout.layouts import REDUCE_OPS, Layout, extent
+from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NO_RULE, OpSpec
-from fxshard.strategies.engine.conversion import has_reduction, is_real, keeps
-from fxshard.strategies.engine.factors import SUMS, Factors, Linear, is_one, replicate_all, resolve, same
+from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction, is_inexact
+from fxshard.strategies.engine.factors import SUMS, Factors, Linear, is_one, known_equal, replicate_all, resolve
+from fxshard.strategies.engine.registered_sharding import options_from, sharding_function
 from fxshard.strategies.engine.registry import has_rule, lookup, on_change
-from fxshard.strategies.engine.torch_functions import offered, sharding_function
 
 
 @dataclass(frozen=True)
 class AxisOption:
-    """One way to run an operator on one axis; ``factor`` is what is sharded, None for whole or pending."""
+    """One way to run an operator on one axis. ``factor``: the sharded factor; None if all tensors are replicated or partial."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
@@ -39,7 +39,7 @@ class AxisOption:
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """All legal ways to run one call on a mesh; ``fallback``: it has no rule, so it is only replicated, for ``reason``."""
+    """All legal ways to run one call on a mesh; ``fallback``: it has no rule and is replicated, for ``reason``."""
 
     specs: tuple[OpSpec, ...]
     fallback: bool = False
@@ -47,8 +47,9 @@ class OpStrategy:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """What sharding a factor needs: sizes of the factors inside the merged dims, no empty shards, or equal ones only."""
+class _ShardingCondition:
+    """What sharding a factor of ``size`` requires: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
+    shards (``full``), equal shards (``even``)."""
 
     size: Any
     inner: tuple[Any, ...]
@@ -58,24 +59,24 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Options:
-    """``rivals``: pairs of factors that cut one dim of a tensor in two ways, so may not be cut both."""
+    """``conflicts``: pairs of factors that shard the same dim of a tensor differently, and so exclude each other."""
 
     options: tuple[AxisOption, ...]
-    cuts: dict[str, _Cut]
+    conditions: dict[str, _ShardingCondition]
     fallback: bool
     note: str
-    rivals: frozenset[frozenset[str]] = frozenset()
+    conflicts: frozenset[frozenset[str]] = frozenset()
 
 
 def axis_options(call: Call) -> tuple[AxisOption, ...]:
-    """All options of one axis, replicated first; whether a factor can be cut evenly enough depends on the mesh."""
+    """All options of one axis, replicated first, before the conditions that depend on the size of the mesh."""
     return _options(call).options
 
 
 def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
     """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
 
-    ``reductions``: pending reductions to pass through operators; a graph in which only sums occur needs only those.
+    ``reductions``: the pending reductions that may pass through the operator; a graph in which only sums occur needs only those.
     """
     wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
     if not call.is_hashable:
@@ -84,13 +85,13 @@ def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) 
 
 
 def created_reductions(call: Call) -> frozenset[str]:
-    """Pending reductions that some sharding of ``call`` leaves in an output."""
+    """Reductions that some sharding of ``call`` leaves pending in an output."""
     sharded = (option for option in _options(call).options if option.factor is not None)
     return frozenset(p.reduce_op for option in sharded for p in option.outputs if isinstance(p, Partial))
 
 
 def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
-    """(pending in an operand, pending in an output): the reductions that ``call`` lets through."""
+    """Pairs (reduction pending in an operand, reduction then pending in an output) that ``call`` passes through."""
     whole = (option for option in _options(call).options if option.factor is None)
     ends = ([{p.reduce_op for p in side if isinstance(p, Partial)} for side in (o.inputs, o.outputs)] for o in whole)
     return frozenset(pair for before, after in ends for pair in itertools.product(before, after))
@@ -98,7 +99,7 @@ def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=2048)
 def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
-    """``function``: what torch's ``register_sharding`` has, which tells nobody when it changes."""
+    """``function``: the one given to torch's ``register_sharding``; part of the key, because torch reports no changes."""
     return _strategy(call, shape, reductions)
 
 
@@ -108,63 +109,65 @@ def cache_info() -> Any:
 
 
 def cache_clear() -> None:
-    """Forgets all strategies; registering a rule does so by itself."""
+    """Empties the cache of strategies; registering a rule does so too."""
     _cached.cache_clear()
 
 
 on_change(cache_clear)
 
 
-_WHOLE = {
-    "fxshard_users.triton_kernel.default": "a call of a Triton kernel holds the sizes of whole tensors; in an operator it can have a rule"
+_UNSHARDABLE = {
+    "fxshard_users.triton_kernel.default": (
+        "a call of a Triton kernel holds the sizes of whole tensors; wrapped in a custom operator, it can have a rule"
+    )
 }
-"""Operators that no rule could cut, and why."""
+"""Operators that no rule could shard, and why."""
 
 
-def _lacking(call: Call) -> str:
-    """Why a call without a rule is replicated; torch wraps an operator that changes its arguments in one of its own."""
+def _missing_rule_reason(call: Call) -> str:
+    """Why a call without a rule is replicated. An operator among the arguments is a mutating one that torch wrapped."""
     inner = call.args[0] if call.args else None
     if isinstance(inner, OpOverload):
         return f"{inner} changes its arguments, so it can have no rule; an operator that returns new tensors can"
-    return _WHOLE.get(call.op, f"{NO_RULE} {call.op}")
+    return _UNSHARDABLE.get(call.op, f"{NO_RULE} {call.op}")
 
 
 def _options(call: Call) -> _Options:
     entry = lookup(call.op)
     function = None if entry else sharding_function(call.op)
     if function is not None:
-        return _listed(call, offered(call, function))
-    given = entry.rule(call) if entry else replicate_all(call, _lacking(call))
+        return _options_from_placements(call, options_from(call, function))
+    given = entry.rule(call) if entry else replicate_all(call, _missing_rule_reason(call))
     rule, sizes = resolve(given, call)
-    found = [_whole(call)]
-    cuts: dict[str, _Cut] = {}
+    found = [_replicated(call)]
+    conditions: dict[str, _ShardingCondition] = {}
     for factor in _shardable(rule, sizes):
         option = _sharded(rule, factor)
         if option is not None:
             found.append(option)
-            cuts[factor] = _cut(rule, factor, sizes, option)
+            conditions[factor] = _condition(rule, factor, sizes, option)
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
-    return _Options(tuple(reversed(distinct.values())), cuts, entry is None, rule.note)
+    return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note)
 
 
-def _listed(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
-    """Options that are given as placements; the sharded dims of one option are cut together, as if they had a factor of their own."""
-    whole = _whole(call)
+def _options_from_placements(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
+    """Options from a list of placements; the sharded dims of one option act as one factor of their own."""
+    whole = _replicated(call)
     found = {(whole.inputs, whole.outputs): whole}
-    cuts: dict[str, _Cut] = {}
+    conditions: dict[str, _ShardingCondition] = {}
     for number, (inputs, outputs) in enumerate(pairs):
         sizes = [*_sharded_sizes(inputs, call.operands), *_sharded_sizes(outputs, call.outputs)]
         option = AxisOption(inputs, outputs, f"option {number}" if sizes else None)
         if _reducible(call, option) and not any(is_one(size) for size in sizes):
             found.setdefault((inputs, outputs), option)
             if option.factor is not None:
-                cuts[option.factor] = _common_cut(sizes, option)
-    return _Options(tuple(found.values()), cuts, False, "", _rivals(found.values()))
+                conditions[option.factor] = _common_condition(sizes, option)
+    return _Options(tuple(found.values()), conditions, False, "", _conflicts(found.values()))
 
 
-def _rivals(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
-    """In a rule a dim has one factor; options that are listed may share it, each with other dims beside it."""
+def _conflicts(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
+    """Pairs of listed options that shard a common dim; unlike factors of a rule, such options may combine it with different dims."""
     dims = {o.factor: {(k, p.dim) for k, p in enumerate((*o.inputs, *o.outputs)) if isinstance(p, Shard)} for o in options if o.factor}
     return frozenset(frozenset(pair) for pair in itertools.combinations(dims, 2) if dims[pair[0]] & dims[pair[1]])
 
@@ -173,73 +176,73 @@ def _sharded_sizes(placements: Iterable[Placement], metas: Iterable[TensorMeta |
     return [m.shape[p.dim] for p, m in zip(placements, metas, strict=True) if isinstance(p, Shard) and m is not None]
 
 
-def _common_cut(sizes: list[Any], option: AxisOption) -> _Cut:
-    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic ones only where equal."""
-    unit = sizes[0] if all(same(size, sizes[0]) for size in sizes) else math.gcd(*sizes)
-    inner = tuple(dict.fromkeys(size // unit for size in sizes if not same(size, unit)))
-    return _Cut(unit, inner, any(isinstance(p, Replicate) for p in option.outputs), _averages(option))
+def _common_condition(sizes: list[Any], option: AxisOption) -> _ShardingCondition:
+    """Dims of different sizes are cut at the same places in units of their greatest common divisor; symbolic sizes must be equal."""
+    unit = sizes[0] if all(known_equal(size, sizes[0]) for size in sizes) else math.gcd(*sizes)
+    inner = tuple(dict.fromkeys(size // unit for size in sizes if not known_equal(size, unit)))
+    return _ShardingCondition(unit, inner, any(isinstance(p, Replicate) for p in option.outputs), _averages(option))
 
 
 def _averages(option: AxisOption) -> bool:
-    """Whether sharding leaves an average over ranks: right only where all have equally much."""
+    """Whether sharding leaves an average over ranks, which is right only for equal shards."""
     return any(isinstance(p, Partial) and p.reduce_op == "avg" for p in option.outputs)
 
 
-def _whole(call: Call) -> AxisOption:
+def _replicated(call: Call) -> AxisOption:
     return AxisOption((Replicate(),) * len(call.operands), (Replicate(),) * len(call.outputs))
 
 
 def _shardable(rule: Factors, sizes: dict[str, Any]) -> list[str]:
-    """Factors in order of first occurrence, those that are whole or trivial left out."""
+    """Factors in order of first occurrence, without replicated ones and those of size below 2."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     order = dict.fromkeys(f for dims in tensors for dim in dims for f in dim)
     return [f for f in order if f not in rule.replicated and not (isinstance(sizes[f], int) and sizes[f] < 2)]
 
 
 def _sharded(rule: Factors, factor: str) -> AxisOption | None:
-    """Each tensor sharded on the dim that has ``factor``; None where that cannot be."""
+    """Each tensor sharded on the dim that has ``factor``; None if that is impossible."""
     inputs = [_dim_of(dims, factor) for dims in rule.operands]
     outputs = [None if dims is None else _dim_of(dims, factor) for dims in rule.outputs]
     reduce = rule.reduce.get(factor, "sum")
-    owed = [_is_owed(rule, o, inputs) and d is None for o, d in enumerate(outputs)]
-    if -1 in inputs or -1 in outputs or (any(owed) and reduce is None):
+    partial = [_depends_on(rule, o, inputs) and d is None for o, d in enumerate(outputs)]
+    if -1 in inputs or -1 in outputs or (any(partial) and reduce is None):
         return None
-    missing: Placement = Partial(reduce) if any(owed) and reduce else Replicate()
+    missing: Placement = Partial(reduce) if any(partial) and reduce else Replicate()
     ins = [Shard(d) if d is not None else missing if i in rule.additive else Replicate() for i, d in enumerate(inputs)]
-    outs = [Shard(d) if d is not None else missing if owes else Replicate() for d, owes in zip(outputs, owed, strict=True)]
+    outs = [Shard(d) if d is not None else missing if is_partial else Replicate() for d, is_partial in zip(outputs, partial, strict=True)]
     return AxisOption(tuple(ins), tuple(outs), factor)
 
 
 def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
-    """The dim whose outermost factor is ``factor``, None if no dim has it, -1 if it cannot be sharded."""
+    """The dim whose outermost factor is ``factor``; None if no dim has it, -1 if it is not outermost or occurs twice."""
     places = [(d, dim.index(factor)) for d, dim in enumerate(dims) if factor in dim]
     if not places:
         return None
     return places[0][0] if len(places) == 1 and places[0][1] == 0 else -1
 
 
-def _is_owed(rule: Factors, output: int, inputs: list[int | None]) -> bool:
-    """Whether an output is computed from an operand that has the factor."""
+def _depends_on(rule: Factors, output: int, inputs: list[int | None]) -> bool:
+    """Whether an output depends on an operand that has the factor; without the factor itself it is then partial."""
     if rule.outputs[output] is None:
         return False
     sources = range(len(inputs)) if rule.depends is None else rule.depends[output]
     return any(inputs[i] is not None for i in sources)
 
 
-def _cut(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _Cut:
-    """Where an output stays whole, or an operand is added to a pending one, a rank with an empty shard still has work."""
+def _condition(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _ShardingCondition:
+    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: the rank still has work then."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
     whole = any(isinstance(p, Replicate) and d is not None for p, d in zip(option.outputs, rule.outputs, strict=True))
     added = any(isinstance(option.inputs[i], Partial) for i in rule.additive)
-    return _Cut(sizes[factor], tuple(inner), whole or added, _averages(option))
+    return _ShardingCondition(sizes[factor], tuple(inner), whole or added, _averages(option))
 
 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
-    """Options that pass a pending reduction through: one group, or two that share neither operands nor outputs."""
+    """Options that pass a pending reduction through: by one linear group, or by two without common operands or outputs."""
     groups = [group for group in rule.linear if group.operands]
-    found = [(g, op, _outputs_of(rule, g)) for g in groups for op in g.ops if _exact(call, rule, g, op)]
+    found = [(g, op, _outputs_of(rule, g)) for g in groups for op in g.ops if _is_exact(call, rule, g, op)]
     for passed in (*((f,) for f in found), *itertools.combinations(found, 2)):
         if len(passed) == 1 or not (_overlap(*(g.operands for g, _, _ in passed)) or _overlap(*(outs for _, _, outs in passed))):
             ins = {i: op for group, op, _ in passed for i in group.operands}
@@ -248,7 +251,7 @@ def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:
 
 
 def _outputs_of(rule: Factors, group: Linear) -> tuple[int, ...]:
-    """The outputs that are computed from the values of a group's operands."""
+    """The outputs that depend on the values of a group's operands."""
     if group.unread:
         return ()
     tensors = [o for o, dims in enumerate(rule.outputs) if dims is not None]
@@ -263,21 +266,21 @@ def _placements(pending: dict[int, str], count: int) -> tuple[Placement, ...]:
     return tuple(Partial(pending[i]) if i in pending else Replicate() for i in range(count))
 
 
-def _exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
-    """Whether the dtypes of operands and outputs have the reduction, and it is kept on the way from one to the other."""
+def _is_exact(call: Call, rule: Factors, group: Linear, op: str) -> bool:
+    """Whether the reduction exists for all dtypes of the group, and commutes with the conversions from operands to outputs."""
     ins = [call.operands[i].dtype for i in group.operands]
     outs = [o.dtype for o in (call.outputs[i] for i in _outputs_of(rule, group)) if o is not None]
-    if group.real and not all(map(is_real, ins)):
+    if group.real and not all(map(is_inexact, ins)):
         return False
     possible = all(has_reduction(op, d) for d in ins) and all(has_reduction(group.result(op), d) for d in outs)
-    return possible and (not group.converts or all(keeps(op, a, b) for a in ins for b in outs))
+    return possible and (not group.converts or all(commutes_with_conversion(op, a, b) for a in ins for b in outs))
 
 
 def _reducible(call: Call, option: AxisOption) -> bool:
-    """Whether each reduction that a sharded factor leaves is one that its dtype has, and is kept on the way to an output."""
+    """Whether each reduction of the option exists for its dtype, and commutes with the conversions from operands to outputs."""
     ins, outs = _pending_dtypes(option.inputs, call.operands), _pending_dtypes(option.outputs, call.outputs)
     possible = all(has_reduction(op, dtype) for op, dtype in (*ins, *outs))
-    return possible and all(keeps(op, source, target) for op, source in ins for _, target in outs)
+    return possible and all(commutes_with_conversion(op, source, target) for op, source in ins for _, target in outs)
 
 
 def _pending_dtypes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[tuple[str, torch.dtype]]:
@@ -293,7 +296,7 @@ def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -
     offered = _options(call)
     options = [o for o in offered.options if _wanted(o, reductions)]
     product = itertools.product(options, repeat=len(shape))
-    chosen = [c for c in product if _legal(c, shape, offered.cuts) and not _rivalled(c, offered.rivals)]
+    chosen = [c for c in product if _legal(c, shape, offered.conditions) and not _has_conflict(c, offered.conflicts)]
     columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
     outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
     rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
@@ -302,7 +305,7 @@ def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -
 
 
 def _wanted(option: AxisOption, reductions: tuple[str, ...]) -> bool:
-    """Whether an option passes only ``reductions`` through; what it creates itself is always offered."""
+    """Whether an option passes only ``reductions`` through; reductions that a sharded factor creates are always offered."""
     passed = (p.reduce_op for p in option.inputs if isinstance(p, Partial))
     return option.factor is not None or all(op in reductions for op in passed)
 
@@ -316,7 +319,7 @@ def _columns(chosen: list[tuple[AxisOption, ...]], count: int, outputs: bool = F
 
 
 def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:
-    """One Layout object per distinct layout: there are few, in many specs."""
+    """The placements as layouts; equal ones share one object, since many specs repeat few layouts."""
     known: dict[tuple[Placement, ...], Layout] = {}
     return [known.get(p) or known.setdefault(p, Layout(p)) for p in placements]
 
@@ -332,26 +335,28 @@ def _coherent(layout: Layout) -> bool:
     return len(ops) < 2 or ops <= set(SUMS)
 
 
-def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], cuts: dict[str, _Cut]) -> bool:
+def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: dict[str, _ShardingCondition]) -> bool:
     for factor in {o.factor for o in chosen if o.factor is not None}:
-        cut = cuts[factor]
-        if cut.inner or cut.full or cut.even:
+        condition = conditions[factor]
+        if condition.inner or condition.full or condition.even:
             parts = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
-            if cut.even and not same(cut.size % math.prod(parts), 0):
+            if condition.even and not known_equal(condition.size % math.prod(parts), 0):
                 return False
-            if not all(aligned(cut.size, inner, parts) for inner in cut.inner) or (cut.full and not _no_empty(cut.size, parts)):
+            if not all(aligned(condition.size, inner, parts) for inner in condition.inner) or (
+                condition.full and not _has_no_empty_shard(condition.size, parts)
+            ):
                 return False
     return True
 
 
-def _rivalled(chosen: tuple[AxisOption, ...], rivals: frozenset[frozenset[str]]) -> bool:
-    pairs = itertools.combinations(chosen, 2) if rivals else ()
-    return any(a.factor and b.factor and frozenset((a.factor, b.factor)) in rivals for a, b in pairs)
+def _has_conflict(chosen: tuple[AxisOption, ...], conflicts: frozenset[frozenset[str]]) -> bool:
+    pairs = itertools.combinations(chosen, 2) if conflicts else ()
+    return any(a.factor and b.factor and frozenset((a.factor, b.factor)) in conflicts for a, b in pairs)
 
 
 def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
     """Whether cutting ``size * inner`` elements gives ``inner`` times the cut of ``size``, on every rank."""
-    if same(size % math.prod(parts), 0):
+    if known_equal(size % math.prod(parts), 0):
         return True
     if not isinstance(size, int) or not isinstance(inner, int):
         return False
@@ -361,15 +366,15 @@ def aligned(size: Any, inner: Any, parts: tuple[int, ...]) -> bool:
 @lru_cache(maxsize=65536)
 def _aligned(size: int, inner: int, parts: tuple[int, ...]) -> bool:
     for indexes in itertools.product(*map(range, parts)):
-        offset, length = extent(size, parts, indexes)
-        if length and extent(size * inner, parts, indexes) != (offset * inner, length * inner):
+        offset, length = nested_chunk(size, parts, indexes)
+        if length and nested_chunk(size * inner, parts, indexes) != (offset * inner, length * inner):
             return False
-        if not length and extent(size * inner, parts, indexes)[1]:
+        if not length and nested_chunk(size * inner, parts, indexes)[1]:
             return False
     return True
 
 
-def _no_empty(size: Any, parts: tuple[int, ...]) -> bool:
+def _has_no_empty_shard(size: Any, parts: tuple[int, ...]) -> bool:
     if not isinstance(size, int):
-        return same(size % math.prod(parts), 0)
-    return all(extent(size, parts, i)[1] for i in itertools.product(*map(range, parts)))
+        return known_equal(size % math.prod(parts), 0)
+    return all(nested_chunk(size, parts, i)[1] for i in itertools.product(*map(range, parts)))

@@ -1,7 +1,7 @@
-"""Factors: what an operator allows on one mesh axis, as names on the dims of its operands and outputs.
+"""Factors: the legal shardings of an operator on one mesh axis, as names on the dims of its operands and outputs.
 
 Sharding a factor shards each tensor on the dim that has it. An output without the factor, computed from an operand with
-it, is left as ``Partial(reduce)``: out = reduce over ranks of out_rank. A dim of several factors is sharded on its outermost.
+it, becomes ``Partial(reduce)``: out = reduce over ranks of out_rank. A dim of several factors can be sharded on its outermost.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ Dim = tuple[str, ...]
 Dims = tuple[Dim, ...]
 Name = str | Sequence[str]
 MOVEMENT = REDUCE_OPS
-"""Reductions that commute with moving elements around: all of them."""
+"""Reductions that commute with moving elements: all of them."""
 SUMS = ("sum", "avg")
 """Reductions that commute with a linear map: op(f(x_1), f(x_2)) = f(op(x_1, x_2))."""
 IDEMPOTENT = ("avg", "max", "min")
-"""Reductions of one value that is the same on all ranks to itself."""
-ORDER = ("max", "min")
-"""Reductions that commute with a map that keeps the order; one that turns it around swaps them."""
+"""Reductions that map equal values on all ranks to that value."""
+EXTREMA = ("max", "min")
+"""Reductions that commute with an increasing function; a decreasing one swaps them."""
 SWAPPED = (("max", "min"), ("min", "max"))
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``operands`` all Partial(op), the others whole, give the outputs computed from them Partial(op).
+    """Operands through which a pending reduction passes: if all are Partial(op) and the others whole, outputs that depend on them are
+    Partial(op).
 
     Args:
-        operands: which are pending, all by the same reduction.
+        operands: the pending operands, all with the same reduction.
         ops: the reductions that pass through.
-        gives: (op, what it becomes) where an output is pending by another reduction than the operands.
+        gives: (op, the outputs' reduction), if it differs from the operands'.
         unread: the values of the operands do not matter, so the outputs stay whole.
-        converts: an output of another dtype is a conversion, which keeps some reductions only; else it is a verdict on
-            the operands (a comparison), to which that does not apply.
-        real: for real and complex operands only: whole numbers wrap around, which breaks their order.
+        converts: an output of another dtype is a conversion, with which only some reductions commute; if False it is the result of a
+            comparison, which is exempt.
+        real: only for real and complex operands: integers wrap around, which breaks their order.
     """
 
     operands: tuple[int, ...]
@@ -52,24 +53,24 @@ class Linear:
     real: bool = False
 
     def result(self, op: str) -> str:
-        """The reduction by which the outputs are pending."""
+        """The pending reduction of the outputs, if ``op`` is that of the operands."""
         return dict(self.gives).get(op, op)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What a rule returns for a ``Call``.
+    """The result of a rule for a ``Call``.
 
     Args:
-        operands: per tensor operand, per dim, its factors from outermost to innermost; () for a dim without any.
-        outputs: the same per output; None where the output is no tensor.
-        reduce: factor -> the reduction it leaves where it is missing ("sum" by default); None: it may not be sharded then.
+        operands: per tensor operand, per dim, its factors from outermost to innermost; () for a dim without factors.
+        outputs: the same per output; None for an output that is no tensor.
+        reduce: factor -> the reduction left pending in outputs without it ("sum" by default); None: then it cannot be sharded.
         replicated: factors that must stay whole.
         linear: groups of operands through which a pending reduction passes.
-        additive: operands that are added to the output: Partial where the output is.
-        depends: per output, the operands it is computed from; None for all.
-        enforce: pairs (operand, output) that share memory, so must share the layout.
-        sizes: sizes of factors that the shapes alone do not tell.
+        additive: operands that are added to the output: Partial where the output is Partial.
+        depends: per output, the operands it depends on; None for all.
+        enforce: pairs (operand, output) that share memory, and so their layout.
+        sizes: sizes of factors that do not follow from the shapes.
         note: why the operator offers no more, for people.
     """
 
@@ -116,15 +117,15 @@ def _dim(names: Sequence[str], replicated: set[str]) -> Dim:
 
 
 def replicate_all(call: Call, note: str = "") -> Factors:
-    """Everything whole."""
+    """Factors that allow only replication; ``note`` says why."""
     operands = [[""] * meta.ndim for meta in call.operands]
     return factors(operands, [None if o is None else [""] * o.ndim for o in call.outputs], note=note)
 
 
 def linear_groups(call: Call, groups: Iterable[Sequence[int]], ops: tuple[str, ...] = SUMS, **properties: Any) -> tuple[Linear, ...]:
-    """Groups of argument positions as groups of operands; ``properties``: further fields of ``Linear``.
+    """``Linear`` groups from groups of argument positions; ``properties``: further fields of ``Linear``.
 
-    None is left out. A scalar in a group is the same on all ranks: it is its own average, maximum and minimum, no sum.
+    Arguments that are None are left out. A scalar in a group is equal on all ranks, so only idempotent reductions pass, not sums.
     """
     found = (_members(call, group) for group in groups)
     pairs = ((members, tuple(op for op in ops if plain or op in IDEMPOTENT)) for members, plain in found)
@@ -132,7 +133,7 @@ def linear_groups(call: Call, groups: Iterable[Sequence[int]], ops: tuple[str, .
 
 
 def _members(call: Call, group: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """Operands in a group, and whether there is nothing else in it."""
+    """Operands in a group, and whether the group has no scalars."""
     members: list[int] = []
     plain = True
     for value in map(call.arg, group):
@@ -143,7 +144,7 @@ def _members(call: Call, group: Sequence[int]) -> tuple[tuple[int, ...], bool]:
 
 
 def resolve(rule: Factors, call: Call) -> tuple[Factors, dict[str, Any]]:
-    """The rule with size-1 factors dropped, and every factor's size; raises RuleError when the shapes do not fit."""
+    """The rule without factors of size 1, and the size of every factor; raises RuleError if the shapes do not fit."""
     tensors = _paired(rule, call)
     sizes: dict[str, Any] = dict(rule.sizes)
     for dims, meta in tensors:
@@ -151,8 +152,8 @@ def resolve(rule: Factors, call: Call) -> tuple[Factors, dict[str, Any]]:
             if len(dim) == 1 and not is_one(size):
                 _agree(sizes, dim[0], size, rule, call)
     _solve_composites(tensors, sizes, rule, call)
-    ins = tuple(_kept(d, m, sizes) for d, m in zip(rule.operands, call.operands, strict=True))
-    outs = tuple(None if d is None or m is None else _kept(d, m, sizes) for d, m in zip(rule.outputs, call.outputs, strict=True))
+    ins = tuple(_without_ones(d, m, sizes) for d, m in zip(rule.operands, call.operands, strict=True))
+    outs = tuple(None if d is None or m is None else _without_ones(d, m, sizes) for d, m in zip(rule.outputs, call.outputs, strict=True))
     properties = {k: v for k, v in vars(rule).items() if k not in ("operands", "outputs")}
     return Factors(ins, outs, **properties), sizes
 
@@ -169,27 +170,27 @@ def _paired(rule: Factors, call: Call) -> list[tuple[Dims, TensorMeta]]:
 
 
 def _solve_composites(tensors: list[tuple[Dims, TensorMeta]], sizes: dict[str, Any], rule: Factors, call: Call) -> None:
-    """Sizes of the factors of composite dims: a dim with one unknown tells it; what stays unknown was 1 all over."""
+    """Adds the sizes of factors of composite dims: a dim with one unknown factor determines it; those still unknown are 1."""
     composites = [(d, s) for dims, m in tensors for d, s in zip(dims, m.shape, strict=True) if len(d) > 1]
     for dim, size in composites:
         unknown = [f for f in dim if f not in sizes]
         known = math.prod(sizes[f] for f in dim if f in sizes)
-        if len(unknown) == 1 and not same(known, 0):
+        if len(unknown) == 1 and not known_equal(known, 0):
             sizes[unknown[0]] = size // known
     for dims, _ in tensors:
         for f in (f for dim in dims for f in dim):
             sizes.setdefault(f, 1)
     for dim, size in composites:
-        if not is_one(size) and not same(math.prod(sizes[f] for f in dim), size):
+        if not is_one(size) and not known_equal(math.prod(sizes[f] for f in dim), size):
             raise _misfit(rule, call, f"({' '.join(dim)}) is {' x '.join(str(sizes[f]) for f in dim)}, the dim has {size}")
 
 
 def _agree(sizes: dict[str, Any], factor: str, size: Any, rule: Factors, call: Call) -> None:
-    if not same(sizes.setdefault(factor, size), size):
+    if not known_equal(sizes.setdefault(factor, size), size):
         raise _misfit(rule, call, f"factor {factor!r} is both {sizes[factor]} and {size}")
 
 
-def _kept(dims: Dims, meta: TensorMeta, sizes: dict[str, Any]) -> Dims:
+def _without_ones(dims: Dims, meta: TensorMeta, sizes: dict[str, Any]) -> Dims:
     pairs = zip(dims, meta.shape, strict=True)
     return tuple(() if is_one(size) else tuple(f for f in dim if not is_one(sizes[f])) for dim, size in pairs)
 
@@ -206,11 +207,11 @@ def shapes_str(metas: Iterable[TensorMeta | None]) -> str:
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is known to be 1; a symbolic size is not, without adding a guard."""
-    return same(size, 1)
+    """Whether a size is known to be 1, without adding a guard on symbolic ones."""
+    return known_equal(size, 1)
 
 
-def same(a: Any, b: Any) -> bool:
+def known_equal(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal, without adding a guard on symbolic ones."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b

@@ -1,4 +1,4 @@
-"""Functions as text that is the same in every process for the same code, and another for other code: ranks compare it."""
+"""Fingerprints of functions: equal in every process for equal code, different for different code, so that ranks can compare them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from fxshard._torch_compat import schema_of
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, range, slice)
 SHIPPED = {"torch", "fxshard", *sys.stdlib_module_names}
 INSTALLED = {"site-packages", "dist-packages"}
-"""Packages that come in versions, and folders of such: what their functions name is not looked into."""
+"""Versioned packages, and folders of such packages: the globals of their functions are not followed."""
 
 Named = dict[tuple[str, int], Any]
-"""What code names, by name and address."""
+"""Global values that code refers to, by name and ``id``."""
 
 
 def fingerprint(function: Any) -> str:
-    """12 hex digits over what the function does: its code, its defaults, what it closes over and what of its module it names,
-    and what the functions among those name.
+    """12 hex digits of a hash over the function's code, defaults, closure and the globals that it refers to, followed through functions.
 
-    No address, file or line goes in. Another version of Python compiles to other code, which is told apart too.
+    Independent of addresses, files and lines. Differs between versions of Python, which compile to different bytecode.
     """
     named: Named = {}
     said = repr(_described(function, named, ()))
@@ -46,9 +45,9 @@ def fingerprint(function: Any) -> str:
 
 
 def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
-    """``value`` as nested tuples of texts; ``named`` gets what functions in it name.
+    """``value`` as nested tuples of texts; adds the globals that its functions refer to, to ``named``.
 
-    ``above``: what is being described, which a recursive function closes over.
+    ``above``: ids of the enclosing values, since a recursive function contains itself.
     """
     if id(value) in above:
         return "itself"
@@ -80,7 +79,7 @@ def _described(value: Any, named: Named, above: tuple[int, ...]) -> Any:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What the code of a function of the user's names in its module."""
+    """The globals that a user's function refers to; none for functions of installed packages."""
     installed = INSTALLED & set(PurePath(function.__code__.co_filename).parts)
     if installed or _shipped(function.__globals__.get("__name__")):
         return
@@ -103,13 +102,13 @@ def _names(code: CodeType) -> Iterator[str]:
 def _content(cell: Any, inner: Any) -> Any:
     try:
         return inner(cell.cell_contents)
-    except ValueError:  # what the function closes over has no value yet
+    except ValueError:  # the closure's variable is not assigned yet
         return "empty"
 
 
 def _by_kind(value: Any, inner: Any) -> Any:
-    """Modules, classes, operators and what is built in by name; of a dataclass its fields too; what can be called by its class's
-    code and its own fields, and what is wrapped (``functools.lru_cache``) by that."""
+    """Modules, classes, operators and builtins by name; dataclasses also by their fields; callable objects also by the code of
+    ``__call__`` and their attributes; wrappers (``functools.lru_cache``) also by what they wrap."""
     if isinstance(value, (type, ModuleType)):
         return getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", ""))
     if schema_of(value) is not None:

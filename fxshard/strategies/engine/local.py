@@ -1,7 +1,7 @@
-"""The local form of an operator: how a rule says what each rank runs on its shards.
+"""The local form of an operator: what each rank runs on its shards.
 
-Most operators run unchanged; a few name sizes in their arguments (``sizes=``), and very few need the place of the
-shard in the whole (``local=`` functions, which get a ``LocalContext``).
+Most operators run unchanged. A few have a size among their arguments (``sizes=``), and very few need the position of the
+shard in the global tensor (``local=`` functions, which get a ``LocalContext``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fxshard.layout.layouts import Layout
 
 
 class LocalContext(Protocol):
-    """What a ``local=`` function may ask for while its node is lowered for one size class."""
+    """What a ``local=`` function may use while its node is lowered for one size class."""
 
     call: Call
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     args: tuple[Any, ...]
-    """Arguments with operands already local nodes."""
+    """Arguments, with operands as local nodes."""
     kwargs: dict[str, Any]
     target: Any
 
@@ -48,28 +48,27 @@ class LocalContext(Protocol):
         ...
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        """One of the results of a call that has several."""
+        """Result ``index`` of a call with several results."""
         ...
 
 
 LocalForm = Callable[[LocalContext], Any]
 """Emits the local operator; returns its node, or a tuple of nodes for an operator with several outputs.
 
-What it emits must follow from what the context tells, and of operands from shapes, strides and dtypes: of calls that are alike it is
-asked once.
+It must depend only on the context and on the operands' shapes, strides and dtypes, because equal calls share one local form.
 """
 
 
-def dense(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
-    """``form`` on operands in contiguous memory, or in memory that it ``accepts``.
+def on_contiguous(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
+    """``form`` on contiguous copies of the operands that it does not ``accept``.
 
-    For kernels that ask for it, or that read other memory than they should: a shard may be cut out of something larger,
-    and comes in contiguous where the whole was a transpose. What lies in channels-last memory is known only at run time
-    (a convolution chooses), so by default all are copied; a compiler drops the copies that change nothing.
+    For kernels that require contiguous operands, or misread others: a shard's strides may differ from those of the whole tensor. Whether
+    memory is channels-last is known only at run time (convolutions choose), so by default all but contiguous vectors are copied; a compiler
+    drops needless copies.
     """
 
     def local(ctx: LocalContext) -> Any:
-        ctx.args = tuple(_dense(ctx, a, accepts or _is_vector) for a in ctx.args)
+        ctx.args = tuple(_contiguous(ctx, a, accepts or _is_vector) for a in ctx.args)
         return form(ctx)
 
     return local
@@ -79,7 +78,7 @@ def _is_vector(t: torch.Tensor) -> bool:
     return t.ndim < 2 and t.is_contiguous()
 
 
-def _dense(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
+def _contiguous(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor], bool]) -> Any:
     tensor = value.meta["val"] if isinstance(value, fx.Node) else value
     if not isinstance(tensor, torch.Tensor) or accepts(tensor):
         return value

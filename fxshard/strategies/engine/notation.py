@@ -1,7 +1,7 @@
-"""The text form of rules, after einops: ``rule("b m k, b k n -> b m n")`` is all there is to matmul.
+"""The text form of rules, after einops: ``rule("b m k, b k n -> b m n")`` is the whole rule of matmul.
 
-A tensor is its dims, separated by spaces; tensors are separated by commas. ``h!`` must stay whole, ``_`` is a dim of its
-own that must stay whole, ``1`` a dim without a factor, ``(a b)`` a dim merged from two, ``...`` any dims, aligned to the right.
+Dims are separated by spaces, tensors by commas. ``h!`` is a factor that must stay whole, ``_`` an unnamed one that must stay
+whole, ``1`` a dim without a factor, ``(a b)`` a dim merged from two factors, ``...`` any number of dims, aligned to the right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import ORDER, SUMS, SWAPPED, Factors, Name, Rule, factors, linear_groups, shapes_str
+from fxshard.strategies.engine.factors import EXTREMA, SUMS, SWAPPED, Factors, Name, Rule, factors, linear_groups, shapes_str
 
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z][A-Za-z0-9_]*!?|[_1()])")
 Tensor = tuple[Name, ...]
@@ -21,7 +21,7 @@ Tensor = tuple[Name, ...]
 
 @dataclass(frozen=True)
 class TextRule:
-    """A rule in text, read once; called with a ``Call`` it gives its ``Factors``."""
+    """A parsed rule in text form; called with a ``Call`` it returns ``Factors``."""
 
     pattern: str
     operands: tuple[Tensor, ...]
@@ -34,14 +34,16 @@ class TextRule:
     def __call__(self, call: Call) -> Factors:
         present = self._present(call)
         metas = [call.operands[i] for _, i in present]
-        ins = [_spread(self.operands[t], m.ndim, f"i{t}") for (t, _), m in zip(present, metas, strict=True)]
+        ins = [_expanded(self.operands[t], m.ndim, f"i{t}") for (t, _), m in zip(present, metas, strict=True)]
         if len(self.outputs) != len(call.outputs):
             raise self._misfit(call, f"it has {len(self.outputs)} outputs")
-        outs = [None if m is None else _spread(t, m.ndim, f"o{o}") for o, (t, m) in enumerate(zip(self.outputs, call.outputs, strict=True))]
+        outs = [
+            None if m is None else _expanded(t, m.ndim, f"o{o}") for o, (t, m) in enumerate(zip(self.outputs, call.outputs, strict=True))
+        ]
         return factors(ins, outs, linear=linear_groups(call, self.linear, self.ops), **self.properties)
 
     def _present(self, call: Call) -> list[tuple[int, int]]:
-        """(entry of the pattern, operand): entries whose optional argument is None are left out."""
+        """Pairs (entry of the pattern, operand), without entries whose optional argument is None."""
         if self.at is None:
             if len(self.operands) != len(call.operands):
                 raise self._misfit(call, f"it has {len(self.operands)} operands")
@@ -64,7 +66,7 @@ def rule(
     at: Sequence[int] | None = None,
     **properties: Any,
 ) -> TextRule:
-    """A rule from its text.
+    """A rule from its text form; raises RuleError if the text cannot be parsed.
 
     Args:
         pattern: operands -> outputs.
@@ -83,9 +85,9 @@ def rule(
 
 
 def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] | None = None, **properties: Any) -> TextRule:
-    """A rule of an operator that is linear in each operand alone.
+    """The rule of an operator that is linear in each operand, unless ``linear`` is False.
 
-    ``enforce``: operand -> output written in its place; they share one layout.
+    ``enforce``: operand -> the output that shares its memory, and so its layout.
     """
     count = len(pattern.partition("->")[0].split(","))
     groups = [(i,) for i in range(count)] if linear else []
@@ -95,8 +97,8 @@ def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] 
 def pointwise_rule(
     *groups: Sequence[int],
     ops: tuple[str, ...] = SUMS,
-    rising: Sequence[int] = (),
-    falling: Sequence[int] = (),
+    increasing: Sequence[int] = (),
+    decreasing: Sequence[int] = (),
     products: Sequence[Sequence[int]] = (),
     compares: bool = False,
     real: bool = False,
@@ -105,11 +107,11 @@ def pointwise_rule(
     """out[i] = f(a[i], b[i], ...) with operands broadcast from the right.
 
     Args:
-        groups: argument positions in which f is linear at once; ``ops`` pass through.
-        rising, falling: positions in each of which alone f keeps or turns the order, so that extremes pass through.
-        products: positions in which f is multiplicative at once: f(a a', b b') = f(a, b) f(a', b').
-        compares: the result is a verdict, not a number of the operands' kind.
-        real: order and products are kept by real numbers only: whole ones wrap around.
+        groups: argument positions in which f is jointly linear; ``ops`` pass through.
+        increasing, decreasing: positions in each of which f is increasing or decreasing, so that maxima and minima pass through.
+        products: positions in which f is jointly multiplicative: f(a a', b b') = f(a, b) f(a', b').
+        compares: the result is that of a comparison, not a converted number.
+        real: ``increasing``, ``decreasing`` and ``products`` hold for real numbers only, because integers wrap around.
     """
 
     def pointwise(call: Call) -> Factors:
@@ -119,8 +121,8 @@ def pointwise_rule(
         order = {"converts": not compares, "real": real}
         passing = (
             *linear_groups(call, groups, ops),
-            *linear_groups(call, [(i,) for i in rising], ORDER, **order),
-            *linear_groups(call, [(i,) for i in falling], ORDER, gives=SWAPPED, **order),
+            *linear_groups(call, [(i,) for i in increasing], EXTREMA, **order),
+            *linear_groups(call, [(i,) for i in decreasing], EXTREMA, gives=SWAPPED, **order),
             *linear_groups(call, products, ("product",), **order),
         )
         return factors(ins, outs, linear=passing, **properties)
@@ -129,7 +131,7 @@ def pointwise_rule(
 
 
 def letters(equation: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Names of an einsum equation's operands and result."""
+    """Names of the dims of an einsum equation's operands and of its result."""
     left, _, right = equation.replace(" ", "").partition("->")
     return [list(tensor) for tensor in left.split(",")], [list(right)]
 
@@ -174,8 +176,8 @@ def _unreadable(pattern: str, what: str) -> RuleError:
     return RuleError(f"cannot read rule {pattern!r}: {what}", remedy="write it like 'b m k, b k n -> b m n'")
 
 
-def _spread(tensor: Tensor, ndim: int, prefix: str) -> list[Name]:
-    """The tensor's names with ``...`` spread over the dims that are left, and ``_`` made unique."""
+def _expanded(tensor: Tensor, ndim: int, prefix: str) -> list[Name]:
+    """The tensor's names, with ``...`` expanded to the remaining dims and each ``_`` made unique."""
     named = len(tensor) - ("..." in tensor)
     rest = [f"~{i}" for i in reversed(range(max(ndim - named, 0)))]
     names: list[Name] = []

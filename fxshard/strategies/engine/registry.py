@@ -17,15 +17,15 @@ from fxshard.strategies.engine.local import LocalContext, LocalForm
 
 @dataclass(frozen=True)
 class Registered:
-    """``sizes``: position of the argument that is the size of output 0; ``local``: emits the local operator.
+    """``sizes``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
 
-    ``said``: what a user gave as the rule, empty for ours.
+    ``description``: text of a user's registration; empty for built-in rules.
     """
 
     rule: Rule
     local: LocalForm | None = None
     sizes: int | None = None
-    said: str = ""
+    description: str = ""
 
 
 _RULES: dict[str, Registered] = {}
@@ -39,25 +39,25 @@ def register(
     local: LocalForm | None = None,
     sizes: int | None = None,
     override: bool = False,
-    said: str = "",
+    description: str = "",
 ) -> None:
-    """Gives operators (``"aten.mm.default"``) their rule; raises RuleError for one that has a rule, unless ``override``."""
+    """Registers the rule of operators (``"aten.mm.default"``); raises RuleError if one has a rule already, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, sizes, said)
+        _RULES[op] = Registered(rule, local, sizes, description)
     for forget in _ON_CHANGE:
         forget()
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Calls ``forget`` whenever a rule is registered: caches of strategies hold on to old rules."""
+    """Calls ``forget`` whenever a rule is registered, to empty caches that depend on rules."""
     _ON_CHANGE.append(forget)
 
 
 @contextlib.contextmanager
-def temporarily(op: str, rule: Rule) -> Iterator[None]:
-    """``op`` has ``rule`` inside the block, and what it had before behind it."""
+def temporary_rule(op: str, rule: Rule) -> Iterator[None]:
+    """Gives ``op`` this ``rule`` inside the block, and restores the previous one after it."""
     before = _RULES.get(op)
     register(op, rule, override=True)
     try:
@@ -71,7 +71,7 @@ def temporarily(op: str, rule: Rule) -> Iterator[None]:
 
 
 def lookup(op: str) -> Registered | None:
-    """The operator's own entry, or that of the operator it is in another form: in place, into a given tensor, on lists."""
+    """The operator's own entry, or one derived from its functional form (in-place, ``out=`` and foreach operators)."""
     return _RULES.get(op) or _derived(op)
 
 
@@ -85,7 +85,7 @@ on_change(_derived.cache_clear)
 
 
 def _plain_rule(op: str) -> Rule | None:
-    """The rule of an operator whose shards run it unchanged."""
+    """The rule of an operator that runs unchanged on shards."""
     entry = _RULES.get(op)
     return entry.rule if entry is not None and entry.local is None and entry.sizes is None else None
 
@@ -99,13 +99,13 @@ def registered_ops() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
-def rules_of_the_user() -> dict[str, str]:
-    """Operator -> what the user gave as its rule."""
-    return {op: entry.said for op, entry in sorted(_RULES.items()) if entry.said}
+def registered_user_rules() -> dict[str, str]:
+    """Operator -> text of the user's registration."""
+    return {op: entry.description for op, entry in sorted(_RULES.items()) if entry.description}
 
 
 def local_form(call: Call) -> LocalForm:
-    """What a rank runs for ``call``: the rule's own form, or the same operator with its size argument made local."""
+    """The local form of ``call``: the one registered with its rule, or the operator itself with its size argument made local."""
     entry = lookup(call.op)
     if entry is None:
         return unchanged

@@ -1,4 +1,4 @@
-"""Rules that users give: for operators of their own, or in place of one of ours.
+"""Rules that users register: for their own operators, or to replace a built-in rule.
 
 >>> fxshard.register_rule("mylib::gate", "b s h, h -> b s h")
 >>> fxshard.register_rule("mylib::gate_backward", "b s h, b s h, h -> b s h, h")
@@ -17,15 +17,15 @@ from fxshard.strategies.engine.factors import Factors, Rule
 from fxshard.strategies.engine.fingerprint import fingerprint
 from fxshard.strategies.engine.local import LocalForm
 from fxshard.strategies.engine.notation import TextRule, rule
-from fxshard.strategies.engine.registry import has_rule, register, rules_of_the_user
+from fxshard.strategies.engine.registry import has_rule, register, registered_user_rules
 
 _PROPERTIES = ("ops", "at", *(f.name for f in fields(Factors) if f.name not in ("operands", "outputs", "replicated")))
-"""What may stand beside a rule in text."""
+"""Keyword arguments that a rule in text form accepts."""
 
 
-def given_rules() -> dict[str, str]:
-    """Operator -> what the user gave as its rule, with us or by torch's ``register_sharding``, as a text that tells rules apart."""
-    return {op: name_of(function) for op, function in sharding_functions().items()} | rules_of_the_user()
+def all_user_rules() -> dict[str, str]:
+    """Operator -> text of the user's rule, from ``register_rule`` or torch's ``register_sharding``; different rules differ in text."""
+    return {op: describe_rule(function) for op, function in sharding_functions().items()} | registered_user_rules()
 
 
 def register_rule(
@@ -37,20 +37,20 @@ def register_rule(
     override: bool = False,
     **properties: Any,
 ) -> None:
-    """Says how an operator may be sharded; plans made from now on use it.
+    """Registers how an operator may be sharded; plans made from now on use it.
 
     Args:
-        op: its name as torch.library writes it (``"mylib::op"`` is its default overload, ``"mylib::op.out"`` another), or the
+        op: its name in torch.library (``"mylib::op"`` is its default overload, ``"mylib::op.out"`` another), or the
             operator itself.
         given: the rule: text (see ``fxshard.strategies.engine.notation``), or a function from a ``Call`` to ``Factors``.
-        local: emits what a rank runs, where that is not the operator itself on its shards.
-        size_argument: position of the argument that is the size of output 0, which a rank gives as its own.
-        override: replaces the rule that the operator has.
-        properties: with a rule in text, what ``fxshard.strategies.rule`` takes: ``linear``, ``reduce``, ``at`` and others.
+        local: emits what a rank runs, if that is not the operator itself on its shards.
+        size_argument: position of the argument that is the shape of output 0; each rank passes its local shape.
+        override: replaces a rule that the operator has already.
+        properties: for a rule in text form, keyword arguments of ``fxshard.strategies.rule`` (``linear``, ``reduce``, ``at``, ...).
 
     Raises:
         OptionError: no such operator, or no such property.
-        RuleError: the text cannot be read or does not fit the operator's schema, or the operator has another rule.
+        RuleError: the text cannot be parsed or does not fit the operator's schema, or the operator has another rule.
     """
     operator = find(op)
     schema = functional_schema(operator, "register_rule")
@@ -59,15 +59,15 @@ def register_rule(
         raise OptionError(f"local is {a_kind(local)}", where="register_rule", remedy="pass a function of a LocalContext")
     if isinstance(made, TextRule):
         _check_fit(made, schema)
-    said = _said(given, local, size_argument, properties)
-    repeated = rules_of_the_user().get(str(operator)) == said
+    description = _description(given, local, size_argument, properties)
+    repeated = registered_user_rules().get(str(operator)) == description
     if has_rule(str(operator)) and not (override or repeated):
         raise RuleError(f"{schema.name} has a rule already", where="register_rule", remedy="pass override=True to replace it")
-    register(str(operator), made, local=local, sizes=size_argument, override=True, said=said)
+    register(str(operator), made, local=local, sizes=size_argument, override=True, description=description)
 
 
 def find(op: Any) -> Any:
-    """The operator that ``op`` names or is (one overload); raises OptionError where there is none, with what is near."""
+    """The overload that ``op`` names or is; raises OptionError with the closest name if there is none."""
     operator = find_operator(re.sub(r"^(\w+)\.", r"\1::", op) if isinstance(op, str) else op)
     if operator is not None:
         return operator
@@ -84,7 +84,7 @@ def find(op: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Positions of the arguments that hold tensors: those that always do, those that may be None, lists of any length."""
+    """Positions of the tensor arguments: required ones, optional ones, and lists of tensors."""
 
     needed: tuple[int, ...]
     optional: tuple[int, ...]
@@ -103,7 +103,7 @@ def _tensors(items: Any) -> _Tensors:
 
 
 def functional_schema(operator: Any, where: str) -> Any:
-    """The operator's schema; raises RuleError, naming it, where it writes into its arguments."""
+    """The operator's schema; raises RuleError, naming it, if it mutates its arguments."""
     schema: Any = schema_of(operator)
     changed = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if changed:
@@ -154,15 +154,15 @@ def _unfit(what: str, remedy: str) -> OptionError:
     return OptionError(what, where="register_rule", remedy=remedy)
 
 
-def _said(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:
-    """The registration as text: ranks compare it."""
+def _description(given: Any, local: Any, size_argument: int | None, properties: dict[str, Any]) -> str:
+    """The registration as text, which ranks compare."""
     parts = {**properties, "local": local, "size_argument": size_argument}
-    others = [f"{name}={name_of(value)}" for name, value in parts.items() if value is not None]
-    return ", ".join([name_of(given), *others])
+    others = [f"{name}={describe_rule(value)}" for name, value in parts.items() if value is not None]
+    return ", ".join([describe_rule(given), *others])
 
 
-def name_of(value: Any) -> str:
-    """A text as it is; a function by its name and what its code amounts to: its address differs from process to process."""
+def describe_rule(value: Any) -> str:
+    """Text as it is; a function as its name and fingerprint, which, unlike its address, are equal in all processes."""
     if callable(value) and not isinstance(value, TextRule):
         name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
         return f"{name} (code {fingerprint(value)})"
@@ -170,7 +170,7 @@ def name_of(value: Any) -> str:
 
 
 def _check_fit(made: TextRule, schema: Any) -> None:
-    """Raises RuleError unless the pattern has an entry for each tensor that the schema takes and for each value it returns."""
+    """Raises RuleError unless the pattern has one entry per tensor argument and per result of the schema."""
     tensors, results = _tensors(schema.arguments), _tensors(schema.returns)
     count = len(made.operands)
     if made.at is not None:

@@ -1,4 +1,4 @@
 """Rules of contractions: matmul, attention, experts, embedding, linear algebra.
 
-In: calls; out: factors, and local forms where a rank runs something else than the call. One family a file.
+In: calls. Out: factors, and local forms if a rank runs something other than the call. One operator family per file.
 """

@@ -1,6 +1,6 @@
-"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; all of t is needed, b, h and s are free.
+"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded, t stays whole.
 
-Causal means t <= s, both counted from the start of the whole: a shard of the queries gets that as a mask of its own.
+Causal means t <= s in global indices, so each shard of the queries gets its own mask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import fx
 
 from fxshard._torch_compat.symbols import surely
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups, same
+from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register, replaced
 
@@ -20,9 +20,9 @@ aten = torch.ops.aten
 
 
 def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
-    """Dims of q (out), of k (v), of logsumexp, and of the mask if there is one; positions of ``query`` and ``mask``.
+    """Dims of q and out, of k and v, of logsumexp, and of the mask if there is one. ``query``, ``mask``: argument positions.
 
-    Heads of q are (h g) with h those of k and v; where k and v have but one for all of them, g is free.
+    The heads of q are (h g), with h the heads of k and v. If k and v have a single head, g can be sharded.
     """
     grouped, one = call.arg(mask + 3), call.operands[query + 1].shape[1] == 1
     heads: Name = "g" if grouped and one else ("h", "g!") if grouped else "h"
@@ -39,7 +39,7 @@ def sdpa(call: Call) -> Factors:
 
 
 def sdpa_backward(call: Call) -> Factors:
-    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; s leaves sums in dk, dv, g does too."""
+    """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; sharded s or g leaves dk and dv pending sums."""
     q, k, lse, mask = _tensors(call, 1, 6)
     return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
 
@@ -53,9 +53,9 @@ def local_backward(ctx: LocalContext) -> Any:
 
 
 def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
-    """Attention of a shard; with the queries cut, ``is_causal`` becomes a mask [1, 1, s, t].
+    """Attention of a shard; with sharded queries, ``is_causal`` becomes a mask [1, 1, s, t].
 
-    Kernels divide by the number of queries: where there may be none, one behind the end is added and its result dropped.
+    Kernels divide by the number of queries: a shard that may be empty is padded with one query, whose result is dropped.
     """
     if not ctx.inputs[query].axes_on(2):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
@@ -67,7 +67,7 @@ def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
         cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
         for i in cut:
             dim = 2 if i < mask else len(shapes[i]) - 2
-            if i < mask or same(shapes[i][dim], rows):
+            if i < mask or known_equal(shapes[i][dim], rows):
                 args[i] = ctx.emit(aten.constant_pad_nd.default, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
     if ctx.call.arg(mask + 1):
         args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
@@ -88,7 +88,7 @@ def _causal(ctx: LocalContext, query: int, rows: int) -> fx.Node:
 
 
 def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> tuple[fx.Node, ...]:
-    """The results with ``rows`` of those that run over the queries: both of the forward's, the first of the backward's."""
+    """The results, cut to ``rows`` queries if they have a dim of queries: both results of the forward, dq of the backward."""
     parts = [ctx.item(results, i) for i in range(len(results.meta["val"]))]
     here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
     count = 1 if query else 2

@@ -1,4 +1,4 @@
-"""Embedding: out[..., h] = weight[index[...], h]; with rows sharded, a rank reads its own rows and zeros for others."""
+"""Embedding: out[..., h] = weight[index[...], h]; with sharded rows, a rank reads its own rows and gives zeros for others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 
@@ -16,13 +16,13 @@ aten = torch.ops.aten
 
 
 def embedding(call: Call) -> Factors:
-    """v h, b... -> b... h: the rows v missing from the output leave a pending sum."""
+    """v h, b... -> b... h: sharded rows v leave a pending sum."""
     index = named(call.operands[1].ndim, prefix="b")
     return factors([["v", "h"], index], [[*index, "h"]], linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
 def local_embedding(ctx: LocalContext) -> Any:
-    """Indices of other ranks' rows read row 0, then are zeroed."""
+    """For indices of other ranks' rows, reads row 0 and zeroes the result."""
     if not ctx.inputs[0].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     weight, index = ctx.args[:2]
@@ -39,14 +39,14 @@ def _outside(ctx: LocalContext, place: Any, rows: Any) -> Any:
 
 
 def embedding_backward(call: Call) -> Factors:
-    """b... h, b... -> v h, summed over b; scaling by frequency needs all of b."""
+    """b... h, b... -> v h, summed over b; with scaling by frequency, b stays whole."""
     index = named(call.operands[1].ndim, prefix="b")
     reduce: dict[str, str | None] = dict.fromkeys(index, None) if call.arg(4) else {}
     return factors([[*index, "h"], index], [["v", "h"]], reduce=reduce, linear=linear_groups(call, [(0,)]))
 
 
 def local_embedding_backward(ctx: LocalContext) -> Any:
-    """Gradients of other ranks' rows, and of the padding row, go to one row more, which is dropped."""
+    """Gradients of other ranks' rows and of the padding row go to an extra row, which is dropped."""
     if not ctx.outputs[0].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     grad, index, _, padding, by_frequency = ctx.args
@@ -58,7 +58,7 @@ def local_embedding_backward(ctx: LocalContext) -> Any:
 
 
 def bag(call: Call) -> Factors:
-    """v h, i, bag -> bag h, and where each index, bag and maximum stands: bags are long as their offsets say, so only h is free."""
+    """v h, i, bag -> bag h, and positions of indices, bags and maxima. Bags have any length, so only h can be sharded."""
     index = [[f"p{i}!"] for i in range(len(call.operands) - 1)]
     places = (tuple(range(1, len(call.operands))),) * 2
     most = call.outputs[3]
@@ -69,19 +69,19 @@ def bag(call: Call) -> Factors:
 
 
 def bag_backward(call: Call) -> Factors:
-    """bag h and the places -> v h; linear in the gradient."""
+    """bag h and the positions -> v h; linear in the gradient."""
     places = [["m!", "h"] if o.ndim == 2 else [f"p{i}!"] for i, o in enumerate(call.operands[1:])]
     return factors([["bag!", "h"], *places], [["v!", "h"]], linear=linear_groups(call, [(0,)]))
 
 
 def bag_weights_backward(call: Call) -> Factors:
-    """(grad [bag h], weight [v h], places) -> i: a sum over h."""
+    """(grad [bag h], weight [v h], positions) -> i: a sum over h."""
     places = [[f"p{i}!"] for i in range(len(call.operands) - 2)]
     return factors([["bag!", "h"], ["v!", "h"], *places], [["i!"]], linear=linear_groups(call, [(0,), (1,)]))
 
 
-register(["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"], bag, local=dense(unchanged))
-register("aten._embedding_bag_dense_backward.default", bag_backward, local=dense(unchanged))
-register("aten._embedding_bag_per_sample_weights_backward.default", bag_weights_backward, local=dense(unchanged))
+register(["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"], bag, local=on_contiguous(unchanged))
+register("aten._embedding_bag_dense_backward.default", bag_backward, local=on_contiguous(unchanged))
+register("aten._embedding_bag_per_sample_weights_backward.default", bag_weights_backward, local=on_contiguous(unchanged))
 register("aten.embedding.default", embedding, local=local_embedding)
 register("aten.embedding_dense_backward.default", embedding_backward, local=local_embedding_backward)

@@ -1,7 +1,7 @@
-"""Grouped matmuls, one matrix per group of rows (the experts of a mixture): rows offs[e - 1] to offs[e] belong to group e.
+"""Grouped matmuls, one matrix per group of rows (mixture of experts): rows offs[e - 1] to offs[e] belong to group e.
 
-out[s, n] = sum_k x[s, k] w[e(s), k, n]. The rows stay whole, since their groups lie anywhere. With the groups sharded a
-rank computes the rows of its own groups, which it first moves to the front, and leaves zeros for all others: a pending sum.
+out[s, n] = sum_k x[s, k] w[e(s), k, n]. The rows stay whole, because the boundaries of groups depend on data. With sharded groups, a
+rank moves the rows of its own groups to the front, computes them, and gives zeros for all others: a pending sum.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import Factors, Name, factors, linear_groups, same
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, replaced
 
 aten = torch.ops.aten
 ALIGNMENT = 16
-"""Bytes: torch's kernel wants rows that begin at a multiple of it, so dims are cut into blocks of as many."""
+"""Alignment of rows, in bytes, that torch's kernel requires; dims are sharded in blocks of this size."""
 
 
 def forward(call: Call) -> Factors:
@@ -35,12 +35,13 @@ def backward(call: Call) -> Factors:
 
 
 def grouped(call: Call) -> Factors:
-    """torch's own: groups of the rows of a, of the columns of b, of what is summed over, or matrices one by one."""
+    """``aten._grouped_mm``, by the ndims of (a, b). (2, 3): groups of rows of a; (3, 2): of columns of b; (2, 2): of the summed dim;
+    (3, 3): a batch of matrices."""
     a, b = call.operands[:2]
     block = ALIGNMENT // a.dtype.itemsize
 
     def dim(name: str, size: Any) -> Name:
-        return (name, f"{name}_block!") if same(size % block, 0) else f"{name}!"
+        return (name, f"{name}_block!") if known_equal(size % block, 0) else f"{name}!"
 
     m, k, n = dim("m", a.shape[-2]), dim("k", a.shape[-1]), dim("n", b.shape[-1])
     ins, out = {
@@ -58,7 +59,7 @@ def local_forward(ctx: LocalContext) -> Any:
     if not ctx.inputs[1].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     x, w, offs = ctx.args[:3]
-    place = _Place(ctx, offs, ctx.input_offset(1, 0), ctx.input_shape(1)[0], ctx.input_shape(0)[0])
+    place = _OwnRows(ctx, offs, ctx.input_offset(1, 0), ctx.input_shape(1)[0], ctx.input_shape(0)[0])
     out = ctx.emit(ctx.target, place.to_front(x), w, place.offs, *ctx.args[3:], **ctx.kwargs)
     return place.back(out)
 
@@ -67,35 +68,35 @@ def local_backward(ctx: LocalContext) -> Any:
     if not ctx.inputs[1].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     x, w, offs, grad = ctx.args
-    place = _Place(ctx, offs, ctx.input_offset(1, 0), ctx.input_shape(1)[0], ctx.input_shape(0)[0])
+    place = _OwnRows(ctx, offs, ctx.input_offset(1, 0), ctx.input_shape(1)[0], ctx.input_shape(0)[0])
     both = ctx.emit(ctx.target, place.to_front(x), w, place.offs, place.to_front(grad))
     dx, dw = (ctx.emit(operator.getitem, both, i) for i in range(2))
     return place.back(dx), dw
 
 
 def local_grouped(ctx: LocalContext) -> Any:
-    """Groups are sharded by the weights (2, 3), or by the gradient of the weights (2, 2); alone they need no offsets (3, 3)."""
+    """Groups are sharded in the weights (2, 3) or in their gradient (2, 2); a batch of matrices (3, 3) has no offsets."""
     forms = tuple(o.ndim for o in ctx.call.operands[:2])
     if forms == (2, 3):
         return local_forward(ctx)
     if forms != (2, 2) or not ctx.outputs[0].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     a, b, offs = ctx.args[:3]
-    place = _Place(ctx, offs, ctx.output_offset(0, 0), ctx.output_shape()[0], ctx.input_shape(1)[0])
+    place = _OwnRows(ctx, offs, ctx.output_offset(0, 0), ctx.output_shape()[0], ctx.input_shape(1)[0])
     front = place.to_front(a, 1, by_rows=ctx.input_shape(0)[0] * ctx.call.operands[0].dtype.itemsize % ALIGNMENT != 0)
     return ctx.emit(ctx.target, *replaced(ctx.args, {0: front, 1: place.to_front(b), 2: place.offs}), **ctx.kwargs)
 
 
 def aligned(t: torch.Tensor) -> bool:
-    """Whether torch's kernel takes a matrix as it lies in memory: by rows or by columns, each at a multiple of 16 bytes."""
+    """Whether torch's kernel accepts the strides of a matrix: row-major or column-major, each row or column at a multiple of 16 bytes."""
     if t.ndim < 2:
         return t.is_contiguous()
     steps = sorted(t.stride()[-2:])
     return steps[0] == 1 and all(s * t.element_size() % ALIGNMENT == 0 for s in (*t.stride()[:-2], steps[1]))
 
 
-class _Place:
-    """Where the rows of a rank's own groups lie: ``count`` groups from ``first`` on, among ``rows`` rows."""
+class _OwnRows:
+    """The position of a rank's own groups, ``count`` of them from ``first`` on, among ``rows`` rows."""
 
     def __init__(self, ctx: LocalContext, offs: Any, first: Any, count: int, rows: int) -> None:
         self.ctx, self.rows = ctx, rows
@@ -107,7 +108,8 @@ class _Place:
         self.length = ctx.emit(aten.slice.Tensor, self.offs, 0, count - 1, count)
 
     def to_front(self, x: Any, dim: int = 0, by_rows: bool = True) -> Any:
-        """The rows (or columns, ``dim`` 1) in a circle, the rank's own first; columns are moved as rows of the transpose by default."""
+        """Rotates the rows (or, with ``dim`` 1, columns) so that the rank's own come first. Unless ``by_rows``, columns are rotated as rows
+        of the transpose."""
         moved = self.ctx.emit(aten.add.Tensor, self._arange(self.rows), self.start)
         index = self.ctx.emit(aten.remainder.Scalar, moved, self.rows)
         if dim == 0 or by_rows:
@@ -116,7 +118,7 @@ class _Place:
         return self.ctx.emit(aten.transpose.int, self.ctx.emit(aten.index_select.default, turned, 0, index), 0, 1)
 
     def back(self, out: Any) -> Any:
-        """The rows where they were, zeros for those of other groups, which the kernel may leave undefined."""
+        """Undoes the rotation and zeroes the rows of other groups, which the kernel may leave undefined."""
         place = self.ctx.emit(aten.sub.Tensor, self._arange(self.rows), self.start)
         place = self.ctx.emit(aten.remainder.Scalar, place, self.rows)
         other = self.ctx.emit(aten.unsqueeze.default, self.ctx.emit(aten.ge.Tensor, place, self.length), -1)
@@ -128,4 +130,4 @@ class _Place:
 
 register("transformers.grouped_mm_fallback.default", forward, local=local_forward)
 register("transformers.grouped_mm_fallback_backward.default", backward, local=local_backward)
-register("aten._grouped_mm.default", grouped, local=dense(local_grouped, aligned))
+register("aten._grouped_mm.default", grouped, local=on_contiguous(local_grouped, aligned))

@@ -1,6 +1,6 @@
-"""Linear algebra on matrices, the last two dims: they stay whole, every dim before them is free.
+"""Linear algebra on matrices: the last two dims stay whole, all batch dims can be sharded.
 
-A system with several right-hand sides, x[:, j] = a^-1 b[:, j], is free along j too and linear in b.
+The right-hand sides j of a system, x[:, j] = a^-1 b[:, j], can be sharded too; the solution is linear in b.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from fxshard.graph.call import Call, TensorMeta
 from fxshard.strategies.engine.factors import Factors, Name, Rule, factors, linear_groups
 from fxshard.strategies.engine.registry import register
-from fxshard.strategies.linear.matmul import added
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.linear.matmul import addmm
+from fxshard.strategies.tensors.pointwise import aten_names
 
 
 def matrices(call: Call) -> Factors:
-    """All tensors have the batch dims of the first; an output without them has no elements."""
+    """All tensors have the batch dims of the first, except outputs without elements."""
     batch = call.operands[0].ndim - 2
 
     def of(meta: TensorMeta | None, index: int) -> list[Name] | None:
@@ -32,7 +32,7 @@ def matrices(call: Call) -> Factors:
 
 
 def solved(matrix: int, side: int, left: Callable[[Call], bool]) -> Rule:
-    """a x = b, or x a = b where not ``left``; positions of the matrix (or its factorisation) and of b; batches broadcast."""
+    """a x = b, or x a = b unless ``left``; batch dims broadcast. ``matrix``: operand of a or its factorisation; ``side``: operand of b."""
 
     def solve(call: Call) -> Factors:
         (out, *others), of = call.outputs, {matrix: call.operands[matrix], side: call.operands[side]}
@@ -55,7 +55,7 @@ def solved(matrix: int, side: int, left: Callable[[Call], bool]) -> Rule:
 
 
 def _factorisation(meta: TensorMeta, batch: list[str], matrix: TensorMeta) -> list[Name]:
-    """What comes along of the matrix alone: its factors, pivots and whether it went well."""
+    """Dims of an output that depends on the matrix only: its factors, pivots or status."""
     count = matrix.ndim - 2
     return [*batch[len(batch) - count :], *(f"f{d}!" for d in range(meta.ndim - count))]
 
@@ -69,17 +69,17 @@ def _left(call: Call) -> bool:
 
 
 register(
-    names(
+    aten_names(
         "cholesky linalg_cholesky_ex cholesky_inverse linalg_inv_ex _linalg_det _linalg_slogdet _linalg_svd _linalg_eigh linalg_eig "
         "_linalg_eigvals linalg_qr geqrf ormqr linalg_householder_product linalg_lu linalg_lu_factor_ex lu_unpack "
         "linalg_ldl_factor_ex linalg_matrix_exp"
     ),
     matrices,
 )
-register(names("linalg_solve_triangular"), solved(0, 1, _left))
-register(names("_linalg_solve_ex"), solved(0, 1, _left))
-register(names("linalg_lu_solve"), solved(0, 2, _left))
-register(names("linalg_ldl_solve"), solved(0, 2, _always))
-register(names("cholesky_solve triangular_solve"), solved(1, 0, _always))
-register(names("addr"), added("m", "n", "m n"))
-register(names("addbmm"), added("b m k", "b k n", "m n"))
+register(aten_names("linalg_solve_triangular"), solved(0, 1, _left))
+register(aten_names("_linalg_solve_ex"), solved(0, 1, _left))
+register(aten_names("linalg_lu_solve"), solved(0, 2, _left))
+register(aten_names("linalg_ldl_solve"), solved(0, 2, _always))
+register(aten_names("cholesky_solve triangular_solve"), solved(1, 0, _always))
+register(aten_names("addr"), addmm("m", "n", "m n"))
+register(aten_names("addbmm"), addmm("b m k", "b k n", "m n"))

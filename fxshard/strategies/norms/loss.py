@@ -1,7 +1,7 @@
-"""Losses: sums over the batch leave a pending sum; a mean is a sum, divided by the global count.
+"""Losses: a sharded batch leaves a pending sum; a mean is a sum divided by the global count.
 
-Cross-entropy is traced in pieces (``ops.norms.cross_entropy``), in which batch and classes are free. In torch's own
-loss = -sum_n weight[t_n] x[n, t_n] the classes are whole.
+Cross-entropy is traced in decomposed form (``ops.norms.cross_entropy``), where batch and classes can be sharded. In torch's own
+loss = -sum_n weight[t_n] x[n, t_n] the classes stay whole.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Rule, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, LocalForm, dense
+from fxshard.strategies.engine.local import LocalContext, LocalForm, on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
-from fxshard.strategies.norms.softmax import in_pieces
+from fxshard.strategies.norms.softmax import decomposed
 from fxshard.strategies.tensors.dims import named
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def _dims(call: Call, x: int, reduction: int) -> tuple[list[str], list[str]]:
-    """Dims of x and of the target; a mean needs the whole batch for its divisor."""
+    """Dims of x and of the target; a mean needs the whole batch, to know its divisor."""
     mark = "!" if reduction == MEAN else ""
     rest = [f"s{i}{mark}" for i in range(call.operands[x].ndim - 2)]
     batch = [f"n{mark}"] if call.operands[x].ndim > 1 else []
@@ -41,7 +41,7 @@ def forward(call: Call) -> Factors:
 
 
 def backward(call: Call) -> Factors:
-    """Linear in the gradient; the total weight is whole."""
+    """Linear in the gradient; the total weight is a scalar."""
     reduction = call.arg(4)
     x, target = _dims(call, 1, reduction)
     grad = target if reduction == NONE else []
@@ -50,11 +50,11 @@ def backward(call: Call) -> Factors:
 
 
 register(["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], forward)
-register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward, local=dense(unchanged))
+register(["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], backward, local=on_contiguous(unchanged))
 
 
-def of_classes(x: int, dim: int) -> LocalForm:
-    """The operator told, by one more argument, where the classes begin that its shard of argument ``x`` has along ``dim``."""
+def with_first_class(x: int, dim: int) -> LocalForm:
+    """Appends the index of the shard's first class as an argument. ``x``, ``dim``: positions of the sharded argument and of the dim."""
 
     def local(ctx: LocalContext) -> Any:
         operand, at = ctx.call.arg(x).index, ctx.call.arg(dim)
@@ -65,21 +65,21 @@ def of_classes(x: int, dim: int) -> LocalForm:
 
 
 def local_spread(ctx: LocalContext) -> Any:
-    """Only the classes of the output's shard."""
+    """The classes of the output's shard only."""
     values, target, dim, _, dtype = ctx.args
     first = [ctx.output_offset(0, dim)] if ctx.outputs[0].axes_on(dim) else []
     return ctx.emit(ctx.target, values, target, dim, ctx.output_shape()[dim], dtype, *first)
 
 
-register("fxshard.target_score.default", in_pieces(3, "x s s -> s"), local=of_classes(0, 3))
-register("fxshard.score_sum.default", in_pieces(3, "x s c -> s"))
+register("fxshard.target_score.default", decomposed(3, "x s s -> s"), local=with_first_class(0, 3))
+register("fxshard.score_sum.default", decomposed(3, "x s c -> s"))
 register("fxshard.cross_entropy.default", rule("..., ..., w!, ..., ... -> ..., ...", at=(0, 1, 2, 3, 4)))
-register("fxshard.cross_entropy_backward.default", in_pieces(8, "s s s x s s s c -> x", (0,)), local=of_classes(3, 8))
-register("fxshard.spread_target.default", in_pieces(2, "s s -> x", (0,)), local=local_spread)
+register("fxshard.cross_entropy_backward.default", decomposed(8, "s s s x s s s c -> x", (0,)), local=with_first_class(3, 8))
+register("fxshard.spread_target.default", decomposed(2, "s s -> x", (0,)), local=local_spread)
 
 
 def elementwise(*groups: tuple[int, ...]) -> Rule:
-    """A loss of each element (operands broadcast from the right), then reduced or not."""
+    """An elementwise loss with operands broadcast from the right, optionally reduced."""
 
     def each(call: Call) -> Factors:
         dims = named(max(o.ndim for o in call.operands))
@@ -90,7 +90,7 @@ def elementwise(*groups: tuple[int, ...]) -> Rule:
 
 
 def local_loss(reduction: int, is_backward: bool) -> LocalForm:
-    """A mean as sum / count, with the count of the whole; its gradient likewise."""
+    """Computes a mean as the sum over the global count; its gradient likewise."""
 
     def local(ctx: LocalContext) -> Any:
         if ctx.call.arg(reduction, default=MEAN) != MEAN:

@@ -1,4 +1,4 @@
-"""Normalisation: statistics over some dims, which stay whole; gradients of weights are sums over all other dims."""
+"""Normalisation: statistics reduce some dims, which stay whole; weight gradients are sums over all other dims."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 from fxshard.graph.call import Call, Operand
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.strategies.engine.factors import ORDER, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import EXTREMA, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.tensors.dims import named
 
 
-def trailing(backward: bool) -> Rule:
-    """x normalised over its last dims (the argument behind it is their shape); a tensor with only those is a weight.
+def layer_norm(backward: bool) -> Rule:
+    """Layer norm: x is normalised over its last dims, whose shape is the argument after x; tensors with only these dims are weights.
 
-    out = normalised x * weight + bias, affine in both; backward all is linear in the gradient, and dx in the weight too.
+    The output is affine in weight and bias. Gradients are linear in the incoming gradient, and dx also in the weight.
     """
     like = 1 if backward else 0
 
@@ -40,16 +40,16 @@ def trailing(backward: bool) -> Rule:
 
 
 def _affine(call: Call, weight: int, bias: int) -> tuple[tuple[Linear, ...], tuple[tuple[int, ...], ...]]:
-    """(out, statistics...) where weight and bias are the arguments at these positions; statistics are of x alone."""
+    """(linear groups, depends) of (out, statistics...); ``weight``, ``bias``: argument positions. Statistics depend on x only."""
     every = tuple(range(len(call.operands)))
     ops = SUMS if isinstance(call.arg(weight), Operand) else ("avg",)
     given = [position for position in (weight, bias) if isinstance(call.arg(position), Operand)]
-    alone = linear_groups(call, [(bias,)], ORDER, real=True) if bias in given else ()
+    alone = linear_groups(call, [(bias,)], EXTREMA, real=True) if bias in given else ()
     return (*linear_groups(call, [given], ops), *alone), (every, *((0,) for _ in call.outputs[1:]))
 
 
 def _affine_backward(call: Call) -> tuple[tuple[Linear, ...], tuple[tuple[int, ...], ...]]:
-    """(grad, x, shape, statistics, weight, bias) -> (dx, dweight, dbias); the numbers of the bias do not matter."""
+    """(linear groups, depends) of (grad, x, shape, statistics, weight, bias) -> (dx, dweight, dbias); no output reads the bias."""
     has_bias = len(call.outputs) > 2
     position = 5 if has_bias else 4
     weight = _operand(call.arg(position))
@@ -64,10 +64,10 @@ def _operand(value: Any) -> tuple[int, ...]:
     return (value.index,) if isinstance(value, Operand) else ()
 
 
-def channels(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
-    """Batch norm: x is n c s...; vectors are per channel. In training the statistics need all of n and s.
+def batch_norm(batch_free: bool, *groups: tuple[int, ...]) -> Rule:
+    """Batch norm: x is n c s..., vectors have one element per channel. In training the statistics need all of n and s.
 
-    Without training, the statistics that the forward returns are those it was given: x has no part in them.
+    Outside training the forward returns the statistics that it was given, which do not depend on x.
     """
 
     def rule(call: Call) -> Factors:
@@ -112,7 +112,7 @@ def group_norm(call: Call) -> Factors:
 
 
 def local_group_norm(ctx: LocalContext) -> Any:
-    """N, C and the number of groups of the shard."""
+    """Replaces N, C and the number of groups by those of the shard."""
     first, source = (3, 0) if ctx.call.op == "aten.native_group_norm.default" else (5, 1)
     batch, channel = ctx.input_shape(source)[:2]
     groups = ctx.call.arg(first + 3) * channel // ctx.call.arg(first + 1)
@@ -120,14 +120,14 @@ def local_group_norm(ctx: LocalContext) -> Any:
 
 
 def renorm(call: Call) -> Factors:
-    """Slices along one dim brought to a length of at most ``maxnorm``."""
+    """Scales slices along one dim to a norm of at most ``maxnorm``."""
     ndim = call.operands[0].ndim
     dims = named(ndim, (d for d in range(ndim) if d != call.arg(2) % ndim))
     return factors([dims], [dims])
 
 
 def local_spread(ctx: LocalContext) -> Any:
-    """Where the batch is whole, torch's own variance: it reads x once, and alongside the sum."""
+    """Uses torch's variance if the batch is whole: it reads x once, fused with the sum."""
     x, (meta, _) = ctx.inputs[0], ctx.call.operands
     rest = [d for d in range(meta.ndim) if d != 1]
     if any(x.axes_on(d) for d in rest) or meta.dtype.itemsize < 4:
@@ -136,7 +136,7 @@ def local_spread(ctx: LocalContext) -> Any:
     return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
 
 
-# Batch norm in training, in parts: statistics of the whole batch from sums that shards of it leave pending.
+# Decomposed batch norm in training: a sharded batch leaves the sums for the statistics pending.
 register("fxshard.channel_sum.default", rule("n c ... -> c", linear=[(0,)]))
 register("fxshard.channel_spread.default", rule("n c ..., c -> c"), local=local_spread)
 register("fxshard.batch_statistics.default", rule("c, c -> c, c"))
@@ -146,13 +146,13 @@ register("fxshard.batch_norm_sums.default", rule("n c ..., n c ..., c, c -> two!
 _BACKWARD = rule("n c ..., n c ..., c, c, c, two! c -> n c ...", at=range(6), linear=[(0, 5)])
 register("fxshard.batch_norm_backward.default", _BACKWARD)
 
-register("aten.native_layer_norm.default", trailing(False))
-register("aten.native_layer_norm_backward.default", trailing(True), local=dense(unchanged))
-register("aten._fused_rms_norm.default", trailing(False))
-register("aten._fused_rms_norm_backward.default", trailing(True), local=dense(unchanged))
-register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=dense(local_group_norm))
-register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], channels(False))
-register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], channels(False))
+register("aten.native_layer_norm.default", layer_norm(False))
+register("aten.native_layer_norm_backward.default", layer_norm(True), local=on_contiguous(unchanged))
+register("aten._fused_rms_norm.default", layer_norm(False))
+register("aten._fused_rms_norm_backward.default", layer_norm(True), local=on_contiguous(unchanged))
+register(["aten.native_group_norm.default", "aten.native_group_norm_backward.default"], group_norm, local=on_contiguous(local_group_norm))
+register(["aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm.default"], batch_norm(False))
+register(["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats"], batch_norm(False))
 register("aten.renorm.default", renorm)
-register("aten._native_batch_norm_legit_no_training.default", channels(True))
-register("aten.native_batch_norm_backward.default", channels(False, (0,)))
+register("aten._native_batch_norm_legit_no_training.default", batch_norm(True))
+register("aten.native_batch_norm_backward.default", batch_norm(False, (0,)))

@@ -1,4 +1,4 @@
-"""Layer and group norm in parts (``ops.norms.row_norm``): every dim is free, a cut one that is normalised leaves sums pending."""
+"""Decomposed layer and group norm (``ops.norms.row_norm``): every dim can be sharded; normalised ones leave pending sums."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 
 
-def aligned(*groups: Sequence[int]) -> Rule:
-    """All tensors align with the last dims of the largest, and what is of size 1 there has no factor.
+def aligned_right(*groups: Sequence[int]) -> Rule:
+    """All tensors align with the last dims of the largest operand; dims of size 1 have no factor.
 
-    A tensor of one dim more than that has its parts in front, which are not cut.
-    ``groups``: positions of arguments that it is linear in together.
+    A tensor with one dim more has it in front; it stays whole.
+    ``groups``: argument positions in which the operator is jointly linear.
     """
 
     def rule(call: Call) -> Factors:
@@ -37,14 +37,14 @@ def aligned(*groups: Sequence[int]) -> Rule:
 
 
 def normalise(call: Call) -> Factors:
-    """(x - mean) rstd weight + bias: affine in weight and bias, of which a mean of the bias alone is one of the result."""
+    """(x - mean) rstd weight + bias: linear in (x, mean, bias), and in (weight, bias); without a weight only averages of the bias pass."""
     given = isinstance(call.arg(3), Operand)
     affine = linear_groups(call, [(3, 4)], SUMS if given else ("avg",))
-    return replace(aligned((0, 1, 4))(call), linear=(*affine, *linear_groups(call, [(0, 1, 4)])))
+    return replace(aligned_right((0, 1, 4))(call), linear=(*affine, *linear_groups(call, [(0, 1, 4)])))
 
 
 def weight_sum(call: Call) -> Factors:
-    """(grad, x, mean, rstd, dims) -> the sum over dims, without them."""
+    """(grad, x, mean, rstd, dims) -> the sum over dims, which are removed."""
     names = named(call.operands[0].ndim)
     operands = [["" if size == 1 else name for size, name in zip(o.shape, names, strict=True)] for o in call.operands]
     kept = [name for d, name in enumerate(names) if d not in call.arg(4)]
@@ -52,7 +52,7 @@ def weight_sum(call: Call) -> Factors:
 
 
 def local_spread(ctx: LocalContext) -> Any:
-    """Where the dims are whole, torch's own variance: it reads x once, and alongside the sum."""
+    """Uses torch's variance if the dims are whole: it reads x once, fused with the sum."""
     x, meta, dims = ctx.inputs[0], ctx.call.operands[0], ctx.args[3]
     if any(x.axes_on(d) for d in dims) or meta.dtype.itemsize < 4:
         return unchanged(ctx)
@@ -60,11 +60,11 @@ def local_spread(ctx: LocalContext) -> Any:
     return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
 
 
-register("fxshard.row_sum.default", aligned((0,)))
-register("fxshard.row_mean.default", aligned((0,)))
-register("fxshard.row_spread.default", aligned(), local=local_spread)
-register("fxshard.row_rstd.default", aligned())
+register("fxshard.row_sum.default", aligned_right((0,)))
+register("fxshard.row_mean.default", aligned_right((0,)))
+register("fxshard.row_spread.default", aligned_right(), local=local_spread)
+register("fxshard.row_rstd.default", aligned_right())
 register("fxshard.row_normalise.default", normalise)
-register("fxshard.row_norm_sums.default", aligned((0,), (4,)))
-register("fxshard.row_norm_backward.default", aligned((0, 5)))
+register("fxshard.row_norm_sums.default", aligned_right((0,), (4,)))
+register("fxshard.row_norm_backward.default", aligned_right((0, 5)))
 register("fxshard.row_norm_weight.default", weight_sum)

@@ -1,4 +1,4 @@
-"""The oracle: a rule is checked against the operator itself, run on the shards of simulated ranks.
+"""The oracle: checks a rule against the operator itself, run on the shards of simulated ranks.
 
 >>> from fxshard.strategies.oracle import check_op, samples_of
 >>> verdict = check_op("aten.mm.default", samples_of("aten.mm.default"))
@@ -7,7 +7,7 @@
 """
 
 from fxshard.strategies.oracle.finder import FoundRule, find_rule, largest_kind
-from fxshard.strategies.oracle.recorded import direct, record, samples_of
+from fxshard.strategies.oracle.recorded import direct_samples, record, samples_of
 from fxshard.strategies.oracle.report import report, report_rule
 from fxshard.strategies.oracle.samples import Sample, given_samples, operator, qualified, spread_out
 from fxshard.strategies.oracle.verdict import BUDGET, IDEMPOTENT, RANKS, Finding, Judged, Option, Verdict, check_op, judge
@@ -23,7 +23,7 @@ __all__ = [
     "Sample",
     "Verdict",
     "check_op",
-    "direct",
+    "direct_samples",
     "find_rule",
     "given_samples",
     "judge",

@@ -1,4 +1,4 @@
-"""An operator on the shards of every rank of one simulated axis: as it is, or as a rule says."""
+"""Runs an operator on the shards of all ranks of one simulated axis, either unchanged or in its rule's local form."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fxshard.layout.layouts import Layout, chunk_lengths, is_emptied, local_offs
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.engine.registry import local_form
-from fxshard.strategies.oracle.pieces import cut, scattered
+from fxshard.strategies.oracle.pieces import cut, non_contiguous
 from fxshard.strategies.oracle.samples import Sample, filled, operator, run
 
 Pieces = list[list[torch.Tensor | None]]
-"""By output, by rank; None: a rank without elements of some operand, which has nothing to run on."""
+"""Per output, per rank; None for a rank on which some operand's shard is empty, so that nothing runs."""
 
 
-def on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int, seed: int) -> Pieces:
-    """The plain operator on each rank's shards, tensors to write into left for it to size; raises what the operator raises."""
+def run_on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int, seed: int) -> Pieces:
+    """The unchanged operator on each rank's shards; the operator resizes its ``out=`` tensors. Raises whatever the operator raises."""
     held = _held(tensors, placements, ranks, seed)
     results = [None if _is_emptied(tensors, shards) else run(sample.op, *filled(sample, _unsized(sample, shards))) for shards in held]
     count = max(len(r) for r in results if r is not None) if any(r is not None for r in results) else 0
@@ -31,18 +31,18 @@ def on_shards(sample: Sample, tensors: Sequence[torch.Tensor], placements: Seque
 
 
 def _unsized(sample: Sample, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What is written into has no elements, so that the operator gives it the size of the result."""
+    """Empties ``out=`` tensors, so that the operator resizes them to its result."""
     return [s.new_empty(0) if i in sample.outs else s for i, s in enumerate(shards)]
 
 
-def by_rule(sample: Sample, call: Call, tensors: Sequence[torch.Tensor], spec: OpSpec, ranks: int, seed: int) -> Pieces:
-    """The rule's local form on each rank's shards; a rank whose shards are empty gives what leaves the result as it is.
+def run_by_rule(sample: Sample, call: Call, tensors: Sequence[torch.Tensor], spec: OpSpec, ranks: int, seed: int) -> Pieces:
+    """The rule's local form on each rank's shards; a rank with empty shards gives the identity element of the reduction.
 
-    With an odd seed the shards lie scattered in memory, as one that is cut out of something larger does.
+    With an odd seed the shards are not contiguous, as a slice of a larger tensor is not.
     """
     held = _held(tensors, [layout[0] for layout in spec.inputs], ranks, seed)
     if seed % 2:
-        held = [[scattered(shard) for shard in shards] for shards in held]
+        held = [[non_contiguous(shard) for shard in shards] for shards in held]
     results = [_rank(sample, call, tensors, shards, spec, ranks, r) for r, shards in enumerate(held)]
     return [[r[o] for r in results] for o in range(len(call.outputs))]
 
@@ -53,12 +53,12 @@ def _held(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], rank
 
 
 def _is_emptied(tensors: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> bool:
-    """Whether the cut left a dim without elements, of some operand."""
+    """Whether sharding left a dim of some operand without elements."""
     return any(is_emptied(s.shape, t.shape) for s, t in zip(shards, tensors, strict=True))
 
 
 def leaves_empty(tensors: Sequence[torch.Tensor], placements: Sequence[Placement], ranks: int) -> bool:
-    """Whether some rank gets no elements of a dim that is cut."""
+    """Whether some rank gets an empty shard of some operand."""
     cuts = [t.shape[p.dim] for t, p in zip(tensors, placements, strict=True) if isinstance(p, Shard)]
     return any(size and 0 in chunk_lengths(size, ranks) for size in cuts)
 
@@ -83,13 +83,13 @@ def _neutral(meta: Any, shape: Any, layout: Layout) -> torch.Tensor | None:
 
 
 class EagerContext:
-    """A ``LocalContext`` that runs at once what is emitted."""
+    """A ``LocalContext`` that runs emitted operators immediately."""
 
     def __init__(self, sample: Sample, call: Call, shards: list[torch.Tensor], spec: OpSpec, ranks: int, rank: int) -> None:
         self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
         self.mesh, self.coordinate = (ranks,), (rank,)
         self.target = operator(call.op)
-        # From the call, as a graph gives them: lists are tuples there, and lists in the arguments of the local form.
+        # ``call`` holds lists as tuples; the local form gets lists again, as from a graph.
         self.args, self.kwargs = pytree.tree_map(lambda a: shards[a.index] if isinstance(a, Operand) else a, sample.marked)
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class EagerContext:
         return meta.shape
 
     def _offset(self, shape: tuple[int, ...], layout: Layout, dim: int) -> Any:
-        """A tensor wherever ranks may differ, as at run time."""
+        """A tensor if ranks may differ, as at run time; else 0."""
         if not layout.axes_on(dim):
             return 0
         return torch.tensor(local_offset(shape, layout, self.mesh, self.coordinate)[dim])

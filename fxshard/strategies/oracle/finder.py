@@ -1,7 +1,7 @@
-"""A rule for an operator without one, from the combinations that are valid for its samples.
+"""Discovers a rule for an operator from the combinations of placements that are valid for its samples.
 
-Each valid combination that cuts operands is a factor: the dims that are cut together have one name. Combinations that
-only hold pending reductions are what the operator is linear in.
+Each valid combination with shards is a factor: the dims that are sharded together get one name. Combinations with
+pending reductions only become linear groups.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fxshard.errors import RuleError
 from fxshard.graph.call import Operand
 from fxshard.strategies.engine.factors import replicate_all
 from fxshard.strategies.engine.notation import rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.engine.user_rules import functional_schema
-from fxshard.strategies.oracle.case import FEWEST, RANDOM
-from fxshard.strategies.oracle.plain import variants
+from fxshard.strategies.oracle.case import MIN_ELEMENTS, RANDOM
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
 from fxshard.strategies.oracle.search import Combination
-from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, holding, judge
+from fxshard.strategies.oracle.variants import variants
+from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, judge, valid_options
 
 Tensors = list[list[str]]
 
 
 @dataclass(frozen=True)
 class FoundRule:
-    """``pattern`` and ``properties`` are what ``fxshard.register_rule`` takes; ``left_out``: valid options that no rule in text can say;
-    ``untried``: combinations that were not tried, where the budget was too small for all."""
+    """``pattern`` and ``properties``: arguments of ``fxshard.register_rule``; ``left_out``: valid options that a rule in text form
+    cannot express; ``untried``: number of combinations beyond the budget."""
 
     op: str
     pattern: str
@@ -43,7 +43,7 @@ class FoundRule:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether it leaves everything whole, as no rule does."""
+        """Whether the rule allows only replication, as having no rule does."""
         return not self.properties and not any(c.isalpha() for c in self.pattern)
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class FoundRule:
 
 
 def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> FoundRule:
-    """The rule that holds for all ``samples``, whose tensors must have the same number of dims.
+    """A rule that holds for all ``samples``, whose tensors must have equal numbers of dims.
 
-    Raises RuleError for an operator that cannot have a rule, where the samples differ in dims, where the operator runs on
-    none or gives other numbers each time, or where none can tell a wrong combination from a right one.
+    Raises RuleError if the operator cannot have a rule, fails on a sample or is random, if the samples differ in their numbers of dims,
+    or if none can tell a wrong combination from a right one.
     """
     name = qualified(op)
     _check_places_tensors(operator(name))
@@ -67,11 +67,11 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
     if len(shapes) != 1:
         what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
-    with temporarily(name, replicate_all):  # what is offered already is found like the rest
+    with temporary_rule(name, replicate_all):  # so that options of an existing rule are discovered too
         options, untried = _valid_for_all(op, samples, budget, ranks)
     ((operands, outputs),) = shapes
     found = replace(_rule(name, operands, outputs, options, _positions(samples[0])), untried=untried)
-    with temporarily(name, rule(found.pattern, **found.properties)):
+    with temporary_rule(name, rule(found.pattern, **found.properties)):
         verdict = check_op(name, samples, 0, ranks)
     if verdict.wrong:
         what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"
@@ -80,11 +80,13 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
 
 
 def largest_kind(samples: Sequence[Sample]) -> list[Sample]:
-    """Those of one kind, which one rule may hold for: the kind of which most are large enough to tell, then of which there are most."""
+    """The samples of one kind (equal numbers of dims), for one rule: the kind with most conclusive samples, then with most samples."""
     kinds: dict[Any, list[Sample]] = {}
     for sample in samples:
         kinds.setdefault(_dims(sample), []).append(sample)
-    return max(kinds.values(), key=lambda group: (sum(all(t.numel() >= FEWEST for t in s.tensors) for s in group), len(group)), default=[])
+    return max(
+        kinds.values(), key=lambda group: (sum(all(t.numel() >= MIN_ELEMENTS for t in s.tensors) for s in group), len(group)), default=[]
+    )
 
 
 def _dims(sample: Sample) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
@@ -92,7 +94,7 @@ def _dims(sample: Sample) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
 
 
 def _check_places_tensors(overload: Any) -> None:
-    """Raises RuleError, naming the operator, where it writes into its arguments or returns other than tensors: no rule is of use."""
+    """Raises RuleError if the operator mutates its arguments or returns values other than tensors: it cannot have a rule."""
     schema = functional_schema(overload, "find_rule")
     plain = [str(r.type) for r in schema.returns if "Tensor" not in str(r.type)]
     if plain or not schema.returns:
@@ -103,28 +105,28 @@ def _check_places_tensors(overload: Any) -> None:
 
 
 def _valid_for_all(op: str, samples: Sequence[Sample], budget: int, ranks: Sequence[int]) -> tuple[list[Option], int]:
-    """The options of every sample that tells, which hold for its other plain numbers too: a rule in text does not see those;
-    and how many combinations were not tried."""
+    """(options valid for all conclusive samples, number of combinations not tried). They must also hold for variants of the samples,
+    because a rule in text form ignores numbers among the arguments."""
     judged = [judge(s, budget, ranks) for s in samples]
     telling = [j for j in judged if not j.skipped and j.searched]
     if not telling:
-        raise _untold(op, judged)
+        raise _inconclusive_error(op, judged)
     options = _common([[f.option for f in j.missing] for j in telling])
-    others = (holding(v, [o.inputs for o in options], ranks) for s in samples for v in variants(s))
+    others = (valid_options(v, [o.inputs for o in options], ranks) for s in samples for v in variants(s))
     return _common([options, *(o for o in others if o is not None)]), sum(j.possible - j.searched for j in telling)
 
 
-def _untold(op: str, judged: Sequence[Judged]) -> RuleError:
+def _inconclusive_error(op: str, judged: Sequence[Judged]) -> RuleError:
     if any(j.skipped == RANDOM for j in judged):
         remedy = "draw the random numbers with torch outside of it, where they do not depend on the mesh, and pass them as an argument"
         return RuleError(f"{op} gives other numbers each time that it runs, so no rule can be checked", remedy=remedy)
     why = next(j.skipped or j.partly for j in judged)
-    remedy = f"give samples of several sizes, with at least {FEWEST} random numbers in each tensor"
+    remedy = f"give samples of several sizes, with at least {MIN_ELEMENTS} random numbers in each tensor"
     return RuleError(f"no sample of {op} tells anything: {why}", remedy=remedy)
 
 
 def _positions(sample: Sample) -> dict[int, int]:
-    """Operand -> the argument it is, or is in the list of; operands given by keyword have no position."""
+    """Operand -> position of its argument, which may be a list; keyword arguments have none."""
     args, _ = sample.marked
     return {leaf.index: p for p, arg in enumerate(args) for leaf in pytree.tree_leaves(arg) if isinstance(leaf, Operand)}
 
@@ -139,7 +141,7 @@ def _ranks_of_outputs(sample: Sample) -> tuple[int | None, ...]:
 
 
 def _common(found: Sequence[Sequence[Option]]) -> list[Option]:
-    """Combinations valid for all samples, with the output placements that are."""
+    """Options valid for all samples, with the output placements that all of them allow."""
     options = []
     for option in found[0]:
         others = [next((o for o in row if o.inputs == option.inputs), None) for row in found[1:]]
@@ -160,9 +162,9 @@ def _rule(
     additive: set[int] = set()
     used: list[Option] = []
     cutting = [o for o in options if any(isinstance(p, Shard) for p in o.inputs)]
-    for option in sorted(cutting, key=_rank):
+    for option in sorted(cutting, key=_priority):
         name = f"factor{len(used)}"
-        if _fits(option, ins, outs):
+        if _is_expressible(option, ins, outs):
             _write(option, name, ins, outs, reduce, additive)
             used.append(option)
     linear = _linear((o for o in options if o not in cutting), positions)
@@ -174,8 +176,8 @@ def _rule(
     return FoundRule(op, " -> ".join(sides), properties, left)
 
 
-def _rank(option: Option) -> tuple[int, int]:
-    """What cuts more operands and asks for less says more."""
+def _priority(option: Option) -> tuple[int, int]:
+    """Sort key: options with fewer pending operands first, then those with more sharded ones."""
     pending = sum(isinstance(p, Partial) for p in option.inputs)
     return pending, -sum(isinstance(p, Shard) for p in option.inputs)
 
@@ -186,18 +188,18 @@ def _letters(tensors: Tensors) -> dict[str, str]:
     return {name: string.ascii_lowercase[i] if i < 26 else f"d{i}" for i, name in enumerate(names)}
 
 
-def _fits(option: Option, ins: Tensors, outs: Tensors) -> bool:
-    """Whether a rule of text can say it.
+def _is_expressible(option: Option, ins: Tensors, outs: Tensors) -> bool:
+    """Whether the option can be one more factor of a rule in text form.
 
-    None of its dims has a name yet; the outputs that are not cut are all pending by one reduction, and so are the
-    operands that are not cut but pending: they are added to what is pending.
+    Requires that none of its dims has a name yet, that unsharded outputs are all pending with one reduction, and that pending
+    operands have the same one: these are additive.
     """
     free = all(not ins[i][p.dim] for i, p in enumerate(option.inputs) if isinstance(p, Shard))
     free = free and all(not outs[o][p[0].dim] for o, p in enumerate(option.outputs) if isinstance(p[0], Shard))
     pending = [p for p in option.inputs if isinstance(p, Partial)]
-    owed = [p[0] for p in option.outputs if isinstance(p[0], Partial)]
+    partial = [p[0] for p in option.outputs if isinstance(p[0], Partial)]
     whole = any(isinstance(p[0], Replicate) for p in option.outputs)
-    return free and not whole and len({*pending, *owed}) < 2 and (bool(owed) or not pending)
+    return free and not whole and len({*pending, *partial}) < 2 and (bool(partial) or not pending)
 
 
 def _write(option: Option, name: str, ins: Tensors, outs: Tensors, reduce: dict[str, str], additive: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Samples of aten operators from torch's ``op_db``: the calls that are made while its entries run, forward and backward."""
+"""Samples of aten operators, recorded while the entries of torch's ``op_db`` run, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fxshard.errors import RuleError
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, spread_out
 
 PER_ENTRY = 24
-"""Samples of an entry that are run, spread over its list."""
+"""Number of samples of an entry that are run, evenly spaced in its list."""
 LARGEST = 4096
-"""Elements of the largest tensor of a call that is kept: rules do not depend on sizes, judging takes time with them."""
+"""Most elements in a tensor of a recorded call: rules do not depend on sizes, but checking large tensors takes time."""
 Watched = Callable[[Sequence[Any], str], Iterable[Any]]
 UNUSUAL = (torch.complex32,)
 """Dtypes that most kernels lack."""
@@ -38,11 +38,11 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Unfit(Exception):
-    """A call that is no sample: a tensor too large, or not an ordinary one."""
+    """The call cannot be a sample: a tensor is too large, or not an ordinary one."""
 
 
 def _kept(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Copies: what the caller does to its tensors later is not part of the call."""
+    """Copies the arguments, because the caller may modify its tensors later. Raises _Unfit."""
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         ordinary = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and not x.is_quantized
@@ -55,7 +55,7 @@ def _kept(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, where no two elements share a place."""
+    """A copy with the same strides, or contiguous if elements share memory."""
     if x.is_contiguous() or any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
         return x.clone(memory_format=torch.contiguous_format)
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
@@ -64,9 +64,9 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 def record(
     wanted: Iterable[str] | None = None, entries: Iterable[Any] | None = None, enough: int | None = None, seed: int = 0
 ) -> dict[str, list[Sample]]:
-    """Calls of the ``wanted`` operators (None: of all) by name, while ``entries`` of op_db (None: all) run.
+    """Calls of the ``wanted`` operators (None: all), by name, made while ``entries`` of op_db (None: all) run.
 
-    ``enough``: stops when each has that many. Raises OptionError where the packages that op_db needs are missing.
+    ``enough``: stops when each operator has this many. Raises OptionError if packages that op_db needs are missing.
     """
     names = None if wanted is None else frozenset(wanted)
     found: dict[str, list[Sample]] = {}
@@ -85,7 +85,7 @@ def _is_named(entry: Any, name: str) -> bool:
 
 
 def _run(entry: Any, dtype: torch.dtype, recorder: _Recorder, seed: int) -> None:
-    """An entry that cannot run here gives what it gave until then: its calls are samples, its results are not asked for."""
+    """Runs the samples of an entry under the recorder; calls made before a failure count."""
     backward = entry.supports_autograd and dtype in (torch.float64, torch.complex128)
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
@@ -111,8 +111,9 @@ def _call(op: Any, sample: Any, recorder: _Recorder, backward: bool) -> None:
             torch.autograd.backward(outputs, grads)
 
 
-def direct(op: str, seed: int = 0) -> list[Sample]:
-    """The samples of the entries named like ``op``, given to it as they are: torch takes some operators apart before they are seen."""
+def direct_samples(op: str, seed: int = 0) -> list[Sample]:
+    """Samples from calling ``op`` directly with the inputs of op_db entries of its name, for operators that torch decomposes before they
+    reach the recorder."""
     found = []
     overload = operator(op)
     for entry in operator_database():
@@ -128,9 +129,9 @@ def direct(op: str, seed: int = 0) -> list[Sample]:
 
 
 def samples_of(op: str, count: int = 8, seed: int = 0, watched: Watched = lambda entries, _: entries) -> list[Sample]:
-    """Up to ``count`` samples of an aten operator of different kinds; raises RuleError where torch has none.
+    """Up to ``count`` samples of an aten operator, of different kinds; raises RuleError if torch has none.
 
-    ``watched``: goes through the entries that are run, and shows how far it has come; it is given the entries and what is done.
+    ``watched``: wraps the iteration over (entries, description), to show progress.
     """
     name = qualified(op)
     operator(name)
@@ -139,7 +140,7 @@ def samples_of(op: str, count: int = 8, seed: int = 0, watched: Watched = lambda
     if len(found) < count:
         others = watched([e for e in every if not _is_named(e, name)], f"looking for {name} in torch's samples")
         found += record([name], others, 10 * count, seed).get(name, [])
-    found = found or direct(name, seed)
+    found = found or direct_samples(name, seed)
     if not found:
         remedy = "give your own: --sample FILE.py:samples, a function that returns a list of argument tuples"
         raise RuleError(f"torch has no samples for {op}", remedy=remedy)

@@ -1,4 +1,4 @@
-"""What the oracle says, as text."""
+"""The oracle's verdicts and found rules as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ a rule that is a function from a Call to Factors can say it"""
 
 
 def report(verdict: Verdict) -> str:
-    """Counts, then what is wrong and what is missing, each option once with the first sample that shows it; then what was not looked at."""
+    """Counts, then wrong and missing options, each with the first sample that shows it, then what was not judged or compared."""
     skipped = [j for j in verdict.judged if j.skipped]
     partly = [j for j in verdict.judged if j.partly]
     rows = [
@@ -83,13 +83,13 @@ def _list(what: str, findings: Iterable[Finding]) -> list[str]:
 
 
 def _beyond_sums(missing: Iterable[Finding]) -> list[str]:
-    """What stays missing when a rule is registered as it was found."""
+    """Says how many missing options discovery never proposes."""
     passed = {str(f.option) for f in missing if _passes(f.option)}
     return [f"{len(passed)} of what is missing: {BEYOND}"] if passed else []
 
 
 def _passes(option: Option) -> bool:
-    """Whether nothing is cut, and what is pending is no sum or average, or not passed on to all results."""
+    """Whether the option only passes reductions through, and they are not sums or averages, or do not reach all outputs."""
     pending = {p for p in option.inputs if isinstance(p, Partial)}
     whole = any(Replicate() in found for found in option.outputs)
     cut = any(isinstance(p, Shard) for p in option.inputs)
@@ -97,7 +97,7 @@ def _passes(option: Option) -> bool:
 
 
 def report_rule(rule: FoundRule) -> str:
-    """The line that registers it, what it cannot say, and what it was not drawn from."""
+    """The line that registers the rule, valid options that it cannot express, and the limits of the search."""
     if rule.says_nothing:
         return "\n".join(
             [f"{rule.op} has no rule, and the samples show none that is worth registering: its tensors must stay whole", *_cut(rule)]
@@ -108,13 +108,13 @@ def report_rule(rule: FoundRule) -> str:
 
 
 def _cut(rule: FoundRule) -> list[str]:
-    """Says that the search did not reach all."""
+    """A warning that the budget was too small to try all combinations, if it was."""
     what = f"the search was cut: {rule.untried} combinations were not tried, so there may be more to say; try a larger --budget"
     return ["", what] if rule.untried else []
 
 
 def _one_call(rule: FoundRule) -> list[str]:
-    """A pattern has one entry for each tensor of the samples, which other calls may have more or fewer of."""
+    """A warning that the pattern fits calls with as many tensors as the samples, if lists or optional arguments allow others."""
     schema = schema_of(operator(rule.op))
     varying = (
         [a.name for a in schema.arguments if re.search(r"List\[|Optional\[", str(a.type)) and "Tensor" in str(a.type)] if schema else []

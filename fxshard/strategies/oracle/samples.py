@@ -1,6 +1,6 @@
-"""Calls to judge an operator by: recorded while torch's own samples run, from the user's file, or written here.
+"""Samples: calls by which the oracle checks an operator, recorded from torch's own samples or given by the user.
 
-A sample comes in several variations of its values, so that what holds by accident for one of them is found out.
+Each sample has several variations with other values, to expose combinations that hold by accident.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from fxshard._torch_compat import pytree, schema_of
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand, TensorMeta
-from fxshard.strategies.engine.conversion import is_real
+from fxshard.strategies.engine.conversion import is_inexact
 from fxshard.strategies.engine.user_rules import find
 from fxshard.strategies.oracle.pieces import power_of_two
 
 FACTORS = (1.0, 1.0, -23.0, 0.5)
-"""What the numbers of the variations are multiplied with; from the second on they are shuffled too."""
+"""Factors by which the variations scale the values; all but the first also shuffle them."""
 DENSE, SPARSE = 2, 3
-"""Variations with a slab across each dim that holds no zero, or only zeros: of booleans, and of all."""
+"""Indices of the variations in which a slice across each dim is True (booleans only), or zero."""
 ORDERED = ("offsets", "offs", "lengths", "cum_seq_q", "cum_seq_k", "crow_indices", "ccol_indices", "batch_sizes")
 
 
@@ -52,7 +52,7 @@ class Sample:
 
     @functools.cached_property
     def outs(self) -> dict[int, int]:
-        """Operands that are only written into (``out=``), and the output that each becomes."""
+        """``out=`` operand -> the output that it receives."""
         schema = schema_of(operator(self.op))
         names = [a.name for a in schema.arguments if a.is_out] if schema else []
         given = self.marked[1]
@@ -68,25 +68,25 @@ class Sample:
 
 @functools.cache
 def operator(op: str) -> Any:
-    """The overload called ``op``; raises OptionError for one that there is not."""
+    """The overload called ``op``; raises OptionError if there is none."""
     return find(qualified(op))
 
 
 def qualified(op: str) -> str:
-    """``mylib::op`` and ``aten.mm`` as a graph names them: ``mylib.op.default``, ``aten.mm.default``."""
+    """The name in a graph: ``mylib::op`` is ``mylib.op.default``, ``aten.mm`` is ``aten.mm.default``."""
     name = op.replace("::", ".").removeprefix("torch.ops.")
     return f"{name}.default" if name.count(".") == 1 else name
 
 
 def run(op: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """The outputs of an operator, lists of them flat."""
+    """The outputs of an operator as a tuple."""
     with torch.no_grad():
         result = operator(op)(*args, **kwargs)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def given_samples(op: str, given: Any, where: str) -> list[Sample]:
-    """Samples from what a user's function returned: a list of argument tuples, or of (arguments, keywords). Raises OptionError."""
+    """Samples from a user's list of argument tuples, or of (arguments, keywords); raises OptionError for anything else."""
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(entry, (list, tuple)) for entry in given):
         remedy = "return [(x, y), ...] or [((x, y), {'dim': 1}), ...]"
         raise OptionError("the samples are no list of argument tuples", where=where, remedy=remedy)
@@ -108,7 +108,7 @@ def _arguments(entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call_of_sample(sample: Sample, outputs: Sequence[Any]) -> Call:
-    """What a rule sees of it."""
+    """The ``Call`` of a sample, as rules take it."""
     args, kwargs = sample.marked
     named = tuple(sorted((k, _freeze(v)) for k, v in kwargs.items()))
     metas = [None if not isinstance(t, torch.Tensor) else TensorMeta(tuple(t.shape), t.dtype) for t in (*sample.tensors, *outputs)]
@@ -122,15 +122,15 @@ def _freeze(value: Any) -> Any:
 
 
 def filled(sample: Sample, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other tensors in the places of the operands."""
+    """The arguments with ``tensors`` in place of the operands."""
     args, kwargs = pytree.tree_map(lambda a: tensors[a.index] if isinstance(a, Operand) else a, sample.marked)
     return args, kwargs
 
 
 def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
-    """The operands in several values: as they are, shuffled, larger and negated, and half of them zero, of one size in all operands.
+    """The operands with several values: unchanged; shuffled; also scaled by -23; also half of them zero, scaled to magnitude 1.
 
-    Whole numbers may be places: instead of larger, half of them are zero too. Real numbers that are all alike become random ones.
+    Integers may be indices, so they are not scaled; instead half of them become zero. Equal floating-point values become random ones.
     """
     ordered = _ordered(sample)
     for number in range(len(FACTORS)):
@@ -138,7 +138,7 @@ def variations(sample: Sample) -> Iterator[list[torch.Tensor]]:
 
 
 def _ordered(sample: Sample) -> set[int]:
-    """Operands whose order means something: kernels do not check them."""
+    """Operands that must stay sorted, such as offsets; kernels do not check them."""
     schema = schema_of(operator(sample.op))
     args, kwargs = sample.marked
     names = [a.name for a in schema.arguments] if schema else []
@@ -147,7 +147,7 @@ def _ordered(sample: Sample) -> set[int]:
 
 
 def _varied(x: torch.Tensor, number: int, operand: int) -> torch.Tensor:
-    real, factor = is_real(x.dtype), FACTORS[number]
+    real, factor = is_inexact(x.dtype), FACTORS[number]
     if x.numel() < 2:
         return x * factor if real else x
     generator = torch.Generator().manual_seed(zlib.crc32(repr((tuple(x.shape), (number, operand))).encode()))
@@ -167,7 +167,7 @@ def _varied(x: torch.Tensor, number: int, operand: int) -> torch.Tensor:
 
 
 def _slabs(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """True for one index of each dim that has several: what is reduced along a dim then sees only True somewhere."""
+    """True for one random index of each dim of size above 1, so that a reduction along any dim meets a slice of only True."""
     mask = torch.zeros(shape, dtype=torch.bool)
     for dim, size in enumerate(shape):
         if size > 1:
@@ -176,14 +176,14 @@ def _slabs(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def signature(sample: Sample) -> tuple[Any, ...]:
-    """Samples of one signature differ in values only."""
+    """Key under which samples differ in values only."""
     args, kwargs = sample.marked
     shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in sample.tensors)
     return shapes, repr(args), repr(sorted(kwargs.items(), key=str))
 
 
 def kind(sample: Sample) -> tuple[Any, ...]:
-    """What makes samples different enough to look at both: dims, dtypes, which sizes are 0 or 1, which arguments are given."""
+    """Key of samples that are worth only one check: numbers of dims, dtypes, sizes of 0 or 1, contiguity, given arguments."""
     args, kwargs = sample.marked
     shapes = tuple((tuple(min(s, 2) for s in t.shape), t.dtype, t.is_contiguous()) for t in sample.tensors)
     plain = [a if isinstance(a, (bool, str, type(None))) else type(a) for a in pytree.tree_leaves((args, kwargs), is_leaf=_is_none)]
@@ -195,7 +195,7 @@ def _is_none(value: Any) -> bool:
 
 
 def spread_out(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Up to ``count`` samples, from those with most elements to the scalars and the empty ones, of different kinds first."""
+    """Up to ``count`` samples, of different kinds first, ordered from most elements to scalars and empty tensors."""
     distinct = list({signature(s): s for s in samples}.values())
     order = sorted(distinct, key=_weight, reverse=True)
     firsts = list({kind(s): s for s in reversed(order)}.values())[::-1]

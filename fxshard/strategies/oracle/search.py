@@ -1,4 +1,4 @@
-"""Which combinations of input placements to try: all of them, or, beyond a budget, those near what the rule offers."""
+"""Which combinations of input placements to try: all, or, beyond a budget, those near the rule's options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.strategies.engine.conversion import has_reduction, is_real
+from fxshard.strategies.engine.conversion import has_reduction, is_inexact
 
 Combination = tuple[Placement, ...]
 UNCHECKED = frozenset(
@@ -27,12 +27,12 @@ UNCHECKED = frozenset(
         "_native_batch_norm_legit",
     )
 )
-"""Operators whose kernels read and write out of bounds where shapes do not fit: only what is offered is run."""
+"""Operators whose kernels access memory out of bounds for inconsistent shapes: only offered combinations are run."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """``combinations`` to try, out of ``possible`` ones; ``why``: what keeps it to those that are offered."""
+    """``combinations`` to try, out of ``possible``; ``why``: the reason if only offered ones may be tried."""
 
     combinations: tuple[Combination, ...]
     possible: int
@@ -40,25 +40,23 @@ class Searched:
 
 
 def placements(x: torch.Tensor, pending: bool) -> list[Placement]:
-    """What an operand may be on one axis: whole, cut on a dim that can be cut, or pending in a reduction of its dtype."""
+    """The placements of an operand on one axis: replicated, sharded on a dim of size above 1, or pending in a reduction of its dtype."""
     shards = [Shard(d) for d, size in enumerate(x.shape) if size > 1]
     return [Replicate(), *shards, *(Partial(op) for op in REDUCE_OPS if pending and x.numel() and has_reduction(op, x.dtype))]
 
 
 def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combination], budget: int, written: Container[int] = ()) -> Searched:
-    """All combinations but the replicated one if they are at most ``budget``; else the led ones, that many at most.
+    """All combinations except the replicated one if there are at most ``budget``; else the first ``budget`` in order of priority.
 
-    Operands that are ``written`` stand as replicated: they lie as what is written.
-
-    Led: what is offered, one operand not replicated, one factor at a time (dims of one size cut together, in some operands),
-    then what is offered with one operand or two changed. Whole numbers beside real ones are taken for places: they are never
-    pending.
+    Priority: offered combinations, one operand not replicated, one factor at a time (dims of equal size sharded together, in some
+    operands), then offered ones with one or two operands changed. Integers beside floats are taken for indices and never pending.
+    ``written`` operands count as replicated: they have the layout of the result.
     """
-    reals = any(is_real(t.dtype) for t in tensors)
-    choices = [placements(t, pending=is_real(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
+    reals = any(is_inexact(t.dtype) for t in tensors)
+    choices = [placements(t, pending=is_inexact(t.dtype) or t.dtype == torch.bool or not reals) for t in tensors]
     choices = [[Replicate()] if i in written else found for i, found in enumerate(choices)]
     possible = math.prod(map(len, choices)) - 1
-    every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _led(choices, offered, tensors)
+    every: Iterable[Combination] = itertools.product(*choices) if possible <= budget else _by_priority(choices, offered, tensors)
     if op in UNCHECKED:
         every = offered
     whole = tuple(Replicate() for _ in tensors)
@@ -67,26 +65,28 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
     return Searched(tuple(itertools.islice(distinct, budget)), possible, why)
 
 
-def _led(choices: Sequence[Sequence[Placement]], offered: Sequence[Combination], tensors: Sequence[torch.Tensor]) -> Iterator[Combination]:
+def _by_priority(
+    choices: Sequence[Sequence[Placement]], offered: Sequence[Combination], tensors: Sequence[torch.Tensor]
+) -> Iterator[Combination]:
     yield from offered
     whole: Combination = tuple(Replicate() for _ in choices)
-    yield from _near(whole, choices, 1)
-    # Each operand cut on its like-numbered dim, or pending in the same reduction, where it can be.
+    yield from _with_changes(whole, choices, 1)
+    # All operands sharded on the same dim number, or pending in the same reduction, as far as possible.
     for placement in dict.fromkeys(p for options in choices for p in options):
         yield tuple(placement if placement in options else Replicate() for options in choices)
     yield from _by_factor(choices, tensors, ())
     yield from _by_factor(choices, tensors, (Partial("sum"),))
     for combination in offered:
-        yield from _near(combination, choices, 1)
-    yield from _near(whole, choices, 2)
+        yield from _with_changes(combination, choices, 1)
+    yield from _with_changes(whole, choices, 2)
     for combination in offered:
-        yield from _near(combination, choices, 2)
+        yield from _with_changes(combination, choices, 2)
 
 
 def _by_factor(
     choices: Sequence[Sequence[Placement]], tensors: Sequence[torch.Tensor], pending: Sequence[Placement]
 ) -> Iterator[Combination]:
-    """Dims that a rule cuts together mostly have one size: each operand cut on one of that size, whole, or ``pending``."""
+    """Dims of one factor mostly have equal sizes: each operand is sharded on a dim of one size, replicated, or ``pending``."""
     sizes = dict.fromkeys(size for t in tensors for size in t.shape if size > 1)
     for size in sizes:
         here = [
@@ -96,7 +96,7 @@ def _by_factor(
         yield from itertools.product(*here)
 
 
-def _near(combination: Combination, choices: Sequence[Sequence[Placement]], changed: int) -> Iterator[Combination]:
+def _with_changes(combination: Combination, choices: Sequence[Sequence[Placement]], changed: int) -> Iterator[Combination]:
     for places in itertools.combinations(range(len(choices)), changed):
         for values in itertools.product(*(choices[i] for i in places)):
             new = dict(zip(places, values, strict=True))

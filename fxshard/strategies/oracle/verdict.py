@@ -1,7 +1,7 @@
-"""The verdict on a rule: combinations that it offers and that are wrong, and valid ones that it does not offer.
+"""The verdict on a rule: the combinations that it wrongly offers, and the valid ones that it misses.
 
-A combination of input placements on one axis is valid when the outputs of the operator, run on the shards of 3 and of 4
-ranks, make up its outputs on the whole, each output by some placement of its own, for every variation of the values.
+A combination of input placements on one axis is valid if the operator, run on the shards of 3 and of 4 ranks, gives outputs
+that form its outputs on whole tensors, each with some placement, for every variation of the values.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fxshard.layout.layouts import placement_str
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.engine import op_strategy
+from fxshard.strategies.engine.registered_sharding import sharding_function
 from fxshard.strategies.engine.registry import has_rule
-from fxshard.strategies.engine.torch_functions import sharding_function
 from fxshard.strategies.oracle.case import Case, case_of
-from fxshard.strategies.oracle.execution import by_rule, leaves_empty, on_shards
+from fxshard.strategies.oracle.execution import leaves_empty, run_by_rule, run_on_shards
 from fxshard.strategies.oracle.pieces import holds, valid_placements
-from fxshard.strategies.oracle.plain import variants
 from fxshard.strategies.oracle.samples import Sample
 from fxshard.strategies.oracle.search import Combination, search
+from fxshard.strategies.oracle.variants import variants
 
 RANKS = (3, 4)
 BUDGET = 2000
 IDEMPOTENT = (Partial("avg"), Partial("max"), Partial("min"))
-ADDED = frozenset((Partial("sum"), Partial("avg"), Partial("product")))
-"""Pending in these, a number that is not finite has no parts."""
+ADDITIVE = frozenset((Partial("sum"), Partial("avg"), Partial("product")))
+"""Reductions whose parts cannot be compared where the result is not finite."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a sample on one axis: placements of the inputs, and of each output all that are valid."""
+    """One way to run a sample on one axis: placements of the inputs, and all valid placements of each output."""
 
     inputs: Combination
     outputs: tuple[tuple[Placement, ...], ...]
@@ -48,7 +48,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Finding:
-    """An option of a sample, and what is wrong with it (empty for one that is missing)."""
+    """An option of a sample; ``why`` it is wrong, empty for a missing one."""
 
     sample: Sample
     option: Option
@@ -60,11 +60,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judged:
-    """One sample: ``valid`` options that are offered, ``missing`` ones, ``wrong`` ones, and how many of ``possible`` were tried.
+    """The result for one sample: ``valid`` offered options, ``missing`` and ``wrong`` ones, and how many of the ``possible`` combinations
+    were ``searched``.
 
-    ``offered``: combinations, the replicated one not counted, that the rule offers and that were run as a rank would run them;
-    ``skipped``: why it is not judged; ``partly``: why it is judged for what is wrong only; ``variants``: calls with other
-    plain numbers that were judged for what is wrong; ``masked``: positions of results that are not finite, so not compared.
+    ``offered``: number of offered combinations that were run in local form, without the replicated one;
+    ``skipped``: why the sample was not judged; ``partly``: why it was judged only for wrong options; ``variants``: number of calls with
+    other numeric arguments that were judged for wrong options; ``masked``: number of non-finite positions, which were not compared.
     """
 
     sample: Sample
@@ -82,9 +83,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The samples of one operator, judged; ``fallback``: it has no rule; ``note``: why its rule offers no more.
+    """The results for all samples of one operator; ``fallback``: it has no rule; ``note``: why its rule offers no more.
 
-    ``listed``: what is judged is the user's function for DTensor, which stands in for a rule.
+    ``listed``: the options come from the user's function for DTensor, in place of a rule.
     """
 
     op: str
@@ -103,12 +104,12 @@ class Verdict:
 
     @property
     def valid(self) -> int:
-        """How many valid options are offered, the replicated one not counted."""
+        """Number of valid offered options, without the replicated one."""
         return sum(len(j.valid) for j in self.judged)
 
     @property
     def offered(self) -> int:
-        """How many offered combinations were run, the replicated one not counted."""
+        """Number of offered combinations that were run, without the replicated one."""
         return sum(j.offered for j in self.judged)
 
     @property
@@ -117,7 +118,7 @@ class Verdict:
 
 
 def check_op(op: str, samples: Iterable[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Verdict:
-    """Judges the rule of ``op`` (``"aten.mm.default"``) by ``samples``; ``budget``: combinations tried for one sample."""
+    """Judges the rule of ``op`` (``"aten.mm.default"``) by ``samples``; ``budget``: combinations tried per sample."""
     judged = tuple(judge(sample, budget, ranks) for sample in samples)
     calls = [c.call for c in (case_of(j.sample) for j in judged) if isinstance(c, Case)]
     strategies = [op_strategy(call, Mesh({"a": 2})) for call in calls[:1]]
@@ -126,7 +127,7 @@ def check_op(op: str, samples: Iterable[Sample], budget: int = BUDGET, ranks: Se
 
 
 def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> Judged:
-    """Every offered spec on each of ``ranks``, with other plain numbers too, and every other combination that the budget allows."""
+    """Checks every offered spec on each number of ``ranks``, also for variants, and every other combination within the budget."""
     case = case_of(sample)
     if isinstance(case, str):
         return Judged(sample, skipped=case)
@@ -135,9 +136,9 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
     known = {_read(sample, option.inputs): option for option in (_option(spec) for _, spec in _specs(case, ranks))}
     wrong = (*own, *(f for other in others for f in _wrongs(other, ranks)))
     judged = Judged(sample, wrong=wrong, offered=sum(map(_is_split, known)), variants=len(others))
-    if case.quiet:
+    if case.inconclusive:
         skipped = "" if sample.tensors else "it has no tensor operands"
-        return replace(judged, skipped=skipped, partly="" if skipped else case.quiet, masked=_masked(case, known.values()))
+        return replace(judged, skipped=skipped, partly="" if skipped else case.inconclusive, masked=_masked(case, known.values()))
     found = search(sample.op, sample.tensors, list(known), budget, sample.outs)
     offered = {c: known.get(c) or _read_as(c, known) for c in found.combinations}
     bad = {f.option.inputs for f in own}
@@ -154,10 +155,10 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
     )
 
 
-def holding(sample: Sample, combinations: Sequence[Combination], ranks: Sequence[int] = RANKS) -> list[Option] | None:
-    """Those of ``combinations`` that are valid for ``sample``; None where it cannot tell."""
+def valid_options(sample: Sample, combinations: Sequence[Combination], ranks: Sequence[int] = RANKS) -> list[Option] | None:
+    """The ``combinations`` that are valid for ``sample``; None if it is inconclusive."""
     case = case_of(sample)
-    return None if isinstance(case, str) or case.quiet else list(_valid(case, combinations, ranks))
+    return None if isinstance(case, str) or case.inconclusive else list(_valid(case, combinations, ranks))
 
 
 def _is_split(combination: Combination) -> bool:
@@ -173,25 +174,27 @@ def _wrongs(case: Case, ranks: Sequence[int]) -> Iterator[Finding]:
 
 
 def _read(sample: Sample, inputs: Combination) -> Combination:
-    """A combination with replicated operands in place of those that are only written into."""
+    """The combination with ``out=`` operands replicated."""
     return tuple(Replicate() if i in sample.outs else p for i, p in enumerate(inputs))
 
 
 def _written(sample: Sample, option: Option) -> Option:
-    """An option in which what is written into lies as the output."""
+    """The option with each ``out=`` operand placed like its output."""
     return replace(option, inputs=tuple(option.outputs[sample.outs[i]][0] if i in sample.outs else p for i, p in enumerate(option.inputs)))
 
 
 def _masked(case: Case, options: Iterable[Option]) -> int:
-    """Positions of results that are not finite and pending in a sum by some option: there its parts are not compared."""
+    """Number of non-finite positions in outputs that are pending in a sum, average or product; parts are not compared there."""
     tensors = [o for o, meta in enumerate(case.call.outputs) if meta is not None]
     rows = [o.outputs if len(o.outputs) == len(tensors) else [o.outputs[i] for i in tensors] for o in options]
     columns = zip(*rows, strict=True)
-    return sum(case.infinite(o) for o, column in zip(tensors, columns, strict=False) if any(p in ADDED for found in column for p in found))
+    return sum(
+        case.infinite(o) for o, column in zip(tensors, columns, strict=False) if any(p in ADDITIVE for found in column for p in found)
+    )
 
 
 def _read_as(combination: Combination, known: Mapping[Combination, Option]) -> Option | None:
-    """The offered option that takes ``combination`` as it is: a replicated tensor is its own average, maximum and minimum."""
+    """The offered option that accepts ``combination`` unchanged: a replicated tensor is also its own average, maximum and minimum."""
     for inputs, option in known.items():
         if all(a == b or (isinstance(a, Replicate) and b in IDEMPOTENT) for a, b in zip(combination, inputs, strict=True)):
             return option
@@ -205,7 +208,7 @@ def _option(spec: OpSpec) -> Option:
 def _wrong(case: Case, spec: OpSpec, ranks: int) -> Finding | None:
     for seed, (tensors, whole) in enumerate(case.values):
         try:
-            results = by_rule(case.sample, case.call, tensors, spec, ranks, seed)
+            results = run_by_rule(case.sample, case.call, tensors, spec, ranks, seed)
         except Exception as error:
             return Finding(case.sample, _option(spec), f"on {ranks} ranks: {type(error).__name__}: {error}")
         for o, (pieces, expected) in enumerate(zip(results, whole, strict=True)):
@@ -222,16 +225,16 @@ def _valid(case: Case, combinations: Iterable[Combination], ranks: Sequence[int]
 
 
 def _outputs(case: Case, combination: Combination, ranks: Sequence[int]) -> tuple[tuple[Placement, ...], ...] | None:
-    """By output, the placements that hold in every run; None when some output has none.
+    """The placements of each output that hold in every run; None if some output has none.
 
-    A rank with an empty shard runs nothing, and its part of a pending operand would be lost: such runs do not count.
+    Runs with pending operands and an empty shard do not count: that rank runs nothing, so its part would be lost.
     """
     found: list[tuple[Placement, ...]] | None = None
     pending = any(isinstance(p, Partial) for p in combination)
     counted = [n for n in ranks if not (pending and leaves_empty(case.sample.tensors, combination, n))]
     for n, (seed, (tensors, whole)) in itertools.product(counted, enumerate(case.values)):
         try:
-            results = on_shards(case.sample, tensors, combination, n, seed)
+            results = run_on_shards(case.sample, tensors, combination, n, seed)
         except Exception:
             return None
         tensor_outputs = [(pieces, w) for pieces, w in zip(results, whole, strict=True) if isinstance(w, torch.Tensor)]

@@ -1,4 +1,4 @@
 """Rules of operators on elements and dims: pointwise, reductions, views, slices, joins, indexing, creation.
 
-In: calls; out: factors, and local forms where a rank runs something else than the call. One family a file.
+In: calls. Out: factors, and local forms if a rank runs something other than the call. One operator family per file.
 """

@@ -1,4 +1,4 @@
-"""Tensors made from literals: every dim free. A pending sum of literals is never offered, whole is as good."""
+"""Tensors made from literals: every dim can be sharded. Pending sums are not offered, since replication is as cheap."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import pointwise_rule
 from fxshard.strategies.engine.registry import register, replaced
 from fxshard.strategies.tensors.dims import named, places
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.tensors.pointwise import aten_names
 
 aten = torch.ops.aten
 
 
 def create(call: Call) -> Factors:
-    """Factors of the output alone; operands (a fill value, a model for dtype and device) whole."""
+    """Factors of the output only; operands (a fill value, or a tensor that gives dtype and device) stay whole."""
     return factors([[""] * o.ndim for o in call.operands], [None if o is None else named(o.ndim) for o in call.outputs])
 
 
 def local_arange(ctx: LocalContext) -> Any:
-    """start + step * (offset + i) for the i of the shard; for floats in float64, as torch's own kernel computes it."""
+    """start + step * (offset + i) for the shard's indices i; in float64 for floats, as in torch's kernel."""
     if not ctx.outputs[0].axes_on(0):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     start, step = _start_step(ctx.call)
@@ -42,7 +42,7 @@ def local_arange(ctx: LocalContext) -> Any:
 
 
 def local_eye(ctx: LocalContext) -> Any:
-    """Ones where the global row is the global column."""
+    """Ones where the global row equals the global column."""
     if not any(ctx.outputs[0].axes_on(d) for d in (0, 1)):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     (out,) = ctx.call.outputs
@@ -52,7 +52,7 @@ def local_eye(ctx: LocalContext) -> Any:
 
 
 def local_strided(position: int) -> LocalForm:
-    """Local size and strides, the dims in the same order in memory; ``position`` is that of the size."""
+    """Local size and dense strides, with the same order of dims in memory; ``position``: argument position of the size."""
 
     def local(ctx: LocalContext) -> Any:
         size, strides = list(ctx.output_shape()), ctx.call.arg(position + 1)
@@ -70,13 +70,13 @@ def _start_step(call: Call) -> tuple[Any, Any]:
     return call.arg(0), call.arg(2, "step", 1) if call.op == "aten.arange.start_step" else 1
 
 
-register(names("full zeros ones empty.memory_format"), create, sizes=0)
-register(names("new_full new_zeros new_ones new_empty"), create, sizes=1)
-register(names("zeros_like ones_like full_like empty_like"), pointwise_rule())
-register(names("scalar_tensor"), create)
-register(names("empty_strided"), create, local=local_strided(0))
-register(names("new_empty_strided"), create, local=local_strided(1))
-register(names("linspace logspace tril_indices triu_indices"), replicate_all)
-register(names("eye eye.m"), create, local=local_eye)
+register(aten_names("full zeros ones empty.memory_format"), create, sizes=0)
+register(aten_names("new_full new_zeros new_ones new_empty"), create, sizes=1)
+register(aten_names("zeros_like ones_like full_like empty_like"), pointwise_rule())
+register(aten_names("scalar_tensor"), create)
+register(aten_names("empty_strided"), create, local=local_strided(0))
+register(aten_names("new_empty_strided"), create, local=local_strided(1))
+register(aten_names("linspace logspace tril_indices triu_indices"), replicate_all)
+register(aten_names("eye eye.m"), create, local=local_eye)
 register("fxshard.constant.default", replicate_all)
-register(names("arange arange.start arange.start_step"), create, local=local_arange)
+register(aten_names("arange arange.start arange.start_step"), create, local=local_arange)

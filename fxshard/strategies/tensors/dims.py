@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, is_one, linear_groups, same
-from fxshard.strategies.engine.local import LocalContext, dense
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, is_one, known_equal, linear_groups
+from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.registry import register, unchanged
 
 aten = torch.ops.aten
 
 
 def named(ndim: int, whole: Iterable[int] = (), prefix: str = "d") -> list[str]:
-    """``d0 d1 ...``, the dims in ``whole`` marked to stay whole."""
+    """Names ``d0 d1 ...``; dims in ``whole`` are marked to stay whole (``d0!``)."""
     kept = set(whole)
     return [f"{prefix}{i}!" if i in kept else f"{prefix}{i}" for i in range(ndim)]
 
 
-def moved(call: Call, ins: Iterable[Name], outs: Iterable[Name], **properties: Any) -> Factors:
-    """One operand rearranged to one output."""
+def rearranged(call: Call, ins: Iterable[Name], outs: Iterable[Name], **properties: Any) -> Factors:
+    """Factors of an operator that rearranges operand 0, so that all reductions pass."""
     return factors([list(ins)], [list(outs)], linear=linear_groups(call, [(0,)], MOVEMENT), **properties)
 
 
-def normal_dims(dims: Any, ndim: int) -> tuple[int, ...]:
-    """Dims from an argument (one, several, None or empty for all), non-negative."""
+def normalised_dims(dims: Any, ndim: int) -> tuple[int, ...]:
+    """Non-negative dims from an argument: one dim, several, or None or () for all."""
     if dims is None or dims == ():
         return tuple(range(ndim))
     return tuple(d % max(ndim, 1) for d in (dims if isinstance(dims, tuple) else (dims,)))
@@ -36,75 +36,75 @@ def normal_dims(dims: Any, ndim: int) -> tuple[int, ...]:
 def permute(call: Call) -> Factors:
     """out[i_p0, i_p1, ...] = x[i_0, i_1, ...]."""
     ins = named(call.operands[0].ndim)
-    return moved(call, ins, [ins[d] for d in normal_dims(call.arg(1), len(ins))] if ins else [])
+    return rearranged(call, ins, [ins[d] for d in normalised_dims(call.arg(1), len(ins))] if ins else [])
 
 
 def transpose(call: Call) -> Factors:
-    """Two dims swapped; ``t`` swaps the first two."""
+    """Swaps two dims; ``t`` swaps the first two."""
     ins = named(call.operands[0].ndim)
     if len(ins) < 2:
-        return moved(call, ins, ins)
+        return rearranged(call, ins, ins)
     a, b = call.arg(1, default=0) % len(ins), call.arg(2, default=1) % len(ins)
     outs = list(ins)
     outs[a], outs[b] = ins[b], ins[a]
-    return moved(call, ins, outs)
+    return rearranged(call, ins, outs)
 
 
 def unsqueeze(call: Call) -> Factors:
-    """A new dim of size 1."""
+    """Adds a dim of size 1."""
     ins = named(call.operands[0].ndim)
     dim = call.arg(1) % (len(ins) + 1)
-    return moved(call, ins, [*ins[:dim], "", *ins[dim:]])
+    return rearranged(call, ins, [*ins[:dim], "", *ins[dim:]])
 
 
-def squeezed(call: Call) -> list[int]:
-    """The dims that a squeeze drops: those asked for whose global size is 1."""
+def dropped_dims(call: Call) -> list[int]:
+    """The dims that a squeeze drops: requested ones whose global size is 1."""
     shape = call.operands[0].shape
     if call.op == "aten.squeeze.dims" and not call.arg(1, "dim"):
         return []
-    asked = normal_dims(call.arg(1, "dim"), len(shape)) if call.op != "aten.squeeze.default" else range(len(shape))
+    asked = normalised_dims(call.arg(1, "dim"), len(shape)) if call.op != "aten.squeeze.default" else range(len(shape))
     return [d for d in asked if shape and is_one(shape[d])]
 
 
 def squeeze(call: Call) -> Factors:
-    """Dims of size 1 dropped."""
+    """Drops dims of size 1."""
     ins = named(call.operands[0].ndim)
-    gone = squeezed(call)
-    return moved(call, ins, [n for d, n in enumerate(ins) if d not in gone])
+    gone = dropped_dims(call)
+    return rearranged(call, ins, [n for d, n in enumerate(ins) if d not in gone])
 
 
 def local_squeeze(ctx: LocalContext) -> Any:
-    """A local size may be 1 where the whole is not: drops what the whole drops."""
-    return ctx.emit(aten.squeeze.dims, ctx.args[0], squeezed(ctx.call))
+    """Drops the dims that the global operator drops: others may also have a local size of 1."""
+    return ctx.emit(aten.squeeze.dims, ctx.args[0], dropped_dims(ctx.call))
 
 
 def expand(call: Call) -> Factors:
-    """Dims of size 1 and new ones repeated: a factor of the output alone."""
+    """Repeats dims of size 1 and adds new ones: their factors are in the output only."""
     (out,) = call.outputs
     assert out is not None
     outs = named(out.ndim)
     shape = call.operands[0].shape
     lead = out.ndim - len(shape)
     ins = ["" if is_one(size) else outs[lead + d] for d, size in enumerate(shape)]
-    return moved(call, ins, outs)
+    return rearranged(call, ins, outs)
 
 
 def repeat(call: Call) -> Factors:
-    """out dim = (r d): whole copies one after the other."""
+    """out dim = (r d): r consecutive copies of the whole dim."""
     shape, (out,) = call.operands[0].shape, call.outputs
     assert out is not None
     lead = out.ndim - len(shape)
     outs: list[Name] = [f"d{i}" for i in range(out.ndim)]
     sizes: dict[str, Any] = {}
     for d, size in enumerate(shape):
-        if not same(out.shape[lead + d], size):
+        if not known_equal(out.shape[lead + d], size):
             outs[lead + d] = (f"r{d}", f"d{lead + d}")
             sizes |= {f"r{d}": call.arg(1)[lead + d], f"d{lead + d}": size}
-    return moved(call, [f"d{lead + d}" for d in range(len(shape))], outs, sizes=sizes)
+    return rearranged(call, [f"d{lead + d}" for d in range(len(shape))], outs, sizes=sizes)
 
 
 def local_repeat(ctx: LocalContext) -> Any:
-    """As many copies as make the local shape."""
+    """The number of copies that gives the local shape."""
     local, out = ctx.input_shape(0), ctx.output_shape()
     lead = len(out) - len(local)
     times = [o // i if i else n for o, i, n in zip(out[lead:], local, ctx.call.arg(1)[lead:], strict=True)]
@@ -112,14 +112,14 @@ def local_repeat(ctx: LocalContext) -> Any:
 
 
 def repeat_interleave(call: Call) -> Factors:
-    """out dim = (d r): each element repeated in place."""
+    """out dim = (d r): each element is repeated r times."""
     ins = named(call.operands[0].ndim)
     if call.arg(2, "dim") is None:
-        return moved(call, [f"{n}!" for n in ins], ["out!"])
+        return rearranged(call, [f"{n}!" for n in ins], ["out!"])
     dim = call.arg(2, "dim") % len(ins)
     outs: list[Name] = list(ins)
     outs[dim] = (ins[dim], "r")
-    return moved(call, ins, outs, sizes={"r": call.arg(1)})
+    return rearranged(call, ins, outs, sizes={"r": call.arg(1)})
 
 
 def local_interleave(ctx: LocalContext) -> Any:
@@ -140,29 +140,29 @@ def complex_parts(call: Call) -> Factors:
 
 
 def local_parts(ctx: LocalContext) -> Any:
-    """A conjugate that is only marked so has no parts in memory yet."""
+    """Resolves a lazy conjugate, whose parts are not in memory yet."""
     return ctx.emit(ctx.target, ctx.emit(aten.resolve_conj.default, ctx.args[0]))
 
 
 def flip(call: Call) -> Factors:
-    """The order along some dims reversed: they stay whole, for the first shard would be the last, reversed."""
+    """Reverses some dims, which stay whole: the first shard would become the last."""
     ndim = call.operands[0].ndim
-    names = named(ndim, normal_dims(call.arg(1), ndim) if call.arg(1) else ())
-    return moved(call, names, names)
+    names = named(ndim, normalised_dims(call.arg(1), ndim) if call.arg(1) else ())
+    return rearranged(call, names, names)
 
 
 def roll(call: Call) -> Factors:
-    """Dims shifted around stay whole: each shard would end with elements of the one before; without dims, all do."""
+    """Shifted dims stay whole, because shards would need elements of their neighbours; without an argument, all dims are shifted."""
     ndim = call.operands[0].ndim
-    names = named(ndim, normal_dims(call.arg(2, default=()), ndim))
-    return moved(call, names, names)
+    names = named(ndim, normalised_dims(call.arg(2, default=()), ndim))
+    return rearranged(call, names, names)
 
 
-def rotated(call: Call) -> Factors:
-    """Two dims turned by quarters, as a flip and a transposition: they stay whole."""
+def rot90(call: Call) -> Factors:
+    """Rotates two dims by quarter turns, a combination of flips and transposition: they stay whole."""
     ndim = call.operands[0].ndim
-    dims = normal_dims(call.arg(2, default=(0, 1)), ndim)
-    return moved(call, named(ndim, dims), named(ndim, dims, "d") if call.arg(1, default=1) % 2 == 0 else _turned(ndim, dims))
+    dims = normalised_dims(call.arg(2, default=(0, 1)), ndim)
+    return rearranged(call, named(ndim, dims), named(ndim, dims, "d") if call.arg(1, default=1) % 2 == 0 else _turned(ndim, dims))
 
 
 def _turned(ndim: int, dims: tuple[int, ...]) -> list[str]:
@@ -171,20 +171,20 @@ def _turned(ndim: int, dims: tuple[int, ...]) -> list[str]:
     return names
 
 
-def shuffled(call: Call) -> Factors:
-    """Channels (g c) become (c g): neither is outermost on both sides."""
+def channel_shuffle(call: Call) -> Factors:
+    """Channels (g c) become (c g): no factor is outermost on both sides, so they stay whole."""
     names = named(call.operands[0].ndim, (1,))
-    return moved(call, names, names)
+    return rearranged(call, names, names)
 
 
 def triangle(call: Call) -> Factors:
-    """Zeros above or below the diagonal of the last two dims; zero is its own reduction."""
+    """Zeros above or below the diagonal of the last two dims; all reductions map zeros to zero."""
     names = named(call.operands[0].ndim)
-    return moved(call, names, names)
+    return rearranged(call, names, names)
 
 
 def local_triangle(ctx: LocalContext) -> Any:
-    """The diagonal runs where the whole has it: what lies off it is found by global row and column."""
+    """Masks by global row and column, so that the diagonal is that of the global tensor."""
     ndim = ctx.call.operands[0].ndim
     if not any(ctx.inputs[0].axes_on(d) for d in (ndim - 2, ndim - 1)):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
@@ -209,9 +209,9 @@ register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
 register("aten.view_as_real.default", complex_parts, local=local_parts)
-register("aten.view_as_complex.default", complex_parts, local=dense(unchanged))
+register("aten.view_as_complex.default", complex_parts, local=on_contiguous(unchanged))
 register("aten.flip.default", flip)
 register("aten.roll.default", roll)
 register(["aten.tril.default", "aten.triu.default"], triangle, local=local_triangle)
-register("aten.rot90.default", rotated)
-register("aten.channel_shuffle.default", shuffled)
+register("aten.rot90.default", rot90)
+register("aten.channel_shuffle.default", channel_shuffle)

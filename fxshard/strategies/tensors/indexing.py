@@ -1,7 +1,7 @@
-"""Reading and writing at places given by tensors: indexed dims stay whole, dims of the index are free.
+"""Reading and writing at positions given by tensors: indexed dims stay whole, dims of the index can be sharded.
 
-Adding at places (scatter_add, index_add, accumulating index_put) with the index sharded leaves a pending sum, to which
-the tensor that is added to contributes as a pending sum too.
+Accumulation (scatter_add, index_add, accumulating index_put) with a sharded index leaves a pending sum; the tensor that it adds
+to must then be a pending sum too.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.conversion import is_real
-from fxshard.strategies.engine.factors import MOVEMENT, ORDER, SUMS, Factors, factors, linear_groups, replicate_all, same
-from fxshard.strategies.engine.local import dense
+from fxshard.strategies.engine.conversion import is_inexact
+from fxshard.strategies.engine.factors import EXTREMA, MOVEMENT, SUMS, Factors, factors, known_equal, linear_groups, replicate_all
+from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.tensors.pointwise import aten_names
 
 CONSTANT = ("avg", "max", "min")
-"""Reductions of one value that is the same on all ranks to itself."""
+"""Reductions that map equal values on all ranks to that value."""
 
 
 def index_select(call: Call) -> Factors:
@@ -43,10 +43,12 @@ def index_add(call: Call) -> Factors:
 
 
 def _aligned(call: Call, dim: int, along: str, *others: int) -> tuple[list[str], list[str]]:
-    """Names of x and of the index: dims other than ``dim`` are free where all sizes agree."""
+    """Names of x and of the index: dims other than ``dim`` can be sharded if all sizes agree. ``along``: the index's name of ``dim``."""
     x, index = call.operands[0].shape, call.operands[1].shape
-    free = [d != dim and same(s, index[d]) and all(same(s, call.operands[o].shape[d]) for o in others) for d, s in enumerate(x)]
-    whole = not all(same(call.operands[o].shape[dim], index[dim]) for o in others) if x else False
+    free = [
+        d != dim and known_equal(s, index[d]) and all(known_equal(s, call.operands[o].shape[d]) for o in others) for d, s in enumerate(x)
+    ]
+    whole = not all(known_equal(call.operands[o].shape[dim], index[dim]) for o in others) if x else False
     k = f"{along}!" if whole and not along.endswith("!") else along
     return (
         [f"d{d}" if f else f"x{d}!" for d, f in enumerate(free)],
@@ -63,7 +65,7 @@ def gather(call: Call) -> Factors:
 
 
 def scatter(call: Call) -> Factors:
-    """x with out[index[i, j], j] = src[i, j]: a value written, added, or reduced."""
+    """x with out[index[i, j], j] = src[i, j], or src added or otherwise reduced into it."""
     if any(o.ndim != call.operands[0].ndim for o in call.operands):
         return replicate_all(call)
     left = _accumulated(call)
@@ -71,13 +73,13 @@ def scatter(call: Call) -> Factors:
     others = range(2, len(call.operands))
     x, index = _aligned(call, call.arg(1) % max(call.operands[0].ndim, 1), "k" if adds else "k!", *others)
     src = [[n if n.startswith(("d", "k")) else f"s{d}!" for d, n in enumerate(index)] for _ in others]
-    if not all(same(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
+    if not all(known_equal(a, b) for o in others for a, b in zip(call.operands[1].shape, call.operands[o].shape, strict=True)):
         src = [[n if n.startswith("d") else f"s{d}!" for d, n in enumerate(index)] for _ in others]
     return factors([x, index, *src], [x], linear=_scatter_groups(call), additive=(0,) if adds else (), reduce={"k": left} if left else {})
 
 
 def _accumulated(call: Call) -> str | None:
-    """The reduction in which what is written joins what is there; None where it takes its place."""
+    """The reduction that combines new and old values; None if new values replace old ones."""
     if call.op == "aten.scatter_add.default":
         return "sum"
     if call.op != "aten.scatter_reduce.two" or not dict(call.kwargs).get("include_self", True):
@@ -87,7 +89,7 @@ def _accumulated(call: Call) -> str | None:
 
 def _scatter_groups(call: Call) -> Any:
     if call.op == "aten.scatter_add.default":
-        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], EXTREMA, real=True))
     if call.op == "aten.scatter.src":
         return linear_groups(call, [(0, 3)], MOVEMENT)
     if call.op == "aten.scatter.value":
@@ -96,19 +98,19 @@ def _scatter_groups(call: Call) -> Any:
 
 
 def _reduced_groups(call: Call, reduce: str) -> Any:
-    """Sums and means are linear in both, products multiplicative; an extreme passes itself, and is rising in what it starts from."""
-    if reduce == "mean" and not is_real(call.operands[0].dtype):
+    """Sums and means are linear in (x, src) jointly, products multiplicative; a maximum or minimum passes itself and increases with x."""
+    if reduce == "mean" and not is_inexact(call.operands[0].dtype):
         return ()
     if reduce in ("sum", "mean"):
-        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], ORDER, real=True))
+        return (*linear_groups(call, [(0, 3)], SUMS), *linear_groups(call, [(0,)], EXTREMA, real=True))
     if reduce == "prod":
         return linear_groups(call, [(0, 3)], ("product",))
     same_extreme = linear_groups(call, [(0, 3)], (reduce.removeprefix("a"),))
-    return (*same_extreme, *linear_groups(call, [(0,)], ORDER))
+    return (*same_extreme, *linear_groups(call, [(0,)], EXTREMA))
 
 
 def _indexed(call: Call) -> tuple[list[str], list[list[str]], list[str]] | None:
-    """Names of x, of each index tensor, and of x[indices]; None for boolean indices."""
+    """Names of the dims of x, of each index tensor, and of x[indices]; None for boolean indices."""
     x = call.operands[0]
     entries = [*call.arg(1), *(None for _ in range(x.ndim - len(call.arg(1))))]
     found = {d: call.operands[e.index] for d, e in enumerate(entries) if isinstance(e, Operand)}
@@ -147,23 +149,23 @@ def index_put(call: Call) -> Factors:
 
 
 def searchsorted(call: Call) -> Factors:
-    """Places of x in sorted rows; the rows are whole, one row serves all of x."""
+    """Positions of x in sorted rows; rows stay whole. A single row serves all of x."""
     rows, x = call.operands[:2]
     dims = named(x.ndim)
     if len(call.operands) > 2:
-        return replicate_all(call, "the order of a sorter is not followed")
+        return replicate_all(call, "a sorter is not supported")
     return factors([[*dims[: rows.ndim - 1], "row!"], dims], [dims])
 
 
 def index_fill(call: Call) -> Factors:
-    """x with a value at some indexes of a dim."""
+    """x with a value at some indices of a dim."""
     dims = named(call.operands[0].ndim, [call.arg(1) % max(call.operands[0].ndim, 1)])
     others = [["k!"] * o.ndim for o in call.operands[1:]]
     return factors([dims, *others], [dims])
 
 
 def index_copy(call: Call) -> Factors:
-    """out[.., index[i], ..] = source[.., i, ..]: what is not written must come from everywhere, so the dim and index are whole."""
+    """out[.., index[i], ..] = source[.., i, ..]: with a sharded index, ranks would not know which elements to keep, so it stays whole."""
     dim = call.arg(1) % max(call.operands[0].ndim, 1)
     dims = named(call.operands[0].ndim, [dim])
     source = ["k!" if d == dim else n for d, n in enumerate(dims)]
@@ -177,7 +179,7 @@ def take(call: Call) -> Factors:
 
 
 def isin(call: Call) -> Factors:
-    """Whether each element is among those of a test: among any of its shards, or with ``invert`` among none."""
+    """Whether each element is in the test set: in any of its shards (max) or, with ``invert``, in none (min)."""
     tensors = [o.ndim for o in call.operands]
     single = not isinstance(call.arg(0), Operand)
     elements = [] if single else named(tensors[0])
@@ -187,15 +189,15 @@ def isin(call: Call) -> Factors:
     return factors(ins, [elements], reduce=dict.fromkeys(test, how))
 
 
-register(names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=dense(unchanged))
-register(names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
-register(names("index_copy"), index_copy)
-register(names("take"), take)
-register(names("index_select"), index_select)
-register(names("index_add"), index_add)
-register(names("gather"), gather)
-register(names("scatter.src scatter.value scatter_add scatter_reduce.two scatter.reduce scatter.value_reduce"), scatter)
-register(names("index.Tensor _unsafe_index.Tensor"), index)
-register(names("index_put _unsafe_index_put"), index_put)
-register(names("bucketize.Tensor"), rule("..., _ -> ..."))
-register(names("searchsorted.Tensor"), searchsorted)
+register(aten_names("isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor"), isin, local=on_contiguous(unchanged))
+register(aten_names("index_fill.int_Scalar index_fill.int_Tensor"), index_fill)
+register(aten_names("index_copy"), index_copy)
+register(aten_names("take"), take)
+register(aten_names("index_select"), index_select)
+register(aten_names("index_add"), index_add)
+register(aten_names("gather"), gather)
+register(aten_names("scatter.src scatter.value scatter_add scatter_reduce.two scatter.reduce scatter.value_reduce"), scatter)
+register(aten_names("index.Tensor _unsafe_index.Tensor"), index)
+register(aten_names("index_put _unsafe_index_put"), index_put)
+register(aten_names("bucketize.Tensor"), rule("..., _ -> ..."))
+register(aten_names("searchsorted.Tensor"), searchsorted)

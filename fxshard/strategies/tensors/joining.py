@@ -1,9 +1,9 @@
-"""Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others are free.
+"""Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others can be sharded.
 
-Of a dim cut over n ranks, rank 0 has the first L / n elements, while each of k pieces of it would want 1 / n of its own
-on rank 0: a piece of a plain shard is no plain shard of the piece, whatever the sizes. Two cases are exact: a piece that
-is all of the dim, beside pieces without elements; and a dim that views have made of two, (a b), split or joined along b,
-where a is a dim of its own. What is stacked or unbound is one piece per index, so the same holds.
+If a dim is sharded over n ranks, rank 0 has its first L / n elements, but 1 / n of each piece would have to be on
+rank 0: a piece of a shard is no shard of the piece, whatever the sizes. There are two exceptions: a piece that
+is the whole dim, beside pieces without elements; and a dim (a b) that views have made a dim a and a dim b, split or joined
+along b. Stacking and unbinding have one piece per index, so the same holds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.tensors.pointwise import aten_names
 
 
 def cat(call: Call) -> Factors:
-    """Operands one after the other along a dim; an operand of shape [0] is skipped, as torch does.
+    """Concatenates operands along a dim; skips operands of shape [0], as torch does.
 
-    An operand that is all of the result, beside others without elements, is free along the dim.
+    If one operand is the whole result, beside others without elements, the dim can be sharded.
     """
     (out,) = call.outputs
     assert out is not None
@@ -40,29 +40,29 @@ def cat(call: Call) -> Factors:
 
 
 def _piece(part: TensorMeta, whole: TensorMeta, dim: int, name: str) -> str:
-    """The name of a part's dim along which it is joined: that of the whole where it is all of it."""
-    return f"d{dim}" if same(part.shape[dim], whole.shape[dim]) else f"{name}!"
+    """The factor of a piece's joined dim: that of the whole tensor if the piece is all of it, else one that stays whole."""
+    return f"d{dim}" if known_equal(part.shape[dim], whole.shape[dim]) else f"{name}!"
 
 
 def stack(call: Call) -> Factors:
-    """Operands side by side along a new dim."""
+    """Stacks operands along a new dim."""
     ins = named(call.operands[0].ndim)
     dim = call.arg(1, "dim", 0) % (len(ins) + 1)
     return factors([ins] * len(call.operands), [[*ins[:dim], "k!", *ins[dim:]]], linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
 def split(call: Call) -> Factors:
-    """Pieces of a dim; a piece that is all of it leaves it free."""
+    """Splits a dim; if one piece is all of it, the dim can be sharded."""
     (x,) = call.operands
     dim = call.arg(2, "dim", 0) % x.ndim
     outs = [[_piece(o, x, d, f"o{i}") if d == dim else f"d{d}" for d in range(x.ndim)] for i, o in enumerate(call.outputs) if o is not None]
     ins = named(x.ndim, [] if any(f"d{dim}" in dims for dims in outs) else [dim])
-    depends = tuple(() if o is not None and same(o.shape[dim], 0) else (0,) for o in call.outputs)
+    depends = tuple(() if o is not None and known_equal(o.shape[dim], 0) else (0,) for o in call.outputs)
     return factors([ins], outs, depends=depends, linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
 def local_split(ctx: LocalContext) -> Any:
-    """Pieces of the shard's sizes."""
+    """Splits the shard into pieces of local sizes."""
     dim = ctx.call.arg(2, "dim", 0) % ctx.call.operands[0].ndim
     if not ctx.inputs[0].axes_on(dim):
         return unchanged(ctx)
@@ -79,8 +79,8 @@ def unbind(call: Call) -> Factors:
     return factors([ins], [out] * len(call.outputs), linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
-register(names("cat"), cat)
-register(names("stack"), stack)
-register(names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split, local=local_split)
-register(names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split)
-register(names("unbind.int unbind_copy.int"), unbind)
+register(aten_names("cat"), cat)
+register(aten_names("stack"), stack)
+register(aten_names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split, local=local_split)
+register(aten_names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split)
+register(aten_names("unbind.int unbind_copy.int"), unbind)

@@ -1,4 +1,4 @@
-"""The ends of a ``local_map`` region: on a rank the shard is the value. Their placements are the user's (``passes.regions``)."""
+"""The boundaries of a ``local_map`` region, where a rank passes its shard on. The user gives the placements (``passes.regions``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxshard.strategies.engine.registry import register
 
 
 def shard(ctx: LocalContext) -> Any:
-    """The argument itself, in the strides that the graph counts on."""
+    """The argument itself, made contiguous as the graph expects."""
     x = ctx.args[0]
     return x if x.meta["val"].is_contiguous() else ctx.emit(torch.ops.aten.clone.default, x, memory_format=torch.contiguous_format)
 

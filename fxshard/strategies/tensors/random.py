@@ -1,4 +1,4 @@
-"""Random operators: an element's number depends on its index in the whole alone, so every dim is free."""
+"""Random operators: a random number depends only on its element's global index, so every dim can be sharded."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fxshard.strategies.engine.factors import Factors, factors, replicate_all
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register
 from fxshard.strategies.tensors.dims import named
-from fxshard.strategies.tensors.pointwise import names
+from fxshard.strategies.tensors.pointwise import aten_names
 
 
 def dropout(call: Call) -> Factors:
-    """x, seed -> x masked and scaled, mask: every dim free."""
+    """x, seed -> x masked and scaled, mask."""
     dims = named(call.operands[0].ndim)
     return factors([dims, []], [dims, dims])
 
 
 def random(call: Call) -> Factors:
-    """seed -> numbers: every dim free."""
+    """seed -> random numbers."""
     (out,) = call.outputs
     assert out is not None
     return factors([[]], [named(out.ndim)])
 
 
 def local_dropout(ctx: LocalContext) -> Any:
-    """The shard of one mask, drawn at its place in the whole."""
+    """The shard of the mask, drawn at its global offset."""
     import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 
     x, p, seed, call = ctx.args[:4]
@@ -49,7 +49,7 @@ def local_random(ctx: LocalContext) -> Any:
 
 
 def _cut(ndim: int, offset: Callable[[int], Any]) -> tuple[list[int], list[Any]]:
-    """The dims that are cut, and the offset on each: a run-time scalar."""
+    """The sharded dims, and the shard's offset on each: a run-time scalar."""
     places = {d: offset(d) for d in range(ndim)}
     found = {d: place for d, place in places.items() if not isinstance(place, int)}
     return list(found), list(found.values())
@@ -62,5 +62,5 @@ def whole(call: Call) -> Factors:
 register("fxshard.dropout.default", dropout, local=local_dropout)
 register("fxshard.random.default", random, local=local_random)
 register("fxshard.rng_seed.default", whole)
-register(names("exponential uniform normal_functional bernoulli bernoulli.p native_dropout multinomial"), whole)
-register(names("rand randn randint randint.low randperm rand_like randn_like"), whole)
+register(aten_names("exponential uniform normal_functional bernoulli bernoulli.p native_dropout multinomial"), whole)
+register(aten_names("rand randn randint randint.low randperm rand_like randn_like"), whole)

@@ -1,7 +1,7 @@
-"""Parts of a tensor at literal places.
+"""Slices, selections and diagonals at literal positions.
 
-A slice that takes all of a dim leaves it free, one that takes one of every k elements leaves its groups of k free. Any
-other part of a dim lies on some ranks only, whose shards would be no plain shards of the part: there the dim is whole.
+A dim that a slice takes whole can be sharded; one of which it takes every k-th element can be sharded in groups of k. Any other
+part of a dim is on some ranks only, and its pieces are no shards of the part: there the dim stays whole.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.registry import register, replaced
-from fxshard.strategies.tensors.dims import moved, named
-from fxshard.strategies.tensors.pointwise import names
-from fxshard.strategies.tensors.windows import side_by_side
+from fxshard.strategies.tensors.dims import named, rearranged
+from fxshard.strategies.tensors.pointwise import aten_names
+from fxshard.strategies.tensors.windows import is_tiling
 
 
 def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -24,13 +24,13 @@ def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def first_taken(start: int | None, size: int) -> int:
-    """Where a slice begins: a negative start counts from the end, and stops at the first element."""
+    """Index at which a slice starts: a negative start counts from the end, and is clamped to the first element."""
     start = start or 0
     return min(start, size) if start >= 0 else max(start + size, 0)
 
 
-def _strided(call: Call, dim: int, whole: Any, part: Any) -> int:
-    """The step k of a slice that takes one of every k elements of ``dim``, which is (part k); 0 for any other slice."""
+def _every_kth(call: Call, dim: int, whole: Any, part: Any) -> int:
+    """The step k of a slice that takes every k-th element of a dim (part k); 0 for any other slice. ``dim``: position of that argument."""
     dim, start, step = call.arg(dim, "dim", 0), call.arg(dim + 1, "start"), call.arg(dim + 3, "step", 1)
     if not all(isinstance(v, int) for v in (whole, part, step, start or 0)) or step < 2 or part * step != whole:
         return 0
@@ -38,35 +38,34 @@ def _strided(call: Call, dim: int, whole: Any, part: Any) -> int:
 
 
 def _sliced(call: Call, whole: tuple[Any, ...], part: tuple[Any, ...], dim: int) -> tuple[list[Name], list[Name], dict[str, Any]]:
-    """Names of the whole and of the part; ``dim``: position of that argument.
+    """(names of the whole tensor's dims, names of the part's dims, sizes); ``dim``: position of that argument.
 
-    A dim whose size stays was taken whole. A dim of which one in k is taken is cut between groups of k; any other slice
-    lies on some of the ranks only, so its dim stays whole.
+    Dims of unchanged size can be sharded, a dim with every k-th element taken in groups of k; other sliced dims stay whole.
     """
     along = call.arg(dim, "dim", 0) % len(whole)
-    step = _strided(call, dim, whole[along], part[along])
-    long: list[Name] = [f"d{d}" if same(a, b) else f"i{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
-    short: list[Name] = [f"d{d}" if same(a, b) else f"o{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    step = _every_kth(call, dim, whole[along], part[along])
+    long: list[Name] = [f"d{d}" if known_equal(a, b) else f"i{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
+    short: list[Name] = [f"d{d}" if known_equal(a, b) else f"o{d}!" for d, (a, b) in enumerate(zip(whole, part, strict=True))]
     if step:
         long[along], short[along] = ("s", "k!"), "s"
     return long, short, {"k": step} if step else {}
 
 
 def sliced(call: Call) -> Factors:
-    """One slice of a dim."""
+    """A slice of one dim."""
     long, short, sizes = _sliced(call, *_shapes(call), 1)
-    return moved(call, long, short, sizes=sizes)
+    return rearranged(call, long, short, sizes=sizes)
 
 
 def slice_backward(call: Call) -> Factors:
-    """Zeros with the gradient at a slice: zeros filled in are zeros on all ranks."""
+    """Zeros with the gradient in a slice; all reductions map zeros to zero, so they pass."""
     part, whole = _shapes(call)
     long, short, sizes = _sliced(call, whole, part, 2)
-    return moved(call, short, long, sizes=sizes)
+    return rearranged(call, short, long, sizes=sizes)
 
 
-def to_the_end(end: int, sizes: int | None = None) -> LocalForm:
-    """The slice of a shard goes to the end of the shard, if the dim is cut; ``sizes``: position of the whole's shape."""
+def local_slice(end: int, sizes: int | None = None) -> LocalForm:
+    """A slice of a sharded dim runs to the end of the shard. ``end``: position of that argument; ``sizes``: that of the global shape."""
 
     def local(ctx: LocalContext) -> Any:
         values: dict[int, Any] = {} if sizes is None else {sizes: list(ctx.output_shape())}
@@ -80,11 +79,11 @@ def to_the_end(end: int, sizes: int | None = None) -> LocalForm:
 
 
 def padded(call: Call) -> Factors:
-    """Padding; a pad that crops on one side what it adds on the other keeps the size but moves everything."""
+    """Padding; padded dims stay whole, also if cropping on the other side keeps their size."""
     (out,) = call.outputs
     assert out is not None
     pad, value = call.arg(1), call.arg(2, "value", 0)
-    touched = {out.ndim - 1 - i // 2 for i, p in enumerate(pad) if not same(p, 0)}
+    touched = {out.ndim - 1 - i // 2 for i, p in enumerate(pad) if not known_equal(p, 0)}
     ins, outs = named(out.ndim, touched, "d"), [f"o{d}!" if d in touched else f"d{d}" for d in range(out.ndim)]
     return factors([ins], [outs], linear=linear_groups(call, [(0,)], MOVEMENT if value == 0 else ("avg", "max", "min")))
 
@@ -94,7 +93,7 @@ def selected(call: Call) -> Factors:
     ndim = call.operands[0].ndim
     dim = call.arg(1) % ndim
     ins = named(ndim, [dim])
-    return moved(call, ins, [n for d, n in enumerate(ins) if d != dim])
+    return rearranged(call, ins, [n for d, n in enumerate(ins) if d != dim])
 
 
 def select_backward(call: Call) -> Factors:
@@ -102,7 +101,7 @@ def select_backward(call: Call) -> Factors:
     _, target = _shapes(call)
     dim = call.arg(2) % len(target)
     outs = named(len(target), [dim])
-    return moved(call, [n for d, n in enumerate(outs) if d != dim], outs)
+    return rearranged(call, [n for d, n in enumerate(outs) if d != dim], outs)
 
 
 def slice_scatter(call: Call) -> Factors:
@@ -124,7 +123,7 @@ def diagonal(call: Call) -> Factors:
     ndim = call.operands[0].ndim
     a, b = call.arg(2, "dim1", 0) % ndim, call.arg(3, "dim2", 1) % ndim
     ins = named(ndim, [a, b])
-    return moved(call, ins, [*(n for d, n in enumerate(ins) if d not in (a, b)), "diagonal!"])
+    return rearranged(call, ins, [*(n for d, n in enumerate(ins) if d not in (a, b)), "diagonal!"])
 
 
 def diagonal_backward(call: Call) -> Factors:
@@ -132,13 +131,14 @@ def diagonal_backward(call: Call) -> Factors:
     _, target = _shapes(call)
     a, b = call.arg(3, default=0) % len(target), call.arg(4, default=1) % len(target)
     outs = named(len(target), [a, b])
-    return moved(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+    return rearranged(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
 
 
 def _windows(call: Call, size: Any, dim: int) -> tuple[Name, Name, str]:
-    """Names of a dim, of its windows and of a window; ``dim``: position of that argument. Side by side they make (windows window)."""
+    """Names of a dim, of its windows, and of a window; windows that tile the dim make it (windows window). ``dim``: position of that
+    argument."""
     window, step = call.arg(dim + 1), call.arg(dim + 2)
-    if side_by_side(size, size // window, window, step):
+    if is_tiling(size, size // window, window, step):
         return ("windows", "window!"), "windows", "window!"
     return "d!", "windows!", "window!"
 
@@ -149,7 +149,7 @@ def diag_embed(call: Call) -> Factors:
     assert out is not None
     a, b = (d % out.ndim for d in (call.arg(2, "dim1", -2), call.arg(3, "dim2", -1)))
     outs = named(out.ndim, [a, b])
-    return moved(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+    return rearranged(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
 
 
 def diagonal_scatter(call: Call) -> Factors:
@@ -162,11 +162,11 @@ def diagonal_scatter(call: Call) -> Factors:
 
 
 def narrowed(call: Call) -> Factors:
-    """A part of a dim, which stays whole unless the part is all of it."""
+    """A contiguous part of a dim, which stays whole unless the part is all of it."""
     whole, part = _shapes(call)
-    free = [same(a, b) for a, b in zip(whole, part, strict=True)]
+    free = [known_equal(a, b) for a, b in zip(whole, part, strict=True)]
     ins, outs = ([f"d{d}" if f else f"{prefix}{d}!" for d, f in enumerate(free)] for prefix in "io")
-    return moved(call, ins, outs)
+    return rearranged(call, ins, outs)
 
 
 def local_narrow(ctx: LocalContext) -> Any:
@@ -178,17 +178,17 @@ def unfold(call: Call) -> Factors:
     """Windows of a dim, as a last dim."""
     shape = call.operands[0].shape
     if not shape:
-        return moved(call, [], ["window!"])
+        return rearranged(call, [], ["window!"])
     dim = call.arg(1) % len(shape)
     whole, windows, window = _windows(call, shape[dim], 1)
     ins: list[Name] = list(named(len(shape)))
     outs = [*ins, window]
     ins[dim], outs[dim] = whole, windows
-    return moved(call, ins, outs)
+    return rearranged(call, ins, outs)
 
 
 def unfold_backward(call: Call) -> Factors:
-    """Windows added up where they came from; linear."""
+    """Adds windows up at their positions in the dim; linear."""
     _, shape = _shapes(call)
     if not shape:
         return factors([["window!"]], [[]], linear=linear_groups(call, [(0,)]))
@@ -200,17 +200,17 @@ def unfold_backward(call: Call) -> Factors:
     return factors([ins], [outs], linear=linear_groups(call, [(0,)]))
 
 
-register(names("slice.Tensor slice_copy.Tensor"), sliced, local=to_the_end(3))
-register(names("slice_backward"), slice_backward, local=to_the_end(4, sizes=1))
-register(names("constant_pad_nd"), padded)
-register(names("select.int select_copy.int"), selected)
-register(names("select_backward"), select_backward, sizes=1)
-register(names("slice_scatter"), slice_scatter, local=to_the_end(4))
-register(names("select_scatter"), select_scatter)
-register(names("diagonal diagonal_copy"), diagonal)
-register(names("diagonal_backward"), diagonal_backward, sizes=1)
-register(names("diag_embed"), diag_embed)
-register(names("diagonal_scatter"), diagonal_scatter)
-register(names("narrow_copy"), narrowed, local=local_narrow)
-register(names("unfold unfold_copy"), unfold)
-register(names("unfold_backward"), unfold_backward, sizes=1)
+register(aten_names("slice.Tensor slice_copy.Tensor"), sliced, local=local_slice(3))
+register(aten_names("slice_backward"), slice_backward, local=local_slice(4, sizes=1))
+register(aten_names("constant_pad_nd"), padded)
+register(aten_names("select.int select_copy.int"), selected)
+register(aten_names("select_backward"), select_backward, sizes=1)
+register(aten_names("slice_scatter"), slice_scatter, local=local_slice(4))
+register(aten_names("select_scatter"), select_scatter)
+register(aten_names("diagonal diagonal_copy"), diagonal)
+register(aten_names("diagonal_backward"), diagonal_backward, sizes=1)
+register(aten_names("diag_embed"), diag_embed)
+register(aten_names("diagonal_scatter"), diagonal_scatter)
+register(aten_names("narrow_copy"), narrowed, local=local_narrow)
+register(aten_names("unfold unfold_copy"), unfold)
+register(aten_names("unfold_backward"), unfold_backward, sizes=1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, is_one, linear_groups, same
+from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, is_one, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
 from fxshard.strategies.engine.registry import register
 
@@ -25,13 +25,13 @@ def view(call: Call) -> Factors:
 def refine(source: Sequence[Any], target: Sequence[Any]) -> tuple[list[list[str]], list[list[str]], dict[str, Any]]:
     """Factors of the dims of two shapes of equal numel, outermost first, and their sizes.
 
-    Both shapes are read from the left; what is left of the two current dims has a common divisor, which is a factor of
-    both. Where it is 1 and something is left (6 4 -> 4 6, after the factor 2), the dims stay whole up to the next dim
-    at which the two shapes meet.
+    Reads both shapes from the left; the greatest common divisor of the remainders of the two current dims becomes a factor of
+    both. If it is 1 (6 4 -> 4 6, after the factor 2), dims stay whole up to the next dim boundary that both shapes
+    share.
     """
     sides = (_Side(source, "i"), _Side(target, "o"))
     sizes: dict[str, Any] = {}
-    if any(same(s, 0) for s in source):
+    if any(known_equal(s, 0) for s in source):
         return sides[0].rest(), sides[1].rest(), sizes
     while all(side.advance() for side in sides):
         common = _common(sides[0].left, sides[1].left)
@@ -47,7 +47,7 @@ def refine(source: Sequence[Any], target: Sequence[Any]) -> tuple[list[list[str]
 
 
 class _Side:
-    """A shape read from the left: the current dim, what is left of it, and the factors found."""
+    """A shape read from the left: the current dim, its remainder ``left``, and the factors found."""
 
     def __init__(self, shape: Sequence[Any], prefix: str) -> None:
         self.shape, self.prefix = list(shape), prefix
@@ -55,7 +55,7 @@ class _Side:
         self.dim, self.left = -1, 1
 
     def advance(self) -> bool:
-        """Moves to the next dim with something left; False at the end."""
+        """Moves to the next dim with a remainder above 1; False at the end."""
         while is_one(self.left) and self.dim + 1 < len(self.shape):
             self.dim += 1
             self.left = self.shape[self.dim]
@@ -63,16 +63,16 @@ class _Side:
 
     def take(self, name: str, size: Any) -> None:
         self.names[self.dim].append(name)
-        self.left = 1 if same(self.left, size) else self.left // size
+        self.left = 1 if known_equal(self.left, size) else self.left // size
 
     def whole(self) -> Any:
-        """Gives what is left of the current dim a factor that stays whole; returns its size."""
+        """Gives the current dim's remainder a factor that stays whole; returns its size."""
         size, self.left = self.left, 1
         self.names[self.dim].append(f"{self.prefix}{self.dim}!")
         return size
 
     def rest(self) -> list[list[str]]:
-        """The names, all that was not read being whole."""
+        """The names; unread dims stay whole."""
         for dim in range(self.dim + 1, len(self.shape)):
             self.names[dim].append(f"{self.prefix}{dim}!")
         if not is_one(self.left):
@@ -85,15 +85,15 @@ def _common(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         common = math.gcd(a, b)
         return None if common == 1 else common
-    if same(a, b):
+    if known_equal(a, b):
         return a
-    return b if same(a % b, 0) else a if same(b % a, 0) else None
+    return b if known_equal(a % b, 0) else a if known_equal(b % a, 0) else None
 
 
 def _skip(left: _Side, right: _Side) -> bool:
-    """Leaves dims whole on both sides up to where the shapes meet; False if that is unknown or the end."""
+    """Leaves dims whole on both sides up to the next common boundary; False if there is none or it is unknown."""
     a, b = left.whole(), right.whole()
-    while not same(a, b):
+    while not known_equal(a, b):
         if not (isinstance(a, int) and isinstance(b, int)):
             return False
         side = left if a < b else right
@@ -107,7 +107,7 @@ def _skip(left: _Side, right: _Side) -> bool:
 
 
 def local_view(ctx: LocalContext) -> Any:
-    """A reshape to the local shape: a redistributed operand may lie in memory in another order than the whole one did."""
+    """A reshape to the local shape, since the strides of a redistributed operand may not allow a view."""
     return ctx.emit(torch.ops.aten.reshape.default, ctx.args[0], list(ctx.output_shape()))
 
 

@@ -1,8 +1,8 @@
-"""Windows over the space of an image: the two cases in which a dim of space may be cut.
+"""Windows over the spatial dims of images: the two cases in which such a dim can be sharded.
 
-Windows that lie side by side (kernel = stride, nothing padded or left over) make space ``(s k)``: each shard has whole
-windows. A single window that spans a dim is a sum over all of it. Windows that overlap would need their neighbours' rows
-(a halo), which no placement describes: there space stays whole.
+Windows that tile a dim (kernel = stride, no padding, no remainder) make it ``(s k)``: each shard has whole
+windows. A single window that spans a dim reduces all of it. Overlapping windows would need rows of neighbouring shards
+(a halo), which no placement describes: there the dim stays whole.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.engine.factors import Name, same
+from fxshard.strategies.engine.factors import Name, known_equal
 from fxshard.strategies.engine.local import LocalContext
 
 aten = torch.ops.aten
 OVERLAP = "space stays whole where windows overlap: rows of neighbours are not exchanged"
 
 
-def each(value: Any, count: int) -> tuple[Any, ...]:
-    """One number for each dim of space, from a number, a list of one, or a list."""
+def per_dim(value: Any, count: int) -> tuple[Any, ...]:
+    """One number per spatial dim, from a number, a list of one number, or a full list."""
     values = value if isinstance(value, (tuple, list)) else (value,)
     return tuple(values) * count if len(values) == 1 else tuple(values)
 
 
-def side_by_side(big: Any, small: Any, kernel: Any, stride: Any, padding: Any = 0, dilation: Any = 1) -> bool:
-    """Whether ``small`` windows cover ``big`` elements, each once."""
+def is_tiling(big: Any, small: Any, kernel: Any, stride: Any, padding: Any = 0, dilation: Any = 1) -> bool:
+    """Whether ``small`` windows tile ``big`` elements: each is in exactly one window."""
     close = stride == kernel and padding == 0 and (dilation == 1 or kernel == 1)
-    return close and same(big, kernel * small)
+    return close and known_equal(big, kernel * small)
 
 
-def spanning(big: Any, small: Any, kernel: Any, padding: Any = 0, dilation: Any = 1) -> bool:
-    """Whether one window is all of ``big``."""
-    return padding == 0 and dilation == 1 and same(small, 1) and same(big, kernel)
+def is_single_window(big: Any, small: Any, kernel: Any, padding: Any = 0, dilation: Any = 1) -> bool:
+    """Whether a single window covers all ``big`` elements."""
+    return padding == 0 and dilation == 1 and known_equal(small, 1) and known_equal(big, kernel)
 
 
-def space(place: int, tiles: bool, spans: bool) -> tuple[Name, Name, Name]:
-    """Names of dim ``place`` of space in the larger image, in the window, and in the smaller one."""
+def space_names(place: int, tiles: bool, spans: bool) -> tuple[Name, Name, Name]:
+    """Names of spatial dim ``place`` in the larger image, in the window, and in the smaller image."""
     if spans:
         return f"k{place}", f"k{place}", ""
     if tiles:
@@ -46,8 +46,8 @@ def space(place: int, tiles: bool, spans: bool) -> tuple[Name, Name, Name]:
     return f"s{place}!", f"w{place}!", f"y{place}!"
 
 
-def moved_index(ctx: LocalContext, index: Any, source: Sequence[int], target: Sequence[int], offsets: Sequence[Any], sign: int) -> Any:
-    """Flat places in a plane of sizes ``source`` as those in ``target``, each coordinate moved by ``sign`` times its offset."""
+def shifted_index(ctx: LocalContext, index: Any, source: Sequence[int], target: Sequence[int], offsets: Sequence[Any], sign: int) -> Any:
+    """Converts flat indices in a plane of sizes ``source`` to ``target``, shifting each coordinate by ``sign`` times its offset."""
     total: Any = None
     for d, offset in enumerate(offsets):
         step = ctx.emit(aten.div.Scalar_mode, index, math.prod(source[d + 1 :]), rounding_mode="floor")

@@ -44,7 +44,7 @@ def parallelized() -> None:
     assert after[True, os.SCHED_BATCH] == threads and not after[True, os.SCHED_OTHER], (before, after)
     assert not after[False, os.SCHED_BATCH], (before, after)
     assert torch.isfinite(model(torch.ones(2, 4))).all()
-    assert gloo_threads.schedule(gloo_threads.USUAL) == threads and policies()[True, os.SCHED_OTHER] == threads
+    assert gloo_threads.set_policy(gloo_threads.USUAL) == threads and policies()[True, os.SCHED_OTHER] == threads
 
 
 @pytest.mark.distributed
@@ -75,7 +75,7 @@ def test_a_thread_that_cannot_be_scheduled(
     monkeypatch.setattr(gloo_threads, "THREADS", tmp_path)
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     with caplog.at_level("INFO", "fxshard"):
-        assert gloo_threads.schedule() == counted
+        assert gloo_threads.set_policy() == counted
     assert asked == [(own, os.SCHED_BATCH)]
     assert ("gloo's threads stay as they are" in caplog.text) == (counted == 0 and not isinstance(error, ProcessLookupError))
 
@@ -86,4 +86,4 @@ def test_a_policy_of_someone_else_stays(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gloo_threads, "THREADS", tmp_path)
     monkeypatch.setattr(os, "sched_getscheduler", lambda thread: os.SCHED_FIFO)
     monkeypatch.setattr(os, "sched_setscheduler", lambda *given: pytest.fail("it was scheduled by someone"))
-    assert gloo_threads.schedule() == 0
+    assert gloo_threads.set_policy() == 0

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
 from fxshard.mesh.mesh import Mesh
-from fxshard.runtime.groups.exchange import reduce_scatter
+from fxshard.runtime.groups.reduce_scatter import reduce_scatter
 from fxshard.runtime.simulate.reductions import reduce_tensors, scatter_tensors
 from tests.distributed.scenarios import run_scenarios
 

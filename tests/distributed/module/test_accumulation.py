@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 import fxshard
 from fxshard.errors import OptionError
 from fxshard.layout.layouts import Layout
-from fxshard.runtime.groups.exchange import kind_on
+from fxshard.runtime.groups.reduce_scatter import issued_kind
 from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
 SUMS = ("all_reduce", "reduce_scatter")
-ISSUED = tuple(kind_on("gloo", kind) for kind in SUMS)
+ISSUED = tuple(issued_kind("gloo", kind) for kind in SUMS)
 
 
 def mesh() -> DeviceMesh:

@@ -16,7 +16,7 @@ from torch import nn
 
 import fxshard.runtime.compile.compile as compiling
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.calls.any_size import shapes_of
+from fxshard.runtime.calls.dynamic_sizes import shapes_of
 from tests.distributed.backend import test_backend_sizes as by_backend
 from tests.distributed.logged import logged
 from tests.distributed.scenarios import two_ranks
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.distributed
 def compiled() -> Iterator[list[ShardedProgram]]:
     """The programs that are compiled meanwhile."""
     found: list[ShardedProgram] = []
-    real = compiling._made
+    real = compiling._load_or_compile
 
-    def noted(building: compiling.Building, *how: object) -> object:
+    def noted(building: compiling.CompileState, *how: object) -> object:
         found.append(building.program)
         return real(building, *how)
 
-    with mock.patch.object(compiling, "_made", noted):
+    with mock.patch.object(compiling, "_load_or_compile", noted):
         yield found
 
 
@@ -80,17 +80,17 @@ def of_the_backend() -> None:
 
 def it_is_no_warning() -> None:
     """A program that only its compiler refuses is; that costs what it took to compile."""
-    from fxshard.runtime.calls.any_size import why_kept
+    from fxshard.runtime.calls.dynamic_sizes import refusal_message
 
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
     sharded(*rows(7))
-    (first, *_) = next(iter(sharded.forward.alike.values()))
+    (first, *_) = next(iter(sharded.forward.by_size_free_key.values()))
     assert first.shapes == shapes_of(rows(4)) and first.runner.compiled.is_compiled
-    assert why_kept(first, "")[0] == logging.WARNING
+    assert refusal_message(first, "")[0] == logging.WARNING
     later = copy.copy(first.runner.compiled)
     del vars(later)["artefact"]
     with mock.patch.object(first.runner, "compiled", later):
-        assert why_kept(first, "")[0] == logging.INFO
+        assert refusal_message(first, "")[0] == logging.INFO
 
 
 def folders_of_stages_are_apart() -> None:

@@ -20,7 +20,7 @@ from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.trace.trace import trace
 from fxshard.runtime.rank_graph.memory import program_memory
-from fxshard.runtime.rank_graph.rank_graph import PLACES
+from fxshard.runtime.rank_graph.rank_graph import AXIS_INDEX_BYTES
 
 ALONE = Mesh({"a": 1})
 
@@ -57,7 +57,7 @@ def test_on_one_device_by_all_choices_of_blocks(widths: tuple[int, ...]) -> None
             again = {block.name: tuple(n.name for n in block.nodes) for block in some}
             plan = write_plan(annotated, Decision(decision.specs, {}, again), formulation.price, formulation.unit, memory_limit=1)
             peaks.append(sum(plan.memory.values()))
-            assert program_memory(lower(graph, plan)).peak <= peaks[-1] + PLACES
+            assert program_memory(lower(graph, plan)).peak <= peaks[-1] + AXIS_INDEX_BYTES
     with pytest.raises(ConstraintError) as error:
         plan_graph(graph, ALONE, Request(memory_limit=1))
     found, bound = (

@@ -128,18 +128,18 @@ def test_what_the_backward_begins_with_is_not_computed_again() -> None:
     """The last block of a model that ends in it: its second run would stand before the backward."""
     modes = Modes(trace(nn.Sequential(*(Gate(8) for _ in range(3))), (torch.randn(4, 8),)))
     assert [block.name for block in modes.blocks] == ["0", "1"]
-    assert all(modes.times.time[block.before] > modes.times.turn for block in modes.blocks)
+    assert all(modes.times.time[block.before] > modes.times.backward_start for block in modes.blocks)
 
 
 def test_what_is_made_again_is_there_from_then_on() -> None:
     """Not as long as all of its block: what nothing in the backward reads is gone once the last node that is made again has read it."""
     modes, found = Modes(GRAPH), 0
     for block in modes.blocks:
-        places = [modes.times.again[n] for n in block.nodes]
+        places = [modes.times.recomputed_at[n] for n in block.nodes]
         assert places == list(range(places[0], places[-1] + 1)) and places[-1] + 1 == modes.times.time[block.before]
         for node in block.nodes:
             readers = modes.times.readers.get(node, ())
             if readers and all(r in block.nodes and not modes.times.is_view(r) for r in readers):
-                assert modes.redone_span(node) == (modes.times.again[node], max(modes.times.again[r] for r in readers) + 1)
+                assert modes.redone_span(node) == (modes.times.recomputed_at[node], max(modes.times.recomputed_at[r] for r in readers) + 1)
                 found += 1
     assert found

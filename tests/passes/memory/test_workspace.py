@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import fx
 
-from fxshard.cost.workspace import most_at_once
-from fxshard.layout.detours import detours
+from fxshard.cost.workspace import peak_bytes
+from fxshard.layout.folded_paths import folded_paths
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
-from fxshard.layout.redistribution import bytes_price, table_of, walk
-from fxshard.layout.steps import in_any_order
+from fxshard.layout.redistribution import bytes_price, path_table_for, walk
+from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import LocalGraph
@@ -50,7 +50,7 @@ def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
                 env[node] = node.target(*args, **made)
         return [env[x]]
 
-    return most_at_once(run, [(given, False)]), env[x].untyped_storage().nbytes()
+    return peak_bytes(run, [(given, False)]), env[x].untyped_storage().nbytes()
 
 
 def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
@@ -63,8 +63,8 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
     """On random pairs of layouts: at most what is said, and that where a path has one step and what is given no gaps."""
     value, draw = VALUES[name], random.Random(name)
     ops = ("sum", "avg", "max") if value.is_floating_point() else ()
-    layouts = list(filter(in_any_order, all_layouts(value.dim(), mesh.ndim, ops)))
-    paths = table_of(layouts, tuple(value.shape), value.dtype.itemsize, mesh, bytes_price)
+    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
+    paths = path_table_for(layouts, tuple(value.shape), value.dtype.itemsize, mesh, bytes_price)
     for have, want in (draw.sample(layouts, 2) for _ in range(60)):
         path = list(walk(have, paths.steps(have, want)))
         said, behind = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
@@ -79,12 +79,12 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", (*MESHES[1:], Mesh({"a": 2, "b": 2, "c": 2})), ids=str)
 @pytest.mark.parametrize("name", VALUES)
-def test_steps_of_detours(name: str, mesh: Mesh) -> None:
+def test_steps_of_folded_paths(name: str, mesh: Mesh) -> None:
     """Each step by itself takes exactly what is said; where what is given has gaps, at most that."""
     value = VALUES[name]
     ops = ("sum", "avg") if value.is_floating_point() else ()
-    layouts = list(filter(in_any_order, all_layouts(value.dim(), mesh.ndim, ops)))
-    edges = list(dict.fromkeys(edge for way in detours(layouts, value.dim()) for edge in way))
+    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
+    edges = list(dict.fromkeys(edge for way in folded_paths(layouts, value.dim()) for edge in way))
     for layout, step, after in random.Random(name).sample(edges, min(50, len(edges))):
         said, behind = workspace.of_move(value, layout, [step], mesh)
         ends = sum(of_ends(value, layout, after, mesh)) + behind

@@ -15,14 +15,14 @@ from zoo import llama
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.annotate import annotate
-from fxshard.passes.annotation.memoised import Alike
+from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.trace.trace import trace
 
 
 def test_kept_for_the_same_objects_only() -> None:
-    alike, made = Alike(), []
+    alike, made = IdentityCache(), []
     first, second = (1, 2), tuple([1, 2])  # equal, two objects
 
     def ask(key: object, *objects: object) -> object:
@@ -36,7 +36,7 @@ def test_kept_for_the_same_objects_only() -> None:
 
 
 def test_objects_are_kept_so_that_none_gets_the_id_of_one_that_is_gone() -> None:
-    alike = Alike()
+    alike = IdentityCache()
     assert [alike("key", [[n]], lambda n=n: n) for n in range(100)] == list(range(100))
 
 
@@ -64,7 +64,7 @@ def test_problem_is_the_same_without_sharing(graph: Callable[[], PlanningGraph],
     annotated = annotate(traced, SQUARE)
     constraints = constraints_of(traced, SQUARE, pins={name: Layout.parse("RS(0)")})
     shared = formulate(annotated, constraints, objective)
-    monkeypatch.setattr(Alike, "__call__", lambda self, key, objects, make: make())
+    monkeypatch.setattr(IdentityCache, "__call__", lambda self, key, objects, make: make())
     assert _numbers(formulate(annotated, constraints, objective)) == _numbers(shared)
 
 

@@ -96,7 +96,7 @@ def test_how_a_pin_is_written_does_not_matter(folder: Path, solves: list[int]) -
 def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {disk_cache.file_for(plan_cache.KIND, graph="g")}
     for owner, name, value in (
-        (disk_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
         (disk_cache, "code_digest", lambda: "other"),
         (plan_cache, "KIND", "plan-v99"),
     ):

@@ -171,7 +171,7 @@ def test_in_another_state_of_torch_it_is_traced(state: Callable[[], Any], folder
     ("owner", "name", "value"),
     [
         (disk_cache, "code_digest", lambda: "other sources of fxshard"),
-        (disk_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
         (tracing, "torch_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
     ],

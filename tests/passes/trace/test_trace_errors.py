@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fxshard.errors import TraceError
-from fxshard.graph.planning_graph import of_user
+from fxshard.graph.planning_graph import is_user_file
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import Function, real
 
@@ -156,8 +156,8 @@ def test_an_input_that_is_changed_and_needs_a_gradient() -> None:
 
 
 def test_which_files_are_the_users() -> None:
-    assert of_user("/home/me/torch/model.py") and of_user("/venv/lib/python3.11/site-packages/transformers/models/gpt2.py")
-    assert not of_user(torch.nn.__file__) and not of_user(logging.__file__) and not of_user("<eval_with_key>.1")
+    assert is_user_file("/home/me/torch/model.py") and is_user_file("/venv/lib/python3.11/site-packages/transformers/models/gpt2.py")
+    assert not is_user_file(torch.nn.__file__) and not is_user_file(logging.__file__) and not is_user_file("<eval_with_key>.1")
 
 
 def test_changes_of_python_objects_are_listed(caplog: pytest.LogCaptureFixture) -> None:

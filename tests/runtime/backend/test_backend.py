@@ -263,12 +263,12 @@ def programs_of(function: Any, *example: Tensor, **others: Any) -> GraphPrograms
         return made[-1]
 
     torch.compile(function, backend=noted)(*example)
-    assert len(made) == 1 and len(made[0].programs) == 1
+    assert len(made) == 1 and len(made[0].runners) == 1
     return made[0]
 
 
 def runner_of(programs: GraphPrograms) -> GraphRunner:
-    return next(iter(programs.programs.values()))
+    return next(iter(programs.runners.values()))
 
 
 def called(programs: GraphPrograms, **values: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def mixed(x: Tensor, y: Tensor) -> Tensor:
 def test_tensors_that_are_passed_on_as_they_come_may_lie_in_any_way(compiler: str) -> None:
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     programs = programs_of(mixed, x, y, compiler=compiler)
-    assert runner_of(programs).as_they_come
+    assert runner_of(programs).passes_inputs_through
     behind = torch.randn(17)[1:].view(4, 4)
     assert behind.data_ptr() % 16
     for a, b in ((x, y), (x.t(), y), (behind, behind.t()), (x, x), (nn.Parameter(x), y[:1].expand(4, 4))):
@@ -296,7 +296,7 @@ def test_dtensors_are_not_passed_on_as_plain_ones() -> None:
     """Those in the layout that the plan reads are, those in another are refused: what they hold is not the whole."""
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     programs = programs_of(mixed, x, y)
-    assert runner_of(programs).as_they_come
+    assert runner_of(programs).passes_inputs_through
     dist.init_process_group("fake", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
@@ -324,8 +324,8 @@ def test_a_plan_with_another_order_reads_in_its_own() -> None:
         plan = fxshard.plan(model, (x,), ONE, train=False)
         programs = programs_of(model, x, plan=plan)
         runner = runner_of(programs)
-        order = [place for place, _ in runner.reads]
-        assert runner.compiled.program.plan.graph_hash == plan.graph_hash and order == [1, 0] and not runner.as_they_come
+        order = [place for place, _ in runner.readers]
+        assert runner.compiled.program.plan.graph_hash == plan.graph_hash and order == [1, 0] and not runner.passes_inputs_through
         again = torch.randn(4, 4)
         torch.testing.assert_close(called(programs, x=again, weight=model.weight), model(again))
 
@@ -336,7 +336,7 @@ def test_tensors_on_another_device_are_read_one_by_one() -> None:
     held, outputs = {"x": x, "y": y}, [Output(computed=True)]
     for device, passed in (("cpu", True), ("meta", False)):
         other = replace(compiled, bound=replace(compiled.bound, device=torch.device(device)))
-        assert GraphRunner(other, held, outputs, [False], 1.0).as_they_come == passed
+        assert GraphRunner(other, held, outputs, [False], 1.0).passes_inputs_through == passed
 
 
 def test_plain_tensors_that_are_read_in_shards_are_cut() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import held, kernels_only, locals_of
-from fxshard.runtime.calls.attributes import AttributeReader, differing
+from fxshard.runtime.calls.attributes import AttributeReader, changed_attributes
 from fxshard.runtime.calls.inputs import flatten_call
 
 
@@ -50,12 +50,12 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], set[tuple[int, str]]]] = {
 def test_every_change_of_an_attribute_is_seen(name: str) -> None:
     model = Block()
     reader = AttributeReader(model)
-    before = reader.now()
-    assert reader.now() is before
+    before = reader.current()
+    assert reader.current() is before
     change, want = CHANGES[name]
     change(model)
-    now = reader.now()
-    assert differing(before, now) == want and differing(now, AttributeReader(model).now()) == set()
+    now = reader.current()
+    assert changed_attributes(before, now) == want and changed_attributes(now, AttributeReader(model).current()) == set()
 
 
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [

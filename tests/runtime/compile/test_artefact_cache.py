@@ -50,8 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry each time that Inductor is asked for both halves."""
     counted: list[int] = []
-    real = compile._both
-    monkeypatch.setattr(compile, "_both", lambda *args: counted.append(1) or real(*args))
+    real = compile._compile_halves
+    monkeypatch.setattr(compile, "_compile_halves", lambda *args: counted.append(1) or real(*args))
     return counted
 
 
@@ -106,7 +106,7 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder:
     assert len(names) == 1 + len(others)
     for owner, name, value in (
         (disk_cache, "code_digest", lambda: "other sources of fxshard"),
-        (disk_cache, "given_rules", lambda: {"mylib.op": "a -> a"}),
+        (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
         (kept_code, "torch_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
         (torch, "get_num_threads", lambda: 77),
@@ -179,5 +179,5 @@ def test_sizes_that_only_running_tells_are_not_looked_up() -> None:
         with mode:
             node.meta["val"] = torch.empty(make(mode.shape_env), 3)
         graph.output((node,))
-        known.append(artefact_cache._values(fx.GraphModule(nn.Module(), graph)) is not None)
+        known.append(artefact_cache._node_texts(fx.GraphModule(nn.Module(), graph)) is not None)
     assert known == [True, False]

@@ -81,7 +81,7 @@ def test_a_restart_does_not_ask_inductor(mesh: DeviceMesh, monkeypatch: pytest.M
     by_torch = compiled(bound_program(mesh, uneven=uneven), cache=False)
     assert counters["inductor"]["fxgraph_cache_miss"] == counted["fxgraph_cache_miss"]
     assert served(by_torch) == served(first), "a hit in Inductor's cache takes no more for granted than what was compiled"
-    monkeypatch.setattr(compile, "_both", lambda *args: pytest.fail("Inductor was asked"))
+    monkeypatch.setattr(compile, "_compile_halves", lambda *args: pytest.fail("Inductor was asked"))
     again = compiled(bound_program(mesh, uneven=uneven))
     assert {g.condition for g in again.guards} == {g.condition for g in first.guards}
     assert served(again) == served(first) and set(sizes) <= set(served(first))
@@ -99,12 +99,12 @@ def test_each_thing_that_is_said_of_sizes_makes_it_another(mesh: DeviceMesh) -> 
 
 def test_another_expression_in_one_value_makes_it_another(mesh: DeviceMesh) -> None:
     bound = bound_program(mesh)
-    before = artefact_cache._values(bound.module)
+    before = artefact_cache._node_texts(bound.module)
     node = next(n for n in bound.module.graph.nodes if n.op == "call_function" and isinstance(n.meta["val"], torch.Tensor))
     value = node.meta["val"]
     with value.fake_mode:
         node.meta["val"] = torch.empty(value.shape[0] + 2 * bound.program.sizes[0].value, *value.shape[1:])
-    assert before is not None and artefact_cache._values(bound.module) != before
+    assert before is not None and artefact_cache._node_texts(bound.module) != before
 
 
 def test_code_that_takes_something_else_for_granted_is_not_taken(mesh: DeviceMesh) -> None:

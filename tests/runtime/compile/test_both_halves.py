@@ -17,7 +17,7 @@ GRAPH, OTHER = (6, 1), (1, 4)
 
 
 class Code:
-    """What ``_run`` gives for a half; its ``strides`` are those that the backward was compiled for."""
+    """What ``_compile_graph`` gives for a half; its ``strides`` are those that the backward was compiled for."""
 
     def __init__(self, strides: tuple[int, ...]) -> None:
         self.output_strides: list[Any] = [None, strides]
@@ -52,8 +52,8 @@ def made(
             return None
         return Code(tuple(node.meta["val"].stride()) if is_backward else strides)
 
-    monkeypatch.setattr(compile, "_run", run)
-    return asked, compile._both(halves(), "inductor", 1, 1, dynamic)[1]
+    monkeypatch.setattr(compile, "_compile_graph", run)
+    return asked, compile._compile_halves(halves(), "inductor", 1, 1, dynamic)[1]
 
 
 def test_alone_forward_then_backward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,13 +31,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cach
             raise answer
         return answer
 
-    monkeypatch.setattr(compiler_check, "_BEGUN", [])
+    monkeypatch.setattr(compiler_check, "_THREADS", [])
     monkeypatch.setattr(cpp, "ask", ask)
     monkeypatch.setattr(cpp, "precompile_header", lambda: None)
     monkeypatch.setattr(cpp, "take_answer", lambda: did.append("takes"))
-    compiler_check.ask_compiler(cache)
-    compiler_check.ask_compiler(cache)
-    compiler_check.wait_for_compiler()
+    compiler_check.start_compiler_check(cache)
+    compiler_check.start_compiler_check(cache)
+    compiler_check.wait_for_compiler_check()
     return did
 
 

@@ -23,7 +23,7 @@ LAYERS = 6
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlining, "SAVES", 8)
+    monkeypatch.setattr(outlining, "MIN_SAVED_NODES", 8)
 
 
 def checked(function: Callable[..., Any], *inputs: Tensor) -> tuple[tuple[int, ...], fx.GraphModule]:
@@ -55,7 +55,7 @@ def test_alike_layers_are_one_subgraph() -> None:
 
     calls, module = checked(stack, torch.randn(3, 4), *weights())
     assert len(calls) == 1 and calls[0] >= LAYERS - 1
-    assert checked(stack, torch.randn(3, 4), *weights(outlining.LEAST - 1))[0] == ()
+    assert checked(stack, torch.randn(3, 4), *weights(outlining.MIN_REPEATS - 1))[0] == ()
     left = [n for n in module.graph.nodes if n.op == "call_function" and n.target is aten.tanh.default]
     assert len(left) <= 1, "what the cut leaves at both ends is less than a layer"
 

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH, inductor_decompositions
 from fxshard._torch_compat.symbols import SymbolEnv, oblivious
 from fxshard.runtime.compile import outline as outlining
-from fxshard.runtime.compile.compile import _run
+from fxshard.runtime.compile.compile import _compile_graph
 from fxshard.runtime.compile.outline import outline
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -27,7 +27,7 @@ WIDTH = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlining, "SAVES", 8)
+    monkeypatch.setattr(outlining, "MIN_SAVED_NODES", 8)
 
 
 def traced(function: Function, layers: int, decompositions: Any = None) -> fx.GraphModule:
@@ -148,7 +148,7 @@ def compiled(layers: int) -> int:
     module = traced(stack, layers, inductor_decompositions())
     metrics.reset()
     with config.patch(force_disable_caches=True):
-        run = _run(module, "inductor", 1, is_inference=True)
+        run = _compile_graph(module, "inductor", 1, is_inference=True)
     assert run is not None
     for n in (6, 1, 2, 7, 16, 33):
         given = inputs(n, layers)
@@ -159,5 +159,5 @@ def compiled(layers: int) -> int:
 def test_compiled_once_for_layers_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     few = compiled(6)
     assert compiled(12) == few
-    monkeypatch.setattr(outlining, "LEAST", 100)
+    monkeypatch.setattr(outlining, "MIN_REPEATS", 100)
     assert compiled(12) > few

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
 from fxshard.runtime.compile import outline as outlining
-from fxshard.runtime.compile.compile import _run
+from fxshard.runtime.compile.compile import _compile_graph
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -27,7 +27,7 @@ def written(function: Function, *inputs: Tensor) -> int:
     module = fx.GraphModule(torch.nn.Module(), traced(function, *inputs).graph)
     metrics.reset()
     with config.patch(force_disable_caches=True):
-        run = _run(module, "inductor", 1, is_inference=True)
+        run = _compile_graph(module, "inductor", 1, is_inference=True)
     assert run is not None
     count, before = metrics.generated_kernel_count, [x.clone() for x in inputs]
     for _ in range(2):
@@ -51,11 +51,11 @@ def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.slow
 def test_kernels_do_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlining, "SAVES", 8)
+    monkeypatch.setattr(outlining, "MIN_SAVED_NODES", 8)
     x = torch.randn(8, 16, dtype=torch.float64)
     few = written(stack, x, *weights(6))
     assert written(stack, x, *weights(12)) == few
-    monkeypatch.setattr(outlining, "LEAST", 100)
+    monkeypatch.setattr(outlining, "MIN_REPEATS", 100)
     assert written(stack, x, *weights(12)) > few
 
 

@@ -45,7 +45,7 @@ def pages():
 
 pages()
 loose = pages()
-print(host_memory.keep(int(sys.argv[1])), loose)
+print(host_memory.keep_freed(int(sys.argv[1])), loose)
 pages()
 print(pages())
 """
@@ -79,7 +79,7 @@ def test_what_a_user_chose_stays() -> None:
 
 def test_a_program_on_the_cpu_keeps_what_its_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(bind.host_memory, "keep", asked.append)
+    monkeypatch.setattr(bind.host_memory, "keep_freed", asked.append)
     graph = trace(nn.Linear(8, 4), (torch.ones(2, 8),))
     plan = plan_graph(graph, Mesh({"a": 1}), Request(cache=False))
     dist.init_process_group("fake", rank=0, world_size=1)

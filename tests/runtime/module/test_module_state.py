@@ -51,11 +51,11 @@ def test_every_change_of_parts_is_seen(name: str, model: Any, mesh: DeviceMesh) 
     state = ModuleState(model, mesh)
     model.eval()
     model[0].weight.requires_grad_(False)
-    assert state.same_parts()
+    assert state.same_structure()
     PARTS[name](model)
-    assert not state.same_parts()
+    assert not state.same_structure()
     state.refresh()
-    assert state.same_parts()
+    assert state.same_structure()
 
 
 def lies(m: Any, mesh: DeviceMesh, *placements: Any) -> None:
@@ -74,15 +74,15 @@ CHANGES: dict[str, Callable[[Any, DeviceMesh], Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_how_values_lie(name: str, model: Any, mesh: DeviceMesh) -> None:
     state = ModuleState(model, mesh)
-    before = state.held()
-    assert state.held() is before
+    before = state.snapshot()
+    assert state.snapshot() is before
     model[0].bias.requires_grad_(False)
-    assert state.held().lies is before.lies and state.held().trained != before.trained
+    assert state.snapshot().layouts is before.layouts and state.snapshot().trainable != before.trainable
     lies(model, mesh, Replicate())
     model[1].running_mean = torch.full((2,), 3.0)
-    assert state.held().lies == before.lies
+    assert state.snapshot().layouts == before.layouts
     CHANGES[name](model, mesh)
-    assert state.held().lies != before.lies and state.same_parts()
+    assert state.snapshot().layouts != before.layouts and state.same_structure()
 
 
 def test_what_is_no_parameter_on_the_mesh_is_named(model: Any, mesh: DeviceMesh) -> None:
@@ -95,7 +95,7 @@ def test_what_is_no_parameter_on_the_mesh_is_named(model: Any, mesh: DeviceMesh)
     ):
         model[0].weight = nn.Parameter(value)
         with pytest.raises(RunError, match=said) as caught:
-            state.held()
+            state.snapshot()
         assert caught.value.where == "0.weight" and "distribute_tensor" in str(caught.value.remedy)
 
 

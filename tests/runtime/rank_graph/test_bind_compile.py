@@ -74,7 +74,7 @@ def collectives(module: fx.GraphModule) -> list[str]:
 )
 def test_contraction_is_einsum(equation: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     x, y = torch.randn(a, dtype=torch.float64), torch.randn(b, dtype=torch.float64)
-    have, want = contraction.kernel(x, y, equation), torch.einsum(equation, x, y)
+    have, want = contraction.einsum_kernel(x, y, equation), torch.einsum(equation, x, y)
     assert have.is_contiguous()
     torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
 

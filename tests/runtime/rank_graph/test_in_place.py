@@ -81,7 +81,7 @@ def test_what_is_written_in_place_is_as_on_one_device(name: str, mesh: DeviceMes
     forward, want = WAYS[name]
     model = Changes(forward)
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), pairs()[0], mesh, train=False, cache=False)
-    (made,) = next(iter(sharded.forward.runners.values()))
+    (made,) = next(iter(sharded.forward.by_key.values()))
     compiled = made.runner.compiled
     assert {compiled.program.inputs[i].name for i in compiled.artefact.written} == want
     for mine, others in zip(pairs(), pairs(), strict=True):

@@ -15,7 +15,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.runtime.rank_graph.bind import bind
-from fxshard.runtime.rank_graph.rank_graph import parts_of, rank_graph
+from fxshard.runtime.rank_graph.rank_graph import rank_graph, split_graph
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def backward_operators(again: bool, compiler: str, mesh: DeviceMesh) -> list[str
     pins = {name: "R" for name, _ in Block(again).named_parameters()}
     request = Request(cache=False, input_layouts="S(0)", output_layouts="S(0)", pins=pins)
     bound = bind(lower_plan(graph, plan_graph(graph, Mesh({"dp": 2}), request)), mesh)
-    parts = parts_of(bound, rank_graph(bound, compiler))
+    parts = split_graph(bound, rank_graph(bound, compiler))
     assert parts is not None
     return [str(n.target) for n in parts.backward.graph.nodes if n.op == "call_function"]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxshard
 from fxshard.strategies.engine import engine
-from fxshard.strategies.engine.conversion import has_reduction, keeps
+from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction
 from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
 from tests.strategies.samples import positive, real, whole, yes_no
 from tests.strategies.shards import check, spread
@@ -60,7 +60,7 @@ def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     ],
 )
 def test_conversions(op: str, source: torch.dtype, target: torch.dtype, kept: bool) -> None:
-    assert keeps(op, source, target) == kept
+    assert commutes_with_conversion(op, source, target) == kept
 
 
 def test_reductions_of_dtypes() -> None:
@@ -74,7 +74,7 @@ def test_reductions_of_dtypes() -> None:
 def test_casts(source: torch.dtype, target: torch.dtype) -> None:
     specs = check("aten._to_copy.default", sample(source, 5, 3), dtype=target)
     for op, pending in [("sum", "P"), ("avg", "P(avg)"), ("max", "P(max)"), ("min", "P(min)"), ("product", "P(product)")]:
-        assert (f"{pending} -> {pending}" in specs) == keeps(op, source, target)
+        assert (f"{pending} -> {pending}" in specs) == commutes_with_conversion(op, source, target)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_casts(source: torch.dtype, target: torch.dtype) -> None:
 )
 def test_the_oracle_notices_what_a_conversion_does_not_keep(monkeypatch: Any, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     check(f"aten.{op}", *args, dtype=dtype)
-    monkeypatch.setattr(engine, "keeps", lambda op, source, target: True)
+    monkeypatch.setattr(engine, "commutes_with_conversion", lambda op, source, target: True)
     engine._cached.cache_clear()
     try:
         with pytest.raises(AssertionError, match="P"):
@@ -116,14 +116,14 @@ def test_reductions_to_a_dtype(source: torch.dtype, target: torch.dtype) -> None
     for op, args in [("sum.default", ()), ("sum.dim_IntList", ([0],)), ("prod.default", ()), ("prod.dim_int", (0,))]:
         reduce, pending = ("sum", "P") if "sum" in op else ("product", "P(product)")
         specs = check(f"aten.{op}", x, *args, dtype=target)
-        assert (f"{pending} -> {pending}" in specs) == keeps(reduce, source, target)
+        assert (f"{pending} -> {pending}" in specs) == commutes_with_conversion(reduce, source, target)
         assert (f"S(0) -> {pending}" in specs) == has_reduction(reduce, target)
     if target != torch.bool:
-        assert ("P -> P" in check("aten.cumsum.default", x, 0, dtype=target)) == keeps("sum", source, target)
+        assert ("P -> P" in check("aten.cumsum.default", x, 0, dtype=target)) == commutes_with_conversion("sum", source, target)
         assert not any("P" in spec for spec in check("aten.cumprod.default", x, 0, dtype=target))
     if target.is_floating_point:
         for op, args in [("mean.default", ()), ("mean.dim", ([0],))]:
-            assert ("P -> P" in check(f"aten.{op}", x, *args, dtype=target)) == keeps("sum", source, target)
+            assert ("P -> P" in check(f"aten.{op}", x, *args, dtype=target)) == commutes_with_conversion("sum", source, target)
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=IDS)
@@ -131,14 +131,14 @@ def test_operands_of_two_dtypes(source: torch.dtype, target: torch.dtype) -> Non
     x, y = sample(source, 5, 3), sample(target, 5, 3)
     for op in ("copy", "copy_"):
         specs = check(f"aten.{op}.default", y.clone(), x)
-        assert ("P, P -> P" in specs) == keeps("sum", source, target)
-        assert ("P(max), P(max) -> P(max)" in specs) == keeps("max", source, target)
+        assert ("P, P -> P" in specs) == commutes_with_conversion("sum", source, target)
+        assert ("P(max), P(max) -> P(max)" in specs) == commutes_with_conversion("max", source, target)
     both = torch.promote_types(source, target)
-    kept = all(keeps("sum", dtype, both) for dtype in (source, target))
+    kept = all(commutes_with_conversion("sum", dtype, both) for dtype in (source, target))
     assert ("P, P -> P" in check("aten.add.Tensor", x, y)) == kept
     assert ("P, P -> P" in check("aten.cat.default", [x, y])) == kept
     assert ("R, P, P -> P" in check("aten.where.self", yes_no(5, 1), x, y)) == kept
-    assert ("P, R -> P" in check("aten.mul.Tensor", x, y)) == keeps("sum", source, both)
+    assert ("P, R -> P" in check("aten.mul.Tensor", x, y)) == commutes_with_conversion("sum", source, both)
     check("aten.maximum.default", x, y)
     check("aten.minimum.default", x, y)
 

@@ -22,7 +22,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.runtime.ranks.compared_fields import rule_fields
 from fxshard.strategies.engine.fingerprint import fingerprint
 from fxshard.strategies.engine.notation import pointwise_rule
-from fxshard.strategies.engine.user_rules import name_of
+from fxshard.strategies.engine.user_rules import describe_rule
 
 RULES = """
 import functools
@@ -119,10 +119,10 @@ def test_functions_of_one_name_are_told_apart() -> None:
         "(lambda x: x)(call)",
         "(lambda y: 1)(call)",
     ]
-    said = [name_of(_made(body)) for body in bodies]
+    said = [describe_rule(_made(body)) for body in bodies]
     assert len(set(said)) == len(bodies)
     assert all(s.startswith("own.rule (code ") for s in said)
-    assert said == [name_of(_made(body)) for body in bodies]
+    assert said == [describe_rule(_made(body)) for body in bodies]
 
 
 @pytest.mark.usefixtures("own_rules")

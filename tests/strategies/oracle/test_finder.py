@@ -9,7 +9,7 @@ import torch
 
 from fxshard.errors import OptionError, RuleError
 from fxshard.strategies.engine.notation import rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.oracle import Sample, check_op, find_rule, given_samples, largest_kind
 from tests.strategies.samples import real
 
@@ -47,7 +47,7 @@ for _name, (_schema, _function) in OPERATORS.items():
 def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> None:
     found = find_rule(f"fxshard_found::{name}", [Sample(f"fxshard_found.{name}.default", args)])
     assert str(found) == f'fxshard.register_rule("fxshard_found::{name}", {line})'
-    with temporarily(found.op, rule(found.pattern, **found.properties)):
+    with temporary_rule(found.op, rule(found.pattern, **found.properties)):
         assert not check_op(found.op, [Sample(found.op, args)]).wrong
 
 

@@ -12,7 +12,7 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxshard.strategies.engine.notation import rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.oracle import Sample, check_op, find_rule, report, report_rule
 from tests.strategies.samples import positive, real
 
@@ -58,17 +58,17 @@ def test_what_was_not_tried_is_no_part_of_complete() -> None:
 
 
 def test_nothing_offered_is_said() -> None:
-    with temporarily("aten.sin.default", rule("_ -> _")):
+    with temporary_rule("aten.sin.default", rule("_ -> _")):
         assert "nothing but replicated is offered for these samples" in _said("aten.sin.default", (real(5),))
 
 
 def test_what_a_found_rule_never_says_is_named() -> None:
     """A maximum passes through what rises; a rule in text has no word for it."""
     sample = Sample("aten.relu.default", (real(5, 6),))
-    with temporarily("aten.relu.default", rule("a b -> a b")):
+    with temporary_rule("aten.relu.default", rule("a b -> a b")):
         said = report(check_op("aten.relu.default", [sample]))
     assert "right, but not complete" in said and "2 of what is missing: pending in a maximum" in said
-    with temporarily("aten.relu.default", rule("a _ -> a _", ops=("max", "min"), linear=[[0]])):
+    with temporary_rule("aten.relu.default", rule("a _ -> a _", ops=("max", "min"), linear=[[0]])):
         assert "of what is missing" not in report(check_op("aten.relu.default", [sample]))
 
 
@@ -121,6 +121,6 @@ def test_the_rules_of_the_page_pass_on_all_that_text_can_say() -> None:
         made = ast.parse(f"rule({lines[0]})", mode="eval").body
         assert isinstance(made, ast.Call)
         properties = {str(k.arg): ast.literal_eval(k.value) for k in made.keywords}
-        with temporarily(op, rule(ast.literal_eval(made.args[0]), **properties)):
+        with temporary_rule(op, rule(ast.literal_eval(made.args[0]), **properties)):
             verdict = check_op(op, [Sample(op, tuple(real(*shape) for shape in shapes))])
         assert not verdict.wrong and f"\n{len(verdict.missing)} of what is missing: pending in" in report(verdict)

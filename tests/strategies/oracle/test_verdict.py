@@ -9,7 +9,7 @@ import torch
 
 from fxshard.strategies.engine.factors import replicate_all
 from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
-from fxshard.strategies.engine.registry import temporarily
+from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.oracle import Sample, check_op, judge
 from tests.strategies.samples import positive, real, whole, yes_no
 
@@ -36,28 +36,28 @@ def test_a_right_rule_is_right_and_complete() -> None:
     ],
 )
 def test_a_wrong_factor_is_found(pattern: str, bad: str | None) -> None:
-    with temporarily("aten.mm.default", rule(pattern)):
+    with temporary_rule("aten.mm.default", rule(pattern)):
         verdict = check_op("aten.mm.default", [MM])
     assert (bad in _options(verdict.wrong)) if bad else not verdict.wrong
 
 
 def test_what_a_rule_leaves_out_is_missing() -> None:
-    with temporarily("aten.mm.default", rule("m _, _ n -> m n")):
+    with temporary_rule("aten.mm.default", rule("m _, _ n -> m n")):
         assert "S(1), S(0) -> P" in _options(check_op("aten.mm.default", [MM]).missing)
-    with temporarily("aten.mm.default", replicate_all):
+    with temporary_rule("aten.mm.default", replicate_all):
         assert len(check_op("aten.mm.default", [MM]).missing) == 7
 
 
 def test_a_wrong_reduction_is_found() -> None:
     sample = Sample("aten.amax.default", (real(5, 6), [1]))
-    with temporarily("aten.amax.default", rule("a b -> a")):
+    with temporary_rule("aten.amax.default", rule("a b -> a")):
         assert "S(1) -> P" in _options(check_op("aten.amax.default", [sample]).wrong)
 
 
 def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
-    with temporarily("aten.exp.default", pointwise_rule((0,))):
+    with temporary_rule("aten.exp.default", pointwise_rule((0,))):
         assert "P -> P" in _options(check_op("aten.exp.default", [Sample("aten.exp.default", (real(5, 6),))]).wrong)
-    with temporarily("aten.add.Tensor", einop_rule("a b, a b -> a b")):
+    with temporary_rule("aten.add.Tensor", einop_rule("a b, a b -> a b")):
         assert "P, R -> P" in _options(check_op("aten.add.Tensor", [Sample("aten.add.Tensor", (real(5, 6), real(5, 6)))]).wrong)
 
 
@@ -72,7 +72,7 @@ def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
     ],
 )
 def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
-    with temporarily(f"aten.{op}", replicate_all):
+    with temporary_rule(f"aten.{op}", replicate_all):
         judged = judge(Sample(f"aten.{op}", args))
     assert (judged.valid, judged.missing) == ((), ())
 
@@ -93,7 +93,7 @@ def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
     ],
 )
 def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
-    with temporarily(f"aten.{op}", replicate_all):
+    with temporary_rule(f"aten.{op}", replicate_all):
         found = judge(Sample(f"aten.{op}", args)).missing
     assert found
     assert accident not in _options(found)
@@ -101,7 +101,7 @@ def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
 
 def test_real_numbers_that_are_all_alike_are_tried_with_others() -> None:
     x, zeros = real(5, 6), torch.zeros(5, 6, dtype=torch.float64)
-    with temporarily("aten.mul.Tensor", replicate_all):
+    with temporary_rule("aten.mul.Tensor", replicate_all):
         found = _options(judge(Sample("aten.mul.Tensor", (x, zeros))).missing)
     assert {"P, R -> P", "S(0), S(0) -> S(0)"} <= found
     assert not {"P, P -> P", "S(0), R -> P", "P(max), R -> R"} & found

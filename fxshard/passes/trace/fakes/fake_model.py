@@ -1,4 +1,4 @@
-"""Fakes of a model and of a call of it: CPU fakes with the shapes of what they stand for, to trace or to run as Python."""
+"""CPU fakes of a model and of a call of it, with the shapes of the originals, to trace or to run as Python."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
 from fxshard._torch_compat.dynamo.hooks import without_hooks
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import on_cpu
-from fxshard.passes.trace.captured.constants import plain_tensors
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters
 from fxshard.passes.trace.fakes.rebind import rebind
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.passes.trace.rewrites.constants import plain_tensors
 from fxshard.shapes import DynamicDim
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A copy of a model without hooks, of which the fakes know nothing, and the leaves and structure of a call of it."""
+    """A fake copy of a model, without its hooks, and the leaves and structure of a call of it."""
 
     model: nn.Module
     leaves: list[Any]
@@ -35,7 +35,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Call:
-    """A model, the (args, kwargs) of a call of it, and how it is traced."""
+    """A model, the (args, kwargs) of a call of it, and the options of the trace."""
 
     model: nn.Module
     arguments: tuple[Any, Any]
@@ -57,10 +57,10 @@ class Call:
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.Module:
-    """A copy of ``model`` whose tensors are CPU fakes; the model itself is untouched, ties are kept."""
+    """A copy of ``model`` whose tensors are CPU fakes; ties are kept. Raises TraceError if the model cannot be copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for value in module.parameters(recurse=False):  # those of functional_call are of other types
+        for value in module.parameters(recurse=False):  # under functional_call they may not be nn.Parameters
             if id(value) not in memo:
                 memo[id(value)] = nn.Parameter(_fake_of(value, mode), value.requires_grad and train)
         for value in (*own_tensors(module), *plain_tensors(module).values()):
@@ -79,7 +79,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
 
 
 def fake_tensor(value: Any, mode: FakeTensorMode, train: bool = True) -> Any:
-    """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; anything else as it is."""
+    """A CPU fake with the shape, strides, dtype and ``requires_grad`` of a tensor; other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     fake = _fake_of(value, mode)

@@ -1,7 +1,7 @@
-"""Mixed precision: parameters stay as they are, and are cast where the model reads them; gradients are cast before they are reduced.
+"""Mixed precision: parameters keep their dtype and are cast where the model reads them; gradients are cast before they are reduced.
 
-The casts are nodes of the graph, so that planner and lowering need to know one thing only: in which values a gradient's sum may not be
-taken (``PlanningGraph.unreduced``). That gathers move the cast parameter follows from its price.
+The casts are nodes of the graph. Planner and lowering need only the values in which a gradient must not be reduced
+(``PlanningGraph.unreduced``). Gathers move the cast parameter because that is cheaper.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """In which dtypes a model computes, while its parameters (the optimiser's master weights) and their gradients keep their own.
+    """The dtypes in which a model computes; its parameters (the optimiser's master weights) and their gradients keep their own.
 
-    ``param_dtype``: floating parameters are cast to it where they are read. ``reduce_dtype``: gradients are added up over ranks in it,
-    ``param_dtype`` if None. ``cast_inputs``: floating arguments are cast too. Buffers stay. Raises OptionError for other dtypes.
+    ``param_dtype``: floating-point parameters are cast to it where they are read. ``reduce_dtype``: the dtype in which gradients are
+    reduced over ranks, ``param_dtype`` if None. ``cast_inputs``: floating-point arguments are cast too. Buffers keep their dtype. Raises
+    OptionError for a dtype that is not a floating-point type of at least 16 bits.
     """
 
     param_dtype: torch.dtype
@@ -56,7 +57,7 @@ def check_mixed_precision(value: Any) -> MixedPrecision | None:
 
 
 class _Read(torch.autograd.Function):
-    """A parameter as the model reads it; its gradient passes the dtype in which it is reduced."""
+    """Casts a parameter to ``param_dtype``, and its gradient first to ``reduce_dtype``, then to the parameter's own dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, precision: MixedPrecision) -> torch.Tensor:
@@ -70,16 +71,16 @@ class _Read(torch.autograd.Function):
 
 
 def read_in(x: torch.Tensor, precision: MixedPrecision) -> torch.Tensor:
-    """``x`` [any shape] as the model computes with it."""
+    """``x`` [any shape] cast to ``param_dtype``, differentiably."""
     return _Read.apply(x, precision)
 
 
 Masters = dict[int, tuple[nn.Parameter, nn.Parameter]]
-"""By id of the parameter that the capture sees: that one, which keeps the id its own, and the one that it stands for."""
+"""By id of the captured low-precision parameter: (that parameter, held so that its id is not reused; the master parameter)."""
 
 
 def lower_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Masters:
-    """Puts parameters in ``param_dtype`` in the places of floating ones, so that the model sees that dtype while it is captured."""
+    """Replaces floating-point parameters by copies in ``param_dtype``, so that the model sees that dtype while it is captured."""
     made: dict[int, nn.Parameter] = {}
     masters: Masters = {}
     for module in fake_model.modules():
@@ -93,7 +94,7 @@ def lower_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Master
 
 
 def lower_input(value: Any, precision: MixedPrecision) -> Any:
-    """A fake argument as the model sees it while it is captured."""
+    """A fake argument in the dtype that the model sees while it is captured."""
     if not precision.cast_inputs or not isinstance(value, torch.Tensor) or not _casts(value, precision):
         return value
     return value.detach().to(precision.param_dtype).requires_grad_(value.requires_grad)
@@ -103,10 +104,11 @@ def _casts(value: torch.Tensor, precision: MixedPrecision) -> bool:
     return value.is_floating_point() and value.dtype != precision.param_dtype
 
 
-def spell_casts(
+def insert_casts(
     captured: fx.GraphModule, masters: Masters, lowered: Sequence[Any], given: Sequence[Any], precision: MixedPrecision
 ) -> None:
-    """Puts the parameters and arguments back, with a cast in front of all who read them. ``lowered``: the arguments that were captured."""
+    """Restores the original parameters and arguments, with a cast before their users. ``lowered``: the captured arguments, ``given``: the
+    original ones."""
     graph, casts = captured.graph, {}
     ends = [n for n in graph.nodes if n.op == "placeholder"]
     for node, seen, value in zip(ends, lowered, given, strict=True):
@@ -137,7 +139,7 @@ def _cast_after(graph: fx.Graph, node: fx.Node, after: fx.Node, precision: Mixed
 
 
 def unreduced(graph: PlanningGraph, precision: MixedPrecision) -> frozenset[str]:
-    """Of the forms of each parameter's gradient, the names of those that are not in the dtype in which it is to be reduced."""
+    """The names of values on the way to a parameter's gradient whose dtype is not the one in which the gradient is to be reduced."""
     parameters = {i.name for i in graph.inputs_of("parameter")}
     found: set[fx.Node] = set()
     for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True):
@@ -153,11 +155,11 @@ def unreduced(graph: PlanningGraph, precision: MixedPrecision) -> frozenset[str]
 
 
 PARTS = frozenset({aten.add.Tensor, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.t.default})
-"""Operators of which a gradient is a sum, or another view."""
+"""Operators through which ``_parts`` follows a gradient: sums and views."""
 
 
 def _parts(value: fx.Node) -> set[fx.Node]:
-    """What ``value`` is a sum or a view of, where nothing else reads it: its sums might be taken there as well."""
+    """The operands of the sums and views that ``value`` is made by, if nothing else reads them: a pending sum could be reduced there."""
     read = operands(value) if value.target in PARTS | {aten._to_copy.default} else ()
     alone = {n for n in read if len(n.users) == 1 and n.op == "call_function"}
     return alone.union(*map(_parts, alone))
@@ -168,7 +170,7 @@ def _dtype(value: fx.Node) -> torch.dtype:
     return dtype
 
 
-def settles(layouts: Sequence[Layout]) -> np.ndarray:
-    """Between which of ``layouts`` [from, to] a sum that is pending is taken, on some axis."""
+def reduces_pending(layouts: Sequence[Layout]) -> np.ndarray:
+    """[from, to] whether redistribution between these layouts reduces a pending sum on some axis."""
     pending = np.array([[isinstance(p, Partial) for p in layout] for layout in layouts])
     return (pending[:, None] & ~pending[None]).any(-1)

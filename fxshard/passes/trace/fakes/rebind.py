@@ -1,7 +1,7 @@
-"""Functions that a model holds (an instance's ``forward``, its hooks) in a copy of the model: they read the copy.
+"""Makes functions that a copied model holds (an instance's ``forward``, its hooks) refer to the copy.
 
-``copy.deepcopy`` copies bound methods and partials, but takes functions as they are: a closure, or a default argument, goes on to
-read the modules, parameters and lists of the model that was copied.
+``copy.deepcopy`` copies bound methods and partials but not functions: a closure or a default argument still refers to the modules,
+parameters and lists of the original model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxshard.errors import TraceError
 
 
 def rebind(copied: nn.Module, memo: Mapping[int, Any]) -> None:
-    """``memo``: by the id of what was copied its copy, as ``copy.deepcopy`` fills it."""
+    """Rebinds all functions that the modules of ``copied`` hold. ``memo``: id of an original -> its copy, filled by ``copy.deepcopy``."""
     done: dict[int, Any] = {}
     for module in copied.modules():
         state = vars(module)
@@ -29,7 +29,7 @@ def rebind(copied: nn.Module, memo: Mapping[int, Any]) -> None:
 
 
 def rebound(value: Any, memo: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    """``value`` for the copy: itself where it reads nothing that was copied."""
+    """``value`` with references to originals replaced by their copies; ``value`` itself if it has none."""
     if id(value) in memo:
         value = memo[id(value)]
     if id(value) in done:
@@ -56,7 +56,7 @@ def _function(function: types.FunctionType, memo: Mapping[int, Any], done: dict[
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         try:
             value = old.cell_contents
-        except ValueError:  # nothing is in it yet
+        except ValueError:  # an empty cell
             continue
         cell.cell_contents = rebound(value, memo, done)
         changed |= cell.cell_contents is not value
@@ -88,7 +88,7 @@ def parameter_names(fake_model: nn.Module, captured: fx.GraphModule) -> dict[str
 
 
 def _closed_over(model: nn.Module) -> dict[int, str]:
-    """By id, parameters of modules that functions of ``model``'s modules close over: the variable and the parameter's name in it."""
+    """By id: names (variable and parameter) of the parameters that functions held by the modules of ``model`` close over."""
     found: dict[int, str] = {}
     for module in model.modules():
         for value in vars(module).values():

@@ -1,4 +1,4 @@
-"""Symbols while a model is traced: inputs whose dynamic dims are symbols, and the graph at the example's sizes that comes of it."""
+"""Dynamic sizes during a trace: makes inputs with symbolic dims, collects guards, and instantiates the graph at the example's sizes."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, of_user, plain_shape, users_place
-from fxshard.shapes import DynamicDim, GraphFamily, Guard, bounds_all, broken, distinct, guards_of, remedy_of, settled_by
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, is_user_file, plain_shape, user_location
+from fxshard.shapes import DynamicDim, GraphFamily, Guard, determined_by, distinct, first_broken, fixes_jointly, guards_of, tie_remedy
 
 ROOM = 64
 
 
-def _near(dim: DynamicDim) -> set[int]:
-    """Sizes that are tried, to tell whether a dim can have another than the example's: small ones, those about it, ever larger ones."""
+def _candidate_sizes(dim: DynamicDim) -> set[int]:
+    """Sizes to try, to find out whether a dim may differ from the example: small ones, those near the example, and powers of two."""
     small, about = range(dim.least, dim.least + ROOM), range(dim.example - ROOM, dim.example + ROOM)
     return {*small, *about, 2 * dim.example, 4 * dim.example, *(2**k for k in range(24))}
 
 
 class Symbols(contextlib.AbstractContextManager[None]):
-    """The symbols of one trace; within it sizes are not taken for 0 or 1 because the example's are."""
+    """The symbols of one trace; within it torch does not specialise on sizes 0 and 1 of the example."""
 
     def __init__(self, dims: Sequence[DynamicDim]) -> None:
         self.dims = tuple(dims)
         self.inputs: dict[str, list[int | None]] = {}
-        """Shapes of the tensors among the inputs by path, None for sizes that are dynamic."""
-        self.forget()
+        """Shapes of the input tensors by path, None for dynamic sizes."""
+        self.reset()
 
-    def forget(self) -> None:
-        """Begins anew: another attempt notes guards of its own."""
+    def reset(self) -> None:
+        """Resets symbols and guards for another attempt at tracing."""
         self.env = SymbolEnv()
         self.captured: tuple[Guard, ...] = ()
         self.named: dict[sympy.Symbol, str] = {}
@@ -60,13 +60,13 @@ class Symbols(contextlib.AbstractContextManager[None]):
             self._stack.enter_context(oblivious())
             self._stack.enter_context(quiet_symbols())
             self._stack.enter_context(divisions_by_zero())
-            self._stack.enter_context(noting_lines(of_user, users_place))
+            self._stack.enter_context(noting_lines(is_user_file, user_location))
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
     def fake(self, path: str, value: Any) -> Any:
-        """``value``, a fake of the example, with symbols for the sizes of the dims of ``path`` that are dynamic."""
+        """``value``, a fake of the example at ``path``, with symbols for its dynamic dims."""
         places = {dim: one for one in self.dims for where, dim in one.places if where == path}
         if self.dims and isinstance(value, FakeTensor):
             self.inputs[path] = [None if d in places else int(size) for d, size in enumerate(value.shape)]
@@ -81,10 +81,10 @@ class Symbols(contextlib.AbstractContextManager[None]):
             made = torch.empty_permuted(shape, order, dtype=value.dtype)
         return made.requires_grad_(value.requires_grad)
 
-    def note(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """What Dynamo, which has symbols of its own for the sizes of ``inputs``, took for granted while it captured.
+    def record_guards(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Records the guards of Dynamo's capture, which uses symbols of its own for the sizes of ``inputs``.
 
-        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size.
         """
         if not self.dims:
             return
@@ -95,7 +95,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         found = []
         for expr, where in noted_guards(captured.meta["fake_mode"].shape_env):
             symbols = tuple((named[s], s, 1) for s in sorted(expr.free_symbols, key=str) if s in named)
-            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims of one name are one
+            if expr.xreplace({s: sympy.Symbol(name, integer=True) for name, s, _ in symbols}) != sympy.true:  # dims with one name are equal
                 found.append(Guard(expr, symbols, where))
         self.captured = tuple(found)
         for theirs, name in named.items():
@@ -104,17 +104,18 @@ class Symbols(contextlib.AbstractContextManager[None]):
                 self._refuse(next(d for d in self.dims if d.name == name), settled, self.captured)
 
     def size(self, name: str) -> torch.SymInt:
-        """The size of a dynamic dim that an input has had."""
+        """The symbolic size of a dynamic dim; ``fake`` must have seen it in an input."""
         return self.env.known[name]
 
     def name_of(self, size: Any) -> Any:
-        """The name of a size that Dynamo captured, if it is that of a dynamic dim; else the size."""
+        """The name of the dynamic dim for a size that Dynamo captured; the size itself if it belongs to none."""
         return self.named.get(expression(size), size) if is_symbolic(size) else size
 
-    def settled(self, graph: PlanningGraph) -> PlanningGraph:
-        """The graph at the example's sizes, with its family; as it is where no dim is dynamic.
+    def at_example(self, graph: PlanningGraph) -> PlanningGraph:
+        """The graph at the example's sizes, with its family; unchanged if no dim is dynamic.
 
-        Raises TraceError for a dim that the user asked for and that the model takes one size of, naming the line that does.
+        Raises StaticDimError, naming the line, for a dynamic dim that the model fixes to one size, TraceError for a size known only at
+        run time.
         """
         if not self.dims:
             return graph
@@ -124,7 +125,9 @@ class Symbols(contextlib.AbstractContextManager[None]):
         for dim in self.dims:
             self._refuse_static(dim, guards)
         self._refuse_together(guards)
-        family = GraphFamily(graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, settled_by(guards, symbols))
+        family = GraphFamily(
+            graph.module, tuple(d for d in self.dims if d.name in symbols), symbols, guards, determined_by(guards, symbols)
+        )
         return replace(graph, module=family.at(family.example), family=family)
 
     def _refuse_static(self, dim: DynamicDim, guards: Sequence[Guard]) -> None:
@@ -132,8 +135,8 @@ class Symbols(contextlib.AbstractContextManager[None]):
         if known is not None and isinstance(expression(known), sympy.Integer):
             self._refuse(dim, expression(known), guards)
         own = [guard for guard in guards if {name for name, *_ in guard.symbols} == {dim.name}]
-        others = [n for n in _near(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
-        if own and others and all(broken(own, {dim.name: size}) is not None for size in others):
+        others = [n for n in _candidate_sizes(dim) if n != dim.example and n >= dim.least and (dim.most is None or n <= dim.most)]
+        if own and others and all(first_broken(own, {dim.name: size}) is not None for size in others):
             self._refuse(dim, sympy.Integer(dim.example), own)
 
     def _refuse(self, dim: DynamicDim, size: sympy.Integer, guards: Sequence[Guard]) -> None:
@@ -142,34 +145,34 @@ class Symbols(contextlib.AbstractContextManager[None]):
         error = StaticDimError(
             f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
-            remedy=remedy_of([dim], self.inputs),
+            remedy=tie_remedy([dim], self.inputs),
         )
         error.dim = dim.name
         raise error
 
     def _refuse_together(self, guards: Sequence[Guard]) -> None:
-        """Of dims that were asked for: none can grow where the model takes for granted what they give together."""
+        """Raises StaticDimError if a guard fixes a combination of dims that the user asked for, so that none of them can grow."""
         asked = {dim.name: dim for dim in self.dims if dim.asked}
-        tie = next((g for g in guards if bounds_all(g) and all(name in asked for name, *_ in g.symbols)), None)
+        tie = next((g for g in guards if fixes_jointly(g) and all(name in asked for name, *_ in g.symbols)), None)
         if tie is not None:
             dims = [dim for dim in self.dims if dim.name in {name for name, *_ in tie.symbols}]
             said = " and ".join(f"{dim.name} ({dim})" for dim in dims)
             what = f"{said} cannot change freely: the model takes for granted that {tie}"
-            raise StaticDimError(what, where=tie.where, remedy=remedy_of(dims, self.inputs))
+            raise StaticDimError(what, where=tie.where, remedy=tie_remedy(dims, self.inputs))
 
     def _refuse_unknown(self, graph: PlanningGraph) -> None:
         found = next((n for n in graph.nodes if is_tensor(n) and UNKNOWN in plain_shape(n.meta["val"].shape)), None)
         if found is not None:
             raise TraceError(
-                f"{found.name} ({found.target}) has a size that only running tells, which dynamic sizes do not go with",
+                f"{found.name} ({found.target}) has a size known only at run time, which cannot be combined with dynamic sizes",
                 remedy="plan for one size: leave out dynamic_shapes, or pass dynamic=False",
             )
 
 
 def fold_sizes(joint: fx.GraphModule) -> None:
-    """Calls that only compute sizes become symbolic numbers in the arguments of those that read them.
+    """Replaces nodes that only compute sizes by symbolic numbers in the arguments of their users.
 
-    The other calls get the names that they have where sizes are numbers.
+    Renames the other calls as they would be named with static sizes.
     """
     if not any(_is_size(node) for node in joint.graph.nodes):
         return

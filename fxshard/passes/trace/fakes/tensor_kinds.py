@@ -1,4 +1,4 @@
-"""Which tensors can be planned: dense ones, whatever class they have, as long as that class computes nothing of its own."""
+"""Which tensors can be planned: dense ones, of torch's or any other class that does not override how operators compute."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fxshard._torch_compat.shards import AsyncCollectiveTensor
 from fxshard.errors import TraceError
 
 OURS = (DTensor, FakeTensor, AsyncCollectiveTensor)
-"""Classes with a dispatch of their own that stands for a dense tensor, which this package knows."""
+"""Supported tensor classes with their own dispatch that represent a dense tensor."""
 PLAIN = (torch.Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)
 
 
 def check_dense(value: torch.Tensor, name: str = "") -> None:
-    """Raises TraceError naming ``value`` where it is sparse, nested, or of a class that computes in its own way (quantised weights).
+    """Raises TraceError naming ``value`` if it is sparse, nested, or of a class that overrides operators (quantised weights).
 
-    Planned as dense tensors those would lose what their class does, and shards would take the memory of dense ones.
+    Planned as a dense tensor, it would lose its class's behaviour, and shards would take the memory of dense ones.
     """
     kind, where = type(value), name or f"a tensor of type {type(value).__name__}"
     if value.is_nested:

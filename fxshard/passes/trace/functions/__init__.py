@@ -1,5 +1,5 @@
-"""What torch functions become while a model is traced.
+"""Replacements for torch functions while a model is traced.
 
-In: calls of torch functions and operators; out: operators with a rule of their own, one node each, on which every sharding is exact.
-Read decompose.py and neutralise.py, which list them; each other file is one family of functions.
+In: calls of torch functions and operators; out: operators that have a rule, one node each, for which every sharding is exact.
+Read decompose.py and neutralise.py, which list the replacements; each other file covers one family of functions.
 """

@@ -1,4 +1,4 @@
-"""What torch's functions check of their arguments, where fxshard spells them out."""
+"""Argument checks for torch functions that fxshard rewrites."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check(holds: bool | Tensor, message: str, error: type[Exception] = RuntimeError) -> None:
-    """What is known while tracing raises ``error``; what values decide (a tensor of no dims) is checked when the graph runs."""
+    """Raises ``error`` if a bool is False. A 0-dim tensor, whose value is unknown while tracing, is checked when the graph runs."""
     if isinstance(holds, Tensor):
         torch.ops.aten._assert_async.msg(holds, message)
     elif not holds:

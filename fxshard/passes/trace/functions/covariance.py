@@ -1,4 +1,4 @@
-"""``torch.cov`` and ``torch.corrcoef``, which look at their weights, in operators that stay in a graph."""
+"""``torch.cov`` and ``torch.corrcoef`` in operators that can be traced: torch's own branch on the values of the weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fxshard.passes.trace.functions.checks import check
 
 
 def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
-    """(x - mean) w (x - mean)^H / norm, where norm is the sum of weights less the correction, and at least 0.
+    """(x - mean) w (x - mean)^H / norm, where norm is the sum of the weights minus the correction, at least 0.
 
-    Signs of the weights and their sum are checked when the graph runs. That the norm is positive, of which torch warns, is not.
+    The signs and the sum of the weights are checked when the graph runs. Torch's warning for a norm that is not positive is
+    not given.
     """
     _check_dims("cov", input)
     check(input.dtype != torch.bool, "cov(): bool dtype is not supported for input")
@@ -40,7 +41,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, a
 
 
 def corrcoef(input: Tensor) -> Tensor:
-    """Covariances over the deviations of both, between -1 and 1."""
+    """Covariances divided by both standard deviations, clipped to [-1, 1]."""
     _check_dims("corrcoef", input)
     c = cov(input)
     if c.dim() == 0:

@@ -1,8 +1,8 @@
-"""While tracing: cross-entropy of class indices as one operator, in pieces that let the classes be cut.
+"""While tracing: cross-entropy of class indices in operators that allow the class dim to be sharded.
 
-Forward and backward are written here together, so the backward reads what the forward reduced and needs no sum over the
-classes of its own. Matched are ``F.cross_entropy``, and ``F.nll_loss`` of what ``log_softmax`` gave over the same dim,
-unchanged since; ``F.nll_loss`` of anything else is the same without the softmax. Modules come here by these functions.
+Forward and backward are written together, so that the backward reuses the forward's reductions and needs no sum over the classes of its
+own. Replaced are ``F.cross_entropy``, and ``F.nll_loss`` of an unmodified ``log_softmax`` over the same dim; ``F.nll_loss`` of any other
+tensor becomes the same without the softmax. Loss modules call these functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Normalised:
-    """What log_softmax over ``dim`` was taken of; ``changes``: how often the result and ``x`` had been changed in place then."""
+    """A log_softmax of ``x`` over ``dim``; ``changes``: the in-place version counters of the result and ``x`` at that time."""
 
     x: Tensor
     dim: int
@@ -31,7 +31,7 @@ class Normalised:
 
 
 class LogSoftmaxes:
-    """What the log-softmaxes of a trace were made of."""
+    """The operands of the log-softmaxes of a trace, by result."""
 
     def __init__(self) -> None:
         self._made: Any = WeakTensorKeyDictionary()
@@ -40,7 +40,7 @@ class LogSoftmaxes:
         self._made[y] = Normalised(x, dim % max(x.dim(), 1), (changes_of(y), changes_of(x)))
 
     def find(self, y: Tensor, dim: int) -> Tensor | None:
-        """The tensor whose log_softmax over ``dim`` is ``y``; None where it is not known, or either has been changed in place."""
+        """The tensor whose log_softmax over ``dim`` is ``y``; None if unknown, or if either was changed in place since."""
         made = self._made.get(y)
         return made.x if made is not None and made.dim == dim and made.changes == (changes_of(y), changes_of(made.x)) else None
 
@@ -92,7 +92,7 @@ def _class_dim(x: Tensor) -> int:
 
 
 def _indexes_classes(x: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """Whether these are logits and class indices; probabilities as targets, and what torch refuses, are left to torch."""
+    """Whether these are logits and class indices. Probabilities as targets and invalid arguments are left to torch."""
     if x.dim() < 1 or not x.is_floating_point() or target.dtype not in (torch.int64, torch.uint8):
         return False
     dim = _class_dim(x)
@@ -103,13 +103,13 @@ def _indexes_classes(x: Tensor, target: Tensor, weight: Tensor | None) -> bool:
 
 
 def _exact(x: Tensor) -> Tensor:
-    """float32 where autocast is on, as torch computes losses then."""
+    """``x`` in float32 if it is half precision and autocast is enabled, as torch computes losses."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _reduced(loss: Tensor, hit: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
-    """A mean is the sum of losses over the sum of weights, of the whole batch."""
+    """Reduces the losses; a mean is the sum of losses divided by the sum of weights, both over the whole batch."""
     if reduction == MEAN:
         loss = loss.sum() / hit.sum()
     elif reduction == SUM:
@@ -126,7 +126,7 @@ class _Settings:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """x, target, weight -> (loss, weight of the target) of each sample."""
+    """x, target, weight -> (loss, weight of the target class) of each sample."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, at: _Settings) -> Any:
@@ -156,7 +156,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """The same of log-probabilities: loss = -w[target] x[target]."""
+    """As ``_CrossEntropy``, for log-probabilities x: loss = -w[target] x[target]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, at: _Settings) -> Any:
@@ -181,4 +181,4 @@ LOSSES: dict[Any, Callable[..., Any]] = {
     c_nn.cross_entropy_loss: cross_entropy,
     c_nn.nll_loss_nd: nll_loss,
 }
-"""What the user's functions call -> what is traced in its place; the first argument is the mode."""
+"""Function that the user's functions call -> its replacement, whose first argument is the mode."""

@@ -1,7 +1,7 @@
-"""torch functions that look at data to decide something in Python, spelled out in operators that stay in a graph.
+"""torch functions that branch in Python on tensor values, rewritten in operators that can be traced.
 
-They are replaced on the second try of a trace, after torch's own could not be captured: what they check (that two tensors
-are equal, that a weight is positive) is then computed, not decided.
+They replace torch's own in the last attempt at a trace, after torch's could not be captured. Their checks (that two tensors are equal,
+that a weight is positive) then run as operators of the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxshard.passes.trace.functions.covariance import corrcoef, cov
 
 
 def equal(input: Tensor, other: Tensor) -> Any:
-    """Whether all elements are equal, as a number that only running tells."""
+    """Whether all elements are equal, as a number known only at run time."""
     same = (input == other).all() if input.shape == other.shape else torch.zeros((), dtype=torch.bool, device=input.device)
     return same.item()
 
@@ -32,7 +32,7 @@ def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e
 
 
 def narrow(input: Tensor, dim: int, start: Any, length: int) -> Tensor:
-    """A start that is a tensor is an index; negative ones count from the end."""
+    """A tensor ``start`` becomes an index; negative values count from the end."""
     if not isinstance(start, Tensor):
         return torch.ops.aten.narrow(input, dim, start, length)
     first = torch.where(start < 0, start + input.size(dim), start)
@@ -40,7 +40,7 @@ def narrow(input: Tensor, dim: int, start: Any, length: int) -> Tensor:
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """The places are known without the data."""
+    """The indices do not depend on the data."""
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     places = list(choose(range(input.numel()), r))
     if r == 0:
@@ -49,9 +49,9 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
-    """(log v + (x - t)^2 / v) / 2, v at least eps but with the gradient of what was given.
+    """(log v + (x - t)^2 / v) / 2, where v is ``var`` clamped to at least eps, with the gradient of ``var`` unclamped.
 
-    That v is nowhere negative is checked when the graph runs.
+    That ``var`` is not negative is checked when the graph runs.
     """
     check(reduction in ("none", "mean", "sum"), f"{reduction} is not valid", ValueError)
     if not isinstance(var, Tensor):
@@ -71,10 +71,10 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = Fals
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
-    """As many classes as the greatest of them asks for, where no number is given.
+    """Without ``num_classes``, one more than the largest class.
 
-    That the classes are in range is checked when the graph runs, except with a number given and nothing else in the model that
-    is spelled out: then torch's own form for tensors without values is traced, which gives a row of zeros to a class out of range.
+    The range of the classes is checked when the graph runs. If ``num_classes`` is given and no other function needs a replacement, the
+    trace uses torch's fake implementation instead of this one, and a class out of range gives a row of zeros.
     """
     check(input.dtype == torch.int64, "one_hot is only applicable to index tensor of type LongTensor.")
     check(input.numel() > 0 or num_classes > 0, "Can not infer total number of classes from empty tensor.")
@@ -99,7 +99,7 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    """Frames transformed back, windowed and added up where they overlap, over the sum of the squared windows."""
+    """The inverse transforms of the frames, windowed and overlap-added, divided by the sum of the squared windows."""
     hop, width = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
     frames = (input if input.dim() == 3 else input.unsqueeze(0)).transpose(1, 2)
     if window is None:
@@ -138,7 +138,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """Losses of the sequences; their mean is over each divided by its target's length."""
+    """The losses of the sequences; for the mean, each is divided by its target's length."""
     overload = torch.ops.aten._ctc_loss.Tensor if isinstance(target_lengths, Tensor) else torch.ops.aten._ctc_loss.default
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     losses = overload(batched, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
@@ -160,8 +160,8 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """With a momentum that only running tells (one over the count of batches, where a module has None) it keeps the batch's statistics
-    and moves the running ones itself."""
+    """Computes the running statistics itself if the momentum is known only at run time (1 / number of batches, for a module with
+    momentum None)."""
     if not isinstance(momentum, torch.SymFloat) or running_mean is None or running_var is None:
         return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
     mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
@@ -171,7 +171,7 @@ def batch_norm(
     return result
 
 
-SPELLED: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.equal: equal,
     Tensor.equal: equal,
     torch.allclose: allclose,
@@ -192,14 +192,14 @@ SPELLED: dict[Any, Callable[..., Any]] = {
 }
 
 
-class Spelled(TorchFunctionMode):
-    """Calls what ``SPELLED`` has in the place of torch's own."""
+class DataDependentMode(TorchFunctionMode):
+    """Calls the replacements in ``REPLACEMENTS`` instead of torch's functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        spelled = SPELLED.get(func)
-        if spelled is None:
+        replacement = REPLACEMENTS.get(func)
+        if replacement is None:
             return func(*args, **(kwargs or {}))
-        with self:  # a spelled function may call another
-            result = spelled(*args, **(kwargs or {}))
+        with self:  # a replacement may call another replaced function
+            result = replacement(*args, **(kwargs or {}))
         forget_inner_sizes((args, kwargs), result)
         return result

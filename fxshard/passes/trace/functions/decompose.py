@@ -1,6 +1,6 @@
-"""Decompositions applied while tracing: forms in which every sharding is exact (a mean is a sum, then one division).
+"""Decompositions applied while tracing, into forms for which every sharding is exact (a mean is a sum, then one division).
 
-An operator that nobody gave a rule is traced as what torch's core table makes of it: its parts may have rules.
+An operator without a rule is decomposed by torch's core table, because its parts may have rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import sharding_functions
 from fxshard._torch_compat.inductor.decompositions import core_decompositions
-from fxshard.ops.norms.softmax import precise
+from fxshard.ops.norms.softmax import accumulation_dtype
 from fxshard.passes.trace.functions.norms import NORMS
 from fxshard.strategies import has_rule
 
@@ -23,9 +23,9 @@ MEAN, SUM = 1, 2
 
 
 def planning_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator overload -> its planning form, by the rules that are registered now.
+    """Operator overload -> decomposition, given the rules that are registered now.
 
-    What draws random numbers stays as it is: one node, whose draws are numbered.
+    Random operators are not decomposed by torch's table.
     """
     with_function = sharding_functions()
     without_rule = {
@@ -57,7 +57,7 @@ def _mean_dim(x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False,
 
 
 def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """mean = sum of the weighted losses / sum of the weights; both are sums over the batch."""
+    """mean = sum of the weighted losses / sum of the weights; both sums are over the batch."""
     if reduction != MEAN:
         return NotImplemented
     total, weights = aten.nll_loss_forward.default(x, target, weight, SUM, ignore_index)
@@ -79,7 +79,7 @@ def _nll_loss_backward(
 
 
 def _softmax(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> Any:
-    """A number, and a row of none, are left to torch."""
+    """0-dim tensors and empty rows are left to torch."""
     if not x.dim() or not x.shape[dim]:
         return NotImplemented
     dim %= x.dim()
@@ -98,5 +98,5 @@ def _log_softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: 
     if not y.dim():
         return NotImplemented
     dim %= y.dim()
-    total = aten.sum.dim_IntList(grad, [dim], dtype=precise(grad.dtype))
+    total = aten.sum.dim_IntList(grad, [dim], dtype=accumulation_dtype(grad.dtype))
     return torch.ops.fxshard.softmax_backward(grad, y, total, dim, "log", dtype)

@@ -1,7 +1,7 @@
-"""While tracing: random operators become draws keyed by (seed, number), and plain operators on what is drawn.
+"""While tracing: random operators become draws keyed by (seed, number), followed by deterministic operators on the drawn values.
 
-A function returns NotImplemented for what it does not know (a generator of the user's, ``out=``): torch's own operator
-then stays in the graph, and trace refuses it by name.
+A replacement returns NotImplemented for arguments that it does not support (the user's own generator, ``out=``): torch's operator then
+stays in the graph, and ``check_draws`` raises an error that names it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 
 SELU_LIMIT = 1.7580993408473766
-"""-scale * alpha of SELU: what alpha dropout sets elements to."""
+"""scale * alpha of SELU; alpha dropout sets dropped elements to its negative."""
 
 
 class Numbering(Protocol):
-    """Gives every draw a number of its own."""
+    """Gives every draw a unique number."""
 
     draws: Iterator[int]
 
@@ -35,38 +35,38 @@ def draw(mode: Numbering, kind: str, shape: Sequence[int], dtype: torch.dtype, l
 
 
 def masked(mode: Numbering, x: Tensor, p: float, inside: str = "") -> Tensor:
-    """One ``fxshard::dropout``, a part of the operator ``inside``."""
+    """One ``fxshard::dropout``; ``inside``: the operator of which it is a part."""
     return torch.ops.fxshard.dropout(x, float(p), torch.ops.fxshard.rng_seed(), next(mode.draws), inside)[0]
 
 
-PLACES = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
-NOT_OURS = ("generator", "out", "names")
+PLACEMENT_KEYWORDS = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
+UNSUPPORTED_KEYWORDS = ("generator", "out", "names")
 
 
 def keyed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Drops keyword arguments that only say where a tensor lies; leaves calls with a generator or ``out=`` alone."""
+    """Drops keyword arguments that only choose device and memory layout; returns NotImplemented for a generator or ``out=``."""
 
     def replaced(mode: Numbering, *args: Any, **kwargs: Any) -> Any:
-        if any(kwargs.get(name) is not None for name in NOT_OURS) or any(isinstance(a, torch.Generator) for a in args):
+        if any(kwargs.get(name) is not None for name in UNSUPPORTED_KEYWORDS) or any(isinstance(a, torch.Generator) for a in args):
             return NotImplemented
-        return function(mode, *args, **{k: v for k, v in kwargs.items() if k not in (*PLACES, *NOT_OURS)})
+        return function(mode, *args, **{k: v for k, v in kwargs.items() if k not in (*PLACEMENT_KEYWORDS, *UNSUPPORTED_KEYWORDS)})
 
     return replaced
 
 
 def _floating(dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype to draw, None where numbers of that dtype are not ours to draw."""
+    """The dtype to draw in, torch's default if None; returns None if it is not a floating-point dtype."""
     dtype = dtype or torch.get_default_dtype()
     return dtype if dtype.is_floating_point else None
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which to compute from a draw: half precision has too few steps."""
+    """The dtype in which to compute from a draw: half precision has too few distinct values."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def factory(kind: str) -> Callable[..., Any]:
-    """``rand`` and ``randn``: sizes one by one or in one."""
+    """``rand`` and ``randn``; sizes may be separate arguments or one sequence."""
 
     @keyed
     def make(mode: Numbering, *size: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def randint(mode: Numbering, *args: Any, low: int = 0, high: int | None = None, 
         low, high = numbers
     elif numbers:
         low, high = (low, numbers[0]) if high is None else (numbers[0], high)
-    if size is None or high is None or not 0 < high - low < 1 << 63:  # torch says what is wrong with the bounds, or draws 64 bits
+    if size is None or high is None or not 0 < high - low < 1 << 63:  # torch reports wrong bounds, or draws 64 bits
         return NotImplemented
     return draw(mode, "integers", size, dtype or torch.int64, low, high)
 
@@ -135,7 +135,7 @@ def _trials(mode: Numbering, shape: Sequence[int], p: float | Tensor) -> Tensor:
 def normal(
     mode: Numbering, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, size: Any = None, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """mean + std z, each a number or a tensor."""
+    """mean + std z with standard normal z; mean and std are numbers or tensors."""
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in tensors)) if tensors else size
     dtype = tensors[0].dtype if tensors else _floating(dtype)
@@ -143,7 +143,7 @@ def normal(
 
 
 def filled(values: Callable[..., Tensor], kind: str = "uniform") -> Callable[..., Any]:
-    """An in-place filler of ``self``: ``values`` of a draw and the filler's parameters."""
+    """An in-place method that fills ``self`` with ``values``, a function of a draw and the method's parameters."""
 
     @keyed
     def fill(mode: Numbering, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -169,7 +169,7 @@ def _log_normal(z: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
 
 
 def _exponential(u: Tensor, lambd: float = 1.0) -> Tensor:
-    """Never zero, so that its logarithm is finite."""
+    """Never zero, so that its logarithm is finite and ``multinomial`` can divide by it."""
     return torch.log1p(-u.clamp_min(torch.finfo(u.dtype).eps / 2)) / -lambd
 
 
@@ -183,8 +183,8 @@ def _cauchy(u: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
 
 @keyed
 def multinomial(mode: Numbering, input: Tensor, num_samples: int, replacement: bool = False) -> Any:
-    """The index of the greatest p / e, e exponential, is drawn with probability p; the k greatest are k draws without replacement."""
-    weights = input.detach().to(torch.float64)  # in float32 the smallest of many e are too few different numbers
+    """For exponential e, the index of the largest p / e has distribution p; those of the k largest are k draws without replacement."""
+    weights = input.detach().to(torch.float64)  # in float32 the smallest of many e have too few distinct values
     rows = (num_samples,) if replacement else (1,)
     races = weights.unsqueeze(-2) / _exponential(draw(mode, "uniform", (*weights.shape[:-1], *rows, weights.shape[-1]), weights.dtype))
     return races.argmax(-1) if replacement or num_samples == 1 else races.squeeze(-2).topk(num_samples).indices
@@ -192,7 +192,7 @@ def multinomial(mode: Numbering, input: Tensor, num_samples: int, replacement: b
 
 @keyed
 def rrelu(mode: Numbering, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
-    """A leaky ReLU whose slopes are drawn, or their mean."""
+    """A leaky ReLU with random slopes in training, with their mean otherwise."""
     if not training:
         return F.leaky_relu(input, (lower + upper) / 2)
     slopes = _uniform(draw(mode, "uniform", input.shape, _precise(input.dtype)), lower, upper)
@@ -200,7 +200,7 @@ def rrelu(mode: Numbering, input: Tensor, lower: float = 1 / 8, upper: float = 1
 
 
 def sampled(plain: Callable[..., Any], space: int) -> Callable[..., Any]:
-    """Fractional max pooling, whose windows start at places drawn for each channel."""
+    """Fractional max pooling over ``space`` dims, whose windows start at random places for each channel."""
 
     def pooled(mode: Numbering, input: Tensor, *args: Any, _random_samples: Tensor | None = None, **kwargs: Any) -> Any:
         if _random_samples is None:
@@ -216,7 +216,7 @@ def dropout(mode: Numbering, input: Tensor, p: float, train: bool) -> Any:
 
 
 def feature_dropout(mode: Numbering, input: Tensor, p: float, train: bool) -> Any:
-    """Whole channels: one number for each of the first two dims."""
+    """Drops whole channels: one random number for each index of the first two dims."""
     return _dropped(input, p, train, lambda: input * masked(mode, input.new_ones(_channels(input)), p))
 
 
@@ -235,14 +235,14 @@ def native_dropout(mode: Numbering, input: Tensor, p: float, train: bool | None)
 
 
 def _dropped(x: Tensor, p: float, train: bool, drop: Callable[[], Tensor]) -> Any:
-    """``drop()`` where something is dropped at all; a bad p is for torch to refuse."""
+    """``drop()`` if anything is dropped; NotImplemented for an invalid p, for which torch raises the error."""
     if not 0 <= p <= 1:
         return NotImplemented
     return drop() if train and p > 0 else x
 
 
 def _alpha(mode: Numbering, x: Tensor, shape: Sequence[int], p: float) -> Tensor:
-    """Dropped elements become SELU's limit; scale and shift keep mean and variance."""
+    """Dropped elements become -SELU_LIMIT; scale and shift preserve mean and variance."""
     if p == 1:
         return x * 0
     scale = 1 / math.sqrt((SELU_LIMIT**2 * p + 1) * (1 - p))
@@ -302,11 +302,11 @@ DRAWS: dict[Any, Callable[..., Any]] = {
     for space, names in ((2, "fractional_max_pool2d"), (3, "fractional_max_pool3d"))
     for f in (getattr(F, names), getattr(F, f"{names}_with_indices"))
 }
-"""What the user calls -> what is traced in its place; the first argument is the mode, which numbers the draws."""
+"""Function that the user calls -> its replacement, whose first argument is the mode, which numbers the draws."""
 
 
 def check_draws(joint: fx.GraphModule) -> None:
-    """Raises TraceError, naming the user's line, where an operator would draw from each rank's own generator."""
+    """Raises TraceError, naming the user's line, for an operator that would draw from each rank's own generator."""
     for node in joint.graph.nodes:
         target = node.target
         if not isinstance(target, OpOverload) or target.namespace == "fxshard":
@@ -323,11 +323,11 @@ def check_draws(joint: fx.GraphModule) -> None:
 
 
 NUMBERED = {torch.ops.fxshard.random.default: 6, torch.ops.fxshard.dropout.default: 3}
-"""Operators that draw, and which of their arguments is the draw's number."""
+"""Random operators -> the index of the argument that is the draw's number."""
 
 
 def number_draws(joint: fx.GraphModule) -> None:
-    """Numbers the draws 0, 1, 2, ... in graph order; a draw that occurs twice keeps one number."""
+    """Numbers the draws 0, 1, 2, ... in graph order; two nodes of one draw keep one number."""
     numbers: dict[int, int] = {}
     for node in joint.graph.nodes:
         if node.target in NUMBERED:

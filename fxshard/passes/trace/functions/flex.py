@@ -7,10 +7,10 @@ from torch import fx
 from fxshard._torch_compat import flex_attention_in_plain_operators, is_flex_attention
 
 
-def spell_flex_attention(captured: fx.GraphModule) -> None:
-    """Replaces each ``flex_attention`` of a Dynamo graph: softmax(mask(score_mod(scale q k^T))) v, all scores in memory.
+def expand_flex_attention(captured: fx.GraphModule) -> None:
+    """Replaces each ``flex_attention`` of a Dynamo graph by softmax(mask(score_mod(scale q k^T))) v, with all scores in memory.
 
-    Of a block mask only its function is kept: the lists of blocks say what a kernel may skip, not what is computed.
+    Only the function of a block mask is used: its lists of blocks let a kernel skip work, but do not change the result.
     """
     calls = [n for n in captured.graph.nodes if is_flex_attention(n.target)]
     if not calls:

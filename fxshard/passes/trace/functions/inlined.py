@@ -1,7 +1,7 @@
-"""torch functions that Dynamo does not capture as they are called, written as Python functions that it looks into.
+"""torch functions that Dynamo cannot capture, rewritten as Python functions that it can trace through.
 
-What they refuse is a NotImplementedError, not an FxshardError: Dynamo interprets the raise as a part of the model, and
-``trace_errors`` makes it a TraceError that names the user's line.
+For unsupported arguments they raise NotImplementedError, not an FxshardError: Dynamo interprets the raise as part of the model, and
+``trace_errors`` turns it into a TraceError that names the user's line.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ aten = torch.ops.aten
 
 
 def inlined() -> AbstractContextManager[None]:
-    """While Dynamo captures a model: the functions of ``INLINED`` are looked into."""
+    """While Dynamo captures a model: replaces the functions in ``INLINED``."""
     return captured_instead(INLINED)
 
 
 def resize_(self: Tensor, *size: Any, memory_format: torch.memory_format | None = None) -> Tensor:
-    """In place: ``self`` has another shape afterwards."""
+    """Changes the shape of ``self`` in place."""
     shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     return _resized(self, shape, memory_format)
 
@@ -34,7 +34,7 @@ def resize_as_(input: Tensor, the_template: Tensor, *, memory_format: torch.memo
 
 
 def _resized(x: Tensor, shape: Sequence[int], memory_format: torch.memory_format | None) -> Tensor:
-    """Elements keep their places in memory, which torch reads in contiguous order when it makes an operation in place functional."""
+    """Elements keep their place in memory, in contiguous order, as torch's functionalisation assumes."""
     if memory_format not in (None, torch.contiguous_format):
         raise NotImplementedError(f"a tensor is resized to {memory_format}")
     aten.resize_(x, shape)
@@ -42,7 +42,7 @@ def _resized(x: Tensor, shape: Sequence[int], memory_format: torch.memory_format
 
 
 def tensor_split(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Indices in a tensor become numbers, and the parts' sizes depend on data; how many parts there are may not."""
+    """Split indices in a tensor become numbers, so that the parts' sizes depend on data. The number of parts must not."""
     given = [_listed(a) for a in args]
     named = {NAMES.get(k, k): _listed(v) for k, v in kwargs.items()}
     return aten.tensor_split(input, *given, **named)
@@ -73,7 +73,7 @@ def scaled_mm(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Recipes and swizzles are members of an enumeration, or the numbers that the operator takes."""
+    """Recipes and swizzles may be members of torch's enumerations, or the numbers that the operator takes."""
     recipe_a, swizzle_a, recipe_b, swizzle_b = (_numbers(x) for x in (recipe_a, swizzle_a, recipe_b, swizzle_b))
     return aten._scaled_mm_v2(
         input, mat2, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, contraction_dim, use_fast_accum

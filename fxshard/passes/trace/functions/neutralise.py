@@ -1,7 +1,7 @@
-"""While tracing: calls that devices or layouts would split are replaced by fxshard's own operators, one node each.
+"""While tracing: calls that torch would decompose differently per device or layout become one node each, an operator of fxshard.
 
-torch's functions that are written in Python (``F.multi_head_attention_forward``) are looked into, so that what they call
-is replaced too.
+torch's functions written in Python (``F.multi_head_attention_forward``) run under the mode, so that the functions they call are replaced
+too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-"""By these torch's Python functions ask whether to hand themselves to a mode."""
+"""The checks by which torch's Python functions decide whether to dispatch to a mode."""
 
 
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; everything else passes.
+    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; other functions run unchanged.
 
-    ``spelled``: further functions and what to call in their place, where this mode is on as well.
+    ``replacements``: further functions -> replacements, which run under this mode.
     """
 
-    def __init__(self, spelled: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, replacements: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
-        self.spelled = spelled or {}
+        self.replacements = replacements or {}
         self.draws: Iterator[int] = itertools.count()
         self.log_softmaxes = LogSoftmaxes()
         self._inside: list[Any] = []
@@ -54,14 +54,14 @@ class Neutralise(TorchFunctionMode):
             result = replacement(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func in self.spelled:
+        if func in self.replacements:
             with self:
-                return self.spelled[func](*args, **kwargs)
+                return self.replacements[func](*args, **kwargs)
         body = _body(func) if isinstance(func, FunctionType) and func not in self._inside else None
         return func(*args, **kwargs) if body is None else self._look_into(func, body, args, kwargs)
 
     def _look_into(self, func: Any, body: Any, args: Any, kwargs: Any) -> Any:
-        """What ``func`` calls comes to this mode; ``func`` itself, should it call its built-in namesake, does not again."""
+        """Runs ``func``'s body under this mode. ``func`` itself is not entered again if it calls its built-in namesake."""
         self._inside.append(func)
         try:
             with self:
@@ -72,7 +72,7 @@ class Neutralise(TorchFunctionMode):
 
 @cache
 def _body(func: FunctionType) -> FunctionType | None:
-    """``func`` without its first question, which hands it to the mode: its body runs with the mode on. None for other functions."""
+    """``func`` with its ``has_torch_function`` check disabled, so that its body runs under the mode. None for functions without one."""
     asked = [name for name in CHECKS if name in func.__code__.co_names and name in func.__globals__]
     if not asked:
         return None
@@ -87,7 +87,7 @@ def _no(*_: Any) -> bool:
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Operands in the autocast dtype where autocast is on, as torch's own matmuls do."""
+    """Operands in the autocast dtype if autocast is enabled, as in torch's own matmuls."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -108,7 +108,7 @@ def _linear(_: Neutralise, input: torch.Tensor, weight: torch.Tensor, bias: torc
 
 
 def _matmul(_: Neutralise, input: torch.Tensor, other: torch.Tensor, *, out: Any = None) -> Any:
-    """Broadcast dims of size 1 are squeezed away, so that every letter has one size."""
+    """Squeezes broadcast dims of size 1, so that every letter has one size."""
     if out is not None or not (input.dim() and other.dim()) or not isinstance(other, torch.Tensor):
         return NotImplemented
     count = max(input.dim(), other.dim(), 2) - 2
@@ -134,7 +134,7 @@ def _mm(mode: Neutralise, input: torch.Tensor, mat2: torch.Tensor, out_dtype: An
 def _addmm(
     mode: Neutralise, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, **other: Any
 ) -> Any:
-    """beta input + alpha mat1 mat2; beta = 0 ignores even NaN in input, which is left to torch."""
+    """beta input + alpha mat1 mat2. beta = 0, which ignores even NaN in input, is left to torch."""
     if beta == 0 or any(value is not None for value in other.values()) or not isinstance(mat2, torch.Tensor):
         return NotImplemented
     product = _matmul(mode, mat1, mat2)
@@ -147,7 +147,7 @@ def _baddbmm(mode: Neutralise, input: torch.Tensor, batch1: torch.Tensor, batch2
 
 
 def _einsum(_: Neutralise, equation: Any, *operands: Any) -> Any:
-    """Only plain two-operand equations in which every letter occurs in two places; others keep torch's own path."""
+    """Only plain two-operand equations in which every letter occurs in at least two terms; others run torch's implementation."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
@@ -175,7 +175,7 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if not 0 <= dropout_p <= 1:  # for torch to refuse
+    if not 0 <= dropout_p <= 1:  # torch raises the error
         return NotImplemented
     query, key, value = _cast(query, key, value)
     if query.dim() == key.dim() == value.dim() in (2, 3) and not enable_gqa:  # kernels take four dims: one head, a batch of one
@@ -194,7 +194,7 @@ def _sdpa(
 
 
 def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A batch of one expanded to that of the others: torch's attention broadcasts, its kernels do not."""
+    """Expands a batch of one to that of the others: torch's attention broadcasts, its kernels do not."""
     if any(t.dim() != 4 for t in tensors):
         return tensors
     ones = [surely(t.shape[0] == 1) for t in tensors]
@@ -203,14 +203,14 @@ def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Whether the kernels take these shapes: they neither broadcast nor check."""
+    """Whether the kernels support these shapes: they neither broadcast nor check them."""
     if any(t.dim() != 4 for t in (q, k, v)) or q.shape[-1] != v.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         return False
     return q.shape[1] == k.shape[1] or (gqa and q.shape[1] % k.shape[1] == 0)
 
 
 def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is_causal: bool, scale: Any, gqa: bool) -> torch.Tensor:
-    """softmax(q k^T scale + mask) v in plain operators: with dropout, a mask that is learned, or shapes that no kernel takes."""
+    """softmax(q k^T scale + mask) v in plain operators: for dropout, a learned mask, or shapes that no kernel supports."""
     if gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = _matmul(mode, q, k.transpose(-2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -1,8 +1,8 @@
-"""Normalisations as they are traced: statistics are sums, which shards of the dims normalised leave pending.
+"""Normalisations while tracing: their statistics are sums, which become pending sums if a normalised dim is sharded.
 
-What has nothing to cut over the dims normalised (they hold one element, or the tensor none) is left to torch. Statistics of
-half precision stay in float32 for the gradients (rounded ones give those of a weight errors of 2 % where a mean is ten
-deviations); a model that reads them itself gets them in the dtype of torch's own on a CPU.
+A call whose normalised dims hold at most one element, or whose tensor is empty, is left to torch. For half precision, statistics stay in
+float32 for the gradients: rounded ones cause errors of 2 % in weight gradients if the mean is ten standard deviations. A model that reads
+them itself gets the dtype of torch's CPU kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
-    """In training the statistics are those of the whole batch: sums, which shards of the batch leave pending."""
+    """In training the statistics are sums over the whole batch, which become pending sums if the batch is sharded."""
     if not training:
         return NotImplemented
     own, count = torch.ops.fxshard, x.numel() // x.shape[1]
@@ -88,7 +88,7 @@ def _group_norm_backward(
 
 
 def _normalised(x: Any, weight: Any, bias: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
-    """(out, mean, rstd) of x normalised over dims; weights align with its last dims."""
+    """(out, mean, rstd) of ``x`` normalised over ``dims``; weight and bias align with its last dims."""
     own, count = torch.ops.fxshard, _count(x, dims)
     total = own.row_sum(x, dims)
     rstd = own.row_rstd(own.row_spread(x, total, count, dims), count, eps)
@@ -107,7 +107,8 @@ def _gradients(
     mask: Sequence[bool],
     others: Sequence[int] | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Of (x, weight, bias), None where the mask says so; weights are summed over all dims but those normalised, or over ``others``."""
+    """Gradients of (x, weight, bias), None where ``mask`` is False. Those of weight and bias are summed over ``others``, by default all
+    dims that are not normalised."""
     own = torch.ops.fxshard
     over = list(others) if others is not None else [d for d in range(x.dim()) if d not in dims]
     to_x = to_weight = to_bias = None
@@ -122,7 +123,7 @@ def _gradients(
 
 
 def _nothing_to_cut(x: Any, count: Any) -> bool:
-    """Whether no row (``count`` elements) can be cut, or it takes running to tell (such sizes stay with torch's own operator)."""
+    """Whether to leave the call to torch: no row (``count`` elements) can be sharded, or a size is known only at run time."""
     return any(map(is_unknown, x.shape)) or count <= 1 or not x.numel()
 
 
@@ -151,11 +152,12 @@ NORMS: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
 }
-"""Operator -> its planning form."""
+"""Operator -> its replacement."""
 
 
 def _own_statistics(norm: Callable[..., Any]) -> Callable[..., Any]:
-    """``norm`` as the model itself calls it: mean and rstd have the dtype of x, or of wider vectors, as from torch's CPU kernel."""
+    """``norm`` for calls by the model itself: mean and rstd get the dtype that torch's CPU kernel returns, the promoted dtype of x,
+    weight and bias."""
 
     def call(_: Any, *args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *running = norm(*args, **kwargs)
@@ -176,4 +178,4 @@ _PACKETS = (
 )
 _OVERLOADS = tuple(getattr(packet, name) for packet in _PACKETS for name in packet.overloads() if "out" not in name)
 STATISTICS: dict[Any, Callable[..., Any]] = {norm: _own_statistics(norm) for norm in (*_FUNCTIONS, *_PACKETS, *_OVERLOADS)}
-"""Functions by which a model asks for statistics -> what is called in their place while tracing."""
+"""Functions that return statistics to the model -> their replacements."""

@@ -1,13 +1,13 @@
-"""nn.LSTM, nn.GRU and nn.RNN while tracing: written out over time in contractions and pointwise operators, each with a rule.
+"""nn.LSTM, nn.GRU and nn.RNN while tracing: unrolled over time into contractions and pointwise operators, each with a rule.
 
-With hidden size h and k gates a weight of torch's, [k h, x], is seen as [k, h, x], so that a shard of h is one of every gate. What is
-read of the input is one product over all steps; a step multiplies the state, [b, h], and is pointwise else:
+With hidden size h and k gates, torch's weight [k h, x] is viewed as [k, h, x], so that a shard of h contains its part of every gate. The
+input is multiplied once for all steps; each step multiplies the state [b, h], and the rest of it is pointwise:
 
     read = einsum(x, w_ih) + b_ih        s b x, k h x -> s b k h
     gates = read[t] + einsum(h, w_hh)    b y, k h y -> b k h
 
-The batch may be cut through all of it: no step then communicates, and gradients of weights stay pending sums until all steps are
-added up. With h cut, each step gathers its state or reduces its product. The graph grows with the number of steps.
+If the batch is sharded, no step communicates, and gradients of weights stay pending sums until all steps are added up. If h is sharded,
+each step gathers its state or reduces its product. The graph grows with the number of steps.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from fxshard.errors import TraceError
 from fxshard.passes.trace.functions.draws import masked
 
 State = tuple[Tensor, ...]
-"""Of one layer and direction, each [b, h]: h, and for an LSTM c."""
+"""The state of one layer and direction: h, and for an LSTM c, each [b, h]."""
 
 
 class Mode(AbstractContextManager[Any], Protocol):
-    """The mode of a trace, which is off while a call is replaced; it gives every draw a number."""
+    """The function mode of a trace, which is disabled inside a replacement; it numbers the draws."""
 
     draws: Iterator[int]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one layer and direction: [k, h, x], [k, h, y], [k, h] or None, and an LSTM's projection [p, h] or None."""
+    """The weights of one layer and direction: ``read`` [k, h, x], ``recur`` [k, h, y], biases [k, h] or None, and an LSTM's projection
+    [p, h] or None."""
 
     read: Tensor
     recur: Tensor
@@ -60,7 +61,7 @@ def lstm_step(read: Tensor, state: State, w: Weights) -> State:
 
 
 def gru_step(read: Tensor, state: State, w: Weights) -> State:
-    """The reset gate scales the new gate's part of the state, its bias included."""
+    """The reset gate scales the state's contribution to the new gate, its bias included."""
     h = state[0]
     recur = _biased(torch.einsum("by,khy->bkh", h, w.recur), w.recur_bias)
     (r, z, n), (of_r, of_z, of_n) = read.unbind(1), recur.unbind(1)
@@ -82,8 +83,8 @@ def _biased(value: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """A recurrent operator: its gates, how many tensors its state has, a step, whether both biases are only ever added, and whether
-    autocast lowers all that comes in rather than the products."""
+    """A recurrent operator. ``gates``: their number; ``states``: the number of tensors in its state; ``one_bias``: whether both biases are
+    only added, so that their sum replaces them; ``lowered``: whether autocast casts all arguments rather than the products' operands."""
 
     name: str
     gates: int
@@ -102,7 +103,7 @@ KINDS = {
 
 
 def recurrent(kind: Kind) -> Callable[..., Any]:
-    """What is traced in the place of ``torch.lstm`` and its like: (output, final states)."""
+    """The replacement for ``torch.lstm`` and the like, which returns (output, final states)."""
 
     def traced(mode: Mode, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
@@ -116,7 +117,7 @@ def recurrent(kind: Kind) -> Callable[..., Any]:
 
 
 ARGUMENTS = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
-"""Of all of them; for a PackedSequence a tensor of batch sizes stands in the second place."""
+"""The arguments of all recurrent functions; for a PackedSequence the second one is a tensor of batch sizes."""
 
 
 def is_packed(value: Any) -> bool:
@@ -125,7 +126,7 @@ def is_packed(value: Any) -> bool:
 
 @contextlib.contextmanager
 def recurrent_captured() -> Iterator[None]:
-    """While Dynamo captures: recurrent modules are looked into, and making a PackedSequence is refused."""
+    """While Dynamo captures: traces through recurrent modules, and raises TraceError where a PackedSequence is made."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise packed_error("what pack_padded_sequence returns")
@@ -135,16 +136,16 @@ def recurrent_captured() -> Iterator[None]:
 
 
 def recurrent_shapes() -> AbstractContextManager[None]:
-    """While fakes are computed: a recurrent operator is one operator, whose results have their shapes and nothing else.
+    """While fakes are computed: a recurrent operator returns fakes of the right shapes without running its steps.
 
-    torch's own form for fakes is as long as the sequence, and looks at whether a size is 1.
+    Torch's fake implementation runs every step of the sequence, and branches on whether a size is 1.
     """
     return computed_as(SHAPES)
 
 
 def has_recurrent(module: fx.GraphModule) -> bool:
-    """Whether a captured graph, or one within it, calls a recurrent operator. Others are better left alone: in torch's forms for fakes a
-    dropout that drops nothing gives a new tensor, not its input."""
+    """Whether a captured graph or a subgraph of it calls a recurrent operator. Only then is ``recurrent_shapes`` needed; it has a side
+    effect, because with torch's fake implementations a dropout that drops nothing returns a new tensor, not its input."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(node.target in KINDS for graph in graphs for node in graph.nodes if node.op == "call_function")
 
@@ -154,7 +155,7 @@ def _shapes(kind: Kind) -> Callable[..., Any]:
         given = dict(zip(ARGUMENTS, args, strict=True))
         input, states = given["input"], given["hx"] if kind.states > 1 else [given["hx"]]
         needed = [t for t in pytree.tree_leaves(args) if isinstance(t, Tensor) and t.requires_grad]
-        zero = sum((t.sum() for t in needed), input.new_zeros(()))  # a gradient goes to each of them
+        zero = sum((t.sum() for t in needed), input.new_zeros(()))  # so that each of them gets a gradient
         steps, batch = (input.shape[1], input.shape[0]) if given["batch_first"] else input.shape[:2]
         output = input.new_empty(steps, batch, states[0].shape[2] * (2 if given["bidirectional"] else 1)) + zero
         return (output.transpose(0, 1) if given["batch_first"] else output, *(s + zero for s in states))
@@ -171,7 +172,7 @@ def packed_error(what: str) -> TraceError:
 
 
 def _lower(value: Any) -> Any:
-    """A tensor in autocast's dtype, as autocast lowers it."""
+    """A tensor cast as autocast would cast it; other values unchanged."""
     if not isinstance(value, Tensor) or not torch.is_autocast_enabled(value.device.type) or value.dtype == torch.float64:
         return value
     return value.to(torch.get_autocast_dtype(value.device.type)) if value.is_floating_point() else value
@@ -208,7 +209,7 @@ def _layers(
 
 
 def _weights(kind: Kind, params: Sequence[Tensor], has_biases: bool) -> Weights:
-    """``params``: both weights, both biases if there are any, a projection if there is one."""
+    """The weights of one layer and direction. ``params``: both weights, both biases if any, a projection if any."""
     read, recur = (w.view(kind.gates, -1, w.shape[1]) for w in params[:2])
     rest = list(params[2:])
     biases = [b.view(kind.gates, -1) for b in rest[:2]] if has_biases else []
@@ -219,7 +220,7 @@ def _weights(kind: Kind, params: Sequence[Tensor], has_biases: bool) -> Weights:
 
 
 def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -> tuple[Tensor, State]:
-    """(h of all steps, the last state) of one layer and direction."""
+    """(h of all steps [s, b, h], the final state) of one layer and direction."""
     read_at_once = _biased(torch.einsum("sbx,khx->sbkh", x, w.read), w.read_bias)
     with asking(f"{kind.name}, which is written out step by step"):
         reads = read_at_once.unbind(0)
@@ -233,7 +234,7 @@ def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -
 
 
 def cell(kind: Kind) -> Callable[..., Any]:
-    """What is traced in the place of ``torch.lstm_cell`` and its like: one step."""
+    """The replacement for ``torch.lstm_cell`` and the like: one step."""
 
     def traced(
         mode: Mode, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None

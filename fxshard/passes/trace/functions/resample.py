@@ -1,6 +1,6 @@
-"""While tracing: nearest-neighbour resampling by whole factors repeats elements, which any sharding of space can do.
+"""While tracing: nearest-neighbour upsampling by integer factors becomes a repetition of elements, which works on any spatial sharding.
 
-torch writes it as reading at computed places, for which the whole plane is needed.
+torch implements it as indexing at computed positions, which needs the whole plane.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """(n c h w) -> (n c (h k) (w l)); anything but whole factors is left to torch, and so is what it refuses."""
+    """(n c h w) -> (n c (h k) (w l)); other than integer factors, and invalid arguments, are left to torch."""
     count = input.dim() - 2
     sizes, scales = _each(size, count), _each(scale_factor, count)
     if mode not in CENTRE or count < 1 or (size is None) == (scale_factor is None) or align_corners is not None or antialias:
@@ -46,7 +46,7 @@ def _each(value: Any, count: int) -> list[Any] | None:
 
 
 def _repeated(x: torch.Tensor, factors: list[int]) -> torch.Tensor:
-    """Each element of dim d + 2 ``factors[d]`` times."""
+    """Repeats each element along dim d + 2 ``factors[d]`` times."""
     pairs = list(zip(x.shape[2:], factors, strict=True))
     apart = [s for size, k in pairs for s in ((size, 1) if k > 1 else (size,))]
     spread = [s for size, k in pairs for s in ((size, k) if k > 1 else (size,))]

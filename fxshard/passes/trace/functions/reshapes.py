@@ -1,4 +1,4 @@
-"""Reshapes of tensors whose sizes are symbols: they copy where only a size could tell whether a view would do."""
+"""Reshapes of tensors with symbolic sizes: they copy if it depends on a size whether a view is possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS = (torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.fl
 
 
 def _reshape(function: Callable[..., Any], _: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """``function`` as it is where it asks nothing of a symbol; otherwise of a copy, which is right for every size."""
+    """Runs ``function`` unchanged if it needs no guard on a symbol; otherwise on a contiguous copy, which is right for every size."""
     env = shape_env_of(input)
     if env is None:
         return NotImplemented

@@ -1,5 +1,5 @@
-"""What a forward reads and changes in Python: hooks, attributes, objects among its arguments.
+"""Python state that a forward reads and changes: hooks, attributes, objects among its arguments.
 
-In: a model whose forward does more than return tensors; out: a graph that returns what is to be changed, and notes on where it goes.
+In: a model whose forward has side effects; out: a graph that returns the new values, and a description of where to store them.
 Read objects.py, side_effects.py and hooks.py.
 """

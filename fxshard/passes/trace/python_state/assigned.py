@@ -1,7 +1,7 @@
-"""Buffers that a forward assigns (``self.steps = self.steps + 1``): in the graph they are written in place, at the end.
+"""Buffers that a forward assigns (``self.steps = self.steps + 1``): the graph writes them in place, at its end.
 
-Dynamo sees a changed attribute in an assignment, which no graph has. While a model is captured each is followed by ``fxshard.assigned``
-of the new value; of a buffer the last one is written into it.
+Dynamo treats the assignment as a side effect, which a graph cannot express. During the capture, each assignment is followed by a node
+``fxshard.assigned`` of the new value; the last one for a buffer becomes a copy into it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ ASSIGNED = torch.ops.fxshard.assigned.default
 
 
 def write_assigned(captured: fx.GraphModule, model: nn.Module, names: dict[str, str]) -> None:
-    """``names``: the model's names of what ``captured`` holds; that of a buffer which is only assigned is added.
+    """Replaces the ``assigned`` nodes by copies into the buffers. ``names``: attribute of ``captured`` -> the model's name; buffers that
+    are only assigned are added.
 
-    Raises TraceError where a buffer would get another shape or dtype.
+    Raises TraceError if a buffer would get another shape or dtype.
     """
     notes = captured.graph.find_nodes(op="call_function", target=ASSIGNED)
     last = {note.args[1]: note for note in notes}
@@ -53,5 +54,5 @@ def _add(captured: fx.GraphModule, name: str, buffer: torch.Tensor, names: dict[
 
 
 def names_of_modules(model: nn.Module) -> Mapping[int, str]:
-    """By id; of a module that is held more than once the first name."""
+    """Id of a module -> its name, the first one for a module that occurs more than once."""
     return {id(module): name for name, module in model.named_modules()}

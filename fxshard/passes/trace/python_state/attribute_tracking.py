@@ -1,4 +1,4 @@
-"""Modules that note which of their attributes a forward sets, which it reads before it sets them, and what becomes of marked numbers."""
+"""Instruments modules to record which attributes a forward sets, which it reads before setting them, and which symbols it uses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_settled, note
 from fxshard.graph.side_effects import Attribute
 
 
-class Noted:
-    """What happened to the attributes of ``modules``: ``before``, their attributes as they were; ``writes``, what was set, by which line;
-    ``reads``, what was read before it was set; ``used``, symbols that operators took, or that the call returned."""
+class AttributeRecord:
+    """The record of one run. ``before``: the attributes of ``modules`` before it; ``writes``: attributes that were set, with the line;
+    ``reads``: attributes that were read before they were set; ``used``: symbols that operators took or that the call returned; ``held``:
+    lists and dicts whose changes are recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [*model.modules()]
@@ -27,21 +28,21 @@ class Noted:
         self.writes: dict[Attribute, str] = {}
         self.reads: set[Attribute] = set()
         self.used: set[sympy.Symbol] = set()
-        self.held: dict[Attribute, NotedList | NotedDict] = {}
+        self.held: dict[Attribute, RecordedList | RecordedDict] = {}
         self.env: Any = None
 
-    def take(self, values: Any) -> None:
-        """``values`` depend on the symbols in them."""
+    def mark_used(self, values: Any) -> None:
+        """Marks the symbols in ``values`` as used."""
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, SYMBOLIC):
                 self.used |= expression(leaf).free_symbols
 
     def asked(self, symbol: sympy.Symbol) -> bool:
-        """Whether something was taken for granted of a symbol."""
+        """Whether a guard depends on a symbol."""
         return is_settled(symbol, self.env) or any(symbol in expr.free_symbols for expr, _ in noted_guards(self.env))
 
-    def watch(self, place: int) -> None:
-        """Has the module at ``place`` note; it is of a class made for it from then on."""
+    def instrument(self, place: int) -> None:
+        """Instruments the module at index ``place`` by changing its class to a subclass that records accesses."""
         module, noted = self.modules[place], self
         kind: Any = type(module)
 
@@ -58,8 +59,8 @@ class Noted:
         methods = {"__getattribute__": getting, "__setattr__": setting, "__module__": kind.__module__}
         module.__class__ = _derived(kind, methods)
 
-    def settle(self) -> None:
-        """The modules are of their own classes again; lists and dicts that were changed were set."""
+    def restore(self) -> None:
+        """Restores the modules' classes, and adds lists and dicts that were changed or read to the record."""
         for place, module in enumerate(self.modules):
             module.__class__ = type(module).__base__
             known = (*vars(module).get("_parameters", ()), *vars(module).get("_buffers", ()), *vars(module).get("_modules", ()))
@@ -75,7 +76,7 @@ class Noted:
 
 
 class _Unannounced:
-    """Stands before a class of the user's, whose own ``__init_subclass__`` is not called then."""
+    """Precedes the user's class in the MRO, so that the ``__init_subclass__`` of that class is not called."""
 
     __slots__ = ()
 
@@ -84,7 +85,7 @@ class _Unannounced:
 
 
 def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
-    """A class like ``kind`` with further ``methods``; neither its ``__init_subclass__`` nor what its metaclass does learns of it."""
+    """A subclass of ``kind`` with further ``methods``, made without calling its ``__init_subclass__`` or its metaclass's code."""
 
     def mro(cls: Any) -> Any:
         own, *others = type.mro(cls)
@@ -95,12 +96,12 @@ def _derived(kind: Any, methods: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribute, torch.SymInt]) -> Iterator[Noted]:
-    """While ``model``, a copy of its own, is called. ``held``: lists and dicts whose changes are noted one by one; ``marks``: symbols in
-    the place of numbers."""
+def recording(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribute, torch.SymInt]) -> Iterator[AttributeRecord]:
+    """Records the attributes of ``model``, which must be a copy, while it is called. ``held``: lists and dicts whose changes are recorded
+    item by item; ``marks``: symbols to replace integers."""
     for place, module in enumerate(model.modules()):
         vars(module).update({name: value for (where, name), value in marks.items() if where == place})
-    noted = Noted(model)
+    noted = AttributeRecord(model)
     noted.env = next((value.node.shape_env for value in marks.values()), None)
     for place, name in held:
         kind = _KINDS.get(type(noted.before[place].get(name)))
@@ -110,42 +111,42 @@ def noting(model: nn.Module, held: Collection[Attribute], marks: Mapping[Attribu
                 for alias in [n for n, v in state.items() if v is one]:
                     noted.held[other, alias] = vars(noted.modules[other])[alias] = stands
     for place in range(len(noted.modules)):
-        noted.watch(place)
+        noted.instrument(place)
     with _Functions(noted) if marks else contextlib.nullcontext(), _Operators(noted) if marks else contextlib.nullcontext():
         yield noted
-    noted.settle()
+    noted.restore()
 
 
 class _Functions(TorchFunctionMode):
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: AttributeRecord) -> None:
         super().__init__()
         self.noted = noted
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.noted.take((args, kwargs))
+        self.noted.mark_used((args, kwargs))
         return func(*args, **(kwargs or {}))
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: AttributeRecord) -> None:
         super().__init__()
         self.noted = noted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.noted.take((args, kwargs))
+        self.noted.mark_used((args, kwargs))
         return func(*args, **(kwargs or {}))
 
 
 def _line() -> str:
-    """``file:line`` of the forward that sets something."""
+    """``file:line`` of the caller's caller: the line in the forward that sets something."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
-class NotedList(list[Any]):
-    """Stands for a list whose items are not known: ``read`` where one was asked for; ``fresh`` once it was cleared."""
+class RecordedList(list[Any]):
+    """Replaces a list, whose items are treated as unknown. ``read``: whether one of them was read; ``fresh``: whether it was cleared."""
 
     def __init__(self) -> None:
         super().__init__([_UNKNOWN])
@@ -159,7 +160,7 @@ class NotedList(list[Any]):
         self.line = self.line or _line()
         super().extend(values)
 
-    def __iadd__(self, values: Any) -> NotedList:  # type: ignore[misc]  # as list's own, whose stub narrows it
+    def __iadd__(self, values: Any) -> RecordedList:  # type: ignore[misc]  # as list's own, whose stub narrows it
         self.line = self.line or _line()
         super().extend(values)
         return self
@@ -172,8 +173,8 @@ class NotedList(list[Any]):
         return [value for value in list.__iter__(self) if value is not _UNKNOWN]
 
 
-class NotedDict(dict[Any, Any]):
-    """Stands for a dict whose items are not known, as ``NotedList`` does; items that were set are."""
+class RecordedDict(dict[Any, Any]):
+    """Replaces a dict, as ``RecordedList`` a list; items that were set during the run are known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,11 +201,11 @@ class NotedDict(dict[Any, Any]):
 
 
 class _Unknown:
-    """No tensor, no number: what reads it in C++ fails."""
+    """Neither a tensor nor a number, so that C++ code that reads it fails."""
 
 
 _UNKNOWN = _Unknown()
-_KINDS: Mapping[type, type[NotedList] | type[NotedDict]] = {list: NotedList, dict: NotedDict}
+_KINDS: Mapping[type, type[RecordedList] | type[RecordedDict]] = {list: RecordedList, dict: RecordedDict}
 
 
 def _reader(kind: Any, name: str) -> Callable[..., Any]:
@@ -221,7 +222,7 @@ def _reader(kind: Any, name: str) -> Callable[..., Any]:
 _OF_BOTH = ("iter", "len", "eq", "ne", "reversed", "delitem", "repr", "reduce_ex", "sizeof")
 _OF_LISTS = ("getitem", "setitem", "contains", "add", "mul", "rmul", "imul", "lt", "le", "gt", "ge")
 for _name in (*(f"__{n}__" for n in (*_OF_BOTH, *_OF_LISTS)), "copy", "pop", "index", "count", "insert", "remove", "reverse", "sort"):
-    setattr(NotedList, _name, _reader(list, _name))
+    setattr(RecordedList, _name, _reader(list, _name))
 _OWN = ("keys", "values", "items", "update", "setdefault", "popitem", "clear", "copy", "pop")
 for _name in (*(f"__{n}__" for n in (*_OF_BOTH, "or", "ror", "ior")), *_OWN):
-    setattr(NotedDict, _name, _reader(dict, _name))
+    setattr(RecordedDict, _name, _reader(dict, _name))

@@ -1,4 +1,4 @@
-"""Arguments that Dynamo takes for no inputs of a graph: they are a part of what is captured."""
+"""Arguments that Dynamo does not accept as inputs of a graph: they become constants of the captured model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxshard._torch_compat import pytree
 
 
 class Bound(nn.Module):
-    """A model with the arguments that Dynamo takes for no inputs (slices, options, modules) held fast."""
+    """A model with the arguments bound that Dynamo does not accept as inputs (slices, options, modules); it takes the others."""
 
     def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bound(nn.Module):
 
 
 INPUTS = (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Kinds of arguments that Dynamo takes for inputs of a graph."""
+"""Types of arguments that Dynamo accepts as inputs of a graph."""
 
 
 def is_bound(leaf: Any) -> bool:

@@ -1,8 +1,8 @@
-"""Gradients on their way through a submodule with backward hooks: outputs of a program's backward.
+"""Makes the gradients at submodules with backward hooks outputs of the program's backward.
 
-To each tensor that goes into such a module or comes out of it, and requires a gradient, a tap is added: an input of the graph that is
-zero. The tap's gradient is the tensor's, so that whoever runs the program gives zeros and calls the hooks with their gradients. How
-many taps there are, and their shapes, is found by a first trace.
+A tap is a graph input that is zero. One is added to each tensor that enters or leaves such a module and requires a gradient. The tap's
+gradient equals the tensor's, so the caller passes zeros and then calls the hooks with the taps' gradients. A first trace finds the number
+and shapes of the taps.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fxshard.graph.planning_graph import TappedCall
 from fxshard.passes.trace.fakes.symbols import Symbols
 
 TAPS = "fxshard_taps"
-"""The name of the argument by which taps are given while a model is captured."""
+"""The name of the keyword argument that passes the taps while a model is captured."""
 Kind = tuple[tuple[Any, ...], torch.dtype]
-"""The shape and dtype of a tap; a dynamic size by the name of its dim."""
+"""The shape and dtype of a tap; a dynamic size is given by the name of its dim."""
 
 
 def tap_name(index: int) -> str:
-    """The name of an input of a graph."""
+    """The name of a tap among the graph's inputs."""
     return f"taps[{index}]"
 
 
 class _Call:
-    """A call that is being captured, as ``TappedCall``."""
+    """A ``TappedCall`` while it is captured. ``sides``: the taps of its arguments and of its results."""
 
     def __init__(self, module: str, begins: int) -> None:
         self.module, self.begins, self.ends = module, begins, begins
@@ -39,7 +39,7 @@ class _Call:
 
 
 class Taps:
-    """The taps of one trace. ``known``: their shapes and dtypes, as the trace before found them."""
+    """The taps of one trace. ``known``: their shapes and dtypes, as found by the previous attempt."""
 
     def __init__(self) -> None:
         self.known: list[Kind] = []
@@ -54,7 +54,7 @@ class Taps:
         self.unfit: list[str] = []
 
     def settled(self) -> bool:
-        """Whether the trace had all its taps; raises TraceError for a module whose result has no place for one."""
+        """Whether the attempt had all its taps. Raises TraceError for a module whose result or sizes do not allow a tap."""
         if self.unfit:
             what = (
                 f"{self.unfit[0]} has a backward hook and returns neither a tensor nor a tuple of tensors, so that torch would not call it"
@@ -68,7 +68,7 @@ class Taps:
         return known == self.kinds
 
     def name_sizes(self, name_of: Callable[[Any], Any]) -> None:
-        """Once the trace has ended: ``name_of`` gives the name of a dynamic size, and what is no such as it is."""
+        """Replaces dynamic sizes by their names, once Dynamo has captured. ``name_of``: ``Symbols.name_of``."""
         self.kinds = [(tuple(map(name_of, shape)), dtype) for shape, dtype in self.kinds]
 
     def inputs(self, mode: FakeTensorMode, symbols: Symbols) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ class Taps:
         return tuple(TappedCall(c.module, tuple(c.sides[0]), tuple(c.sides[1]), c.begins, c.ends) for c in self.calls)
 
     def hooks(self, name: str) -> tuple[Hook, Hook]:
-        """What runs around the forward of a module, inside of all its own hooks before it and outside of those after it."""
+        """The two hooks that add taps to a module's arguments and results; they run after its own forward hooks of the same kind."""
         begins, ends = while_capturing(lambda: self._begin(name)), while_capturing(self._end)
         unfit = while_capturing(lambda: self.unfit.append(name))
         sides = [(while_capturing_tensor(self._noting(side)), while_capturing(self._passing(side))) for side in (0, 1)]

@@ -1,9 +1,9 @@
-"""Hooks of submodules while a model is traced: what they compute is a part of the graph.
+"""Hooks of submodules while a model is traced: their computations become part of the graph.
 
-A hook may also change Python objects (append an activation to a list), which no graph does, or do what Dynamo cannot look into (print).
-A trace with ``observe`` returns, behind the model's own outputs, what each such hook is called with, so that whoever runs the
-program calls it afterwards with real values. Which hooks these are is found by tracing: a trace in which one comes up is made
-again. Hooks of the model itself run around a parallelized forward and are not traced then.
+A hook may also change Python objects (append an activation to a list), which a graph cannot do, or call what Dynamo cannot trace (print).
+With ``observe``, the graph returns the arguments of such hooks after the model's own outputs, and the caller runs the hooks with the real
+values after the program. Tracing finds these hooks: an attempt in which a new one appears is repeated. Hooks of the model itself run
+around a parallelized forward and are not traced then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REMEDY_BOTH = (
 
 
 def described(hook: Hook, module: str) -> str:
-    """The forward hook keep (model.py:12) of layers.0."""
+    """A description for messages, such as ``the forward hook keep (model.py:12) of layers.0``."""
     function = getattr(hook.call, "func", hook.call)
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
@@ -59,7 +59,12 @@ def described(hook: Hook, module: str) -> str:
 
 
 class TracedHooks:
-    """The hooks of one model during its trace, and what is known of them."""
+    """The hooks of one model during its trace, over all attempts.
+
+    By key of the hook: ``changing``, those that change Python objects; ``opaque``, those that cannot be traced, with the reason;
+    ``known``, torch's own; ``found``, those that changed objects in this attempt; ``valued``, those that returned a value; ``left_out``,
+    backward hooks that are not called.
+    """
 
     def __init__(self, observe: bool, train: bool) -> None:
         self.observe, self.train, self.everywhere = observe, train, global_hooks()
@@ -76,7 +81,7 @@ class TracedHooks:
         self.taps = Taps()
 
     def settle(self, capture: Callable[[], T]) -> T:
-        """What ``capture`` gives once it is known of each hook whether it is to be called afterwards."""
+        """Repeats ``capture`` until it is known which hooks must be called after the program, and returns its last result."""
         while True:
             self.restart()
             try:
@@ -100,7 +105,7 @@ class TracedHooks:
                 return result
 
     def _refuse_regions(self, error: Exception) -> None:
-        """Raises TraceError for a hook in a part of the model with a graph of its own, out of which nothing comes but what it returns."""
+        """Raises TraceError for a hook inside a subgraph (checkpoint, loop): its arguments cannot leave it."""
         called = [key for key in self.names if key in self.changing or key in self.opaque]
         if self.observe and called and "Unsafe side effect" in str(error):
             what = (
@@ -116,7 +121,7 @@ class TracedHooks:
                 log.warning("%s does what no plan does: only a parallelized module calls it, after its program", self.names[key])
 
     def install(self, model: nn.Module, copied: nn.Module) -> nn.Module:
-        """Wraps the hooks of ``copied``, a copy of ``model`` for tracing; returns what is to be captured."""
+        """Wraps the hooks of ``copied``, a copy of ``model`` for tracing; returns the module to capture."""
         for (name, module), own in zip(copied.named_modules(), model.modules(), strict=True):
             hooks = (*(self.everywhere if name else ()), *hooks_of(module))
             originals = {h.key: h for h in hooks_of(own)}
@@ -126,7 +131,7 @@ class TracedHooks:
         return Captured(copied, self) if self.names else copied
 
     def recorded(self, model: nn.Module, twin: nn.Module) -> nn.Module:
-        """``twin``, a copy of ``model`` without hooks, that runs as Python and returns what ``Captured`` does; no hook is called."""
+        """Makes ``twin``, a copy of ``model`` without hooks to run as Python, return the same as ``Captured``, without calling hooks."""
         if not self.names or not self.observe:
             return twin
         seen: list[Any] = []
@@ -137,7 +142,7 @@ class TracedHooks:
         return Recorded(twin, seen)
 
     def _backward(self, name: str, module: nn.Module, hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-        """What stands for the module's hooks of the backward; raises TraceError for the model's own and ``register_backward_hook``."""
+        """Replacements for the module's backward hooks; raises TraceError for those of the model itself and ``register_backward_hook``."""
         if not hooks or not self.train:
             return ()
         for hook in hooks:
@@ -185,7 +190,7 @@ class TracedHooks:
         )
 
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
-        """While Dynamo captures ``model``."""
+        """While Dynamo captures ``model``: records which hook was running when a Python object changed."""
         return noted_changes(self._changed, ASSIGNED, names_of_modules(model))
 
     def _changed(self) -> None:
@@ -193,23 +198,23 @@ class TracedHooks:
             self.found.add(self.inside[-1])
 
     def restart(self) -> None:
-        """Dynamo begins, maybe anew."""
+        """Resets the record of an attempt; Dynamo may start a capture more than once."""
         self.observed, self.inside, self.found, self.valued = [], [], set(), set()
         self.taps.restart()
 
     @property
     def watched(self) -> tuple[Watched, ...] | None:
-        """The calls whose arguments are returned, in order; None where nothing is returned but what the model returns."""
+        """The calls whose arguments the graph returns, in order; None if it returns only the model's outputs."""
         calls = tuple(Watched(module, key, self.opaque.get(key, "")) for module, key in self.observed)
         return calls if self.names and self.observe else None
 
     def errors(self, of_the_model: AbstractContextManager[None]) -> AbstractContextManager[None]:
-        """``of_the_model`` calls the model again where a capture fails: not one with hooks, which no fakes are to reach."""
+        """``of_the_model``, which calls the model on fakes if a capture fails; disabled if there are hooks, which must not see fakes."""
         return contextlib.nullcontext() if self.names else of_the_model
 
 
 class Captured(nn.Module):
-    """A model with hooks; where they are observed it returns what they are called with beside its own outputs."""
+    """A model with hooks; with ``observe`` it also returns the arguments of the observed hooks."""
 
     def __init__(self, model: nn.Module, hooks: TracedHooks) -> None:
         super().__init__()
@@ -224,7 +229,7 @@ class Captured(nn.Module):
 
 
 class Recorded(nn.Module):
-    """A model that returns what its hooks have ``seen`` beside its own outputs."""
+    """A model that also returns what its hooks recorded in ``seen``."""
 
     def __init__(self, model: nn.Module, seen: list[Any]) -> None:
         super().__init__()
@@ -239,5 +244,5 @@ def _recording(seen: list[Any]) -> Callable[..., None]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """What a later change in place leaves alone."""
+    """A copy of a tensor that later in-place changes do not reach; other values unchanged."""
     return value.clone() if isinstance(value, torch.Tensor) else value

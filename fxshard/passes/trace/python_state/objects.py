@@ -1,8 +1,8 @@
-"""Models that take or return objects (``fxshard.graph.objects``): what a call leaves in them, and a module of tensors alone to capture.
+"""Models that take or return objects (``fxshard.graph.objects``): finds how a call changes them, and captures a module on tensors only.
 
-The model is run once on fakes, as Python, which tells which tensors it returns, which it leaves in the objects that it was given, and
-what else becomes of these. Captured is then a module that fills objects like the caller's with its inputs, calls the model, and returns
-those tensors in one tuple.
+The model first runs as Python on fakes, to find the tensors that it returns, those that it stores in its arguments, and all other
+changes to these. The captured module then fills objects like the caller's with its inputs, calls the model, and returns those tensors in
+one tuple.
 """
 
 from __future__ import annotations
@@ -18,20 +18,35 @@ from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
 from fxshard.errors import FxshardError, TraceError
-from fxshard.graph.objects import LISTS, MAPPINGS, After, Node, Opened, Part, Step, Walk, as_length, counted_in, is_openable, length_of
+from fxshard.graph.objects import (
+    LISTS,
+    MAPPINGS,
+    Flattener,
+    ObjectState,
+    Opened,
+    OutcomeSpec,
+    Part,
+    Step,
+    as_length,
+    counted_in,
+    is_openable,
+    length_of,
+)
 from fxshard.passes.trace.python_state.bound import Bound, is_bound
 
 Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
-"""How each output is reached after the call: from which object (-1: what the model returned), by which steps, whether as a number."""
+"""How to reach each output after the call: (index of the object, -1 for the model's result; steps from it; whether it is a number)."""
 Fill = tuple[int, Step, Part]
-"""In which object, at which of its places, what stands that is made of inputs."""
+"""(index of the object, step to one of its parts, the value to store there, built from inputs)."""
 
 
-def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode) -> tuple[After, Reads] | None:
-    """What a call leaves, found by running ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``.
+def outcome_of_call(
+    twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode
+) -> tuple[OutcomeSpec, Reads] | None:
+    """Runs ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``, and returns the structure of the call's outcome.
 
-    None where arguments are tensors in plain containers, and results too. Raises TraceError for a result that is no tensor, number or
-    object and holds state that cannot be seen.
+    None if arguments and results are tensors in plain containers, and no argument is changed. Raises TraceError for a result, or a value
+    stored in an argument, that is opaque.
     """
     call = pytree.tree_unflatten(leaves, spec)
     given: dict[int, Part] = {id(x): ("given", i) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
@@ -41,7 +56,7 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
     fresh = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     with mode, fresh, torch.random.fork_rng(devices=[]):
         result = twin(*call[0], **call[1])
-    walk = Walk(given, objects=list(before.objects), places=list(before.places), nodes=[None] * len(before.nodes))
+    walk = Flattener(given, objects=list(before.objects), places=list(before.places), nodes=[None] * len(before.nodes))
     walk.seen = {id(x): ("node", i) for i, x in enumerate(before.objects)}
     root = walk.part(result, "outputs")
     for i, one in enumerate(before.objects):
@@ -54,15 +69,16 @@ def after_call(twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mo
         return None
     counts = dict(_counts(before, nodes))
     counters = frozenset(one for one in counts.values() if one is not None)
-    return After(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
+    return OutcomeSpec(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
 
 
-def _reads(walk: Walk) -> Reads:
+def _reads(walk: Flattener) -> Reads:
     return tuple((of, steps, isinstance(x, torch.SymInt)) for (of, steps), x in zip(walk.reached, walk.tensors, strict=True))
 
 
-def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
-    """The whole numbers in objects that are others after the call (counters of calls, of tokens), and which attributes they are."""
+def _counts(before: Flattener, nodes: Sequence[ObjectState | None]) -> Iterable[tuple[str, tuple[type, Any] | None]]:
+    """(path, attribute) of the integers in objects that the call changes, such as counters; the attribute is None for list and dict
+    items."""
     for old, new, path in zip(before.nodes, nodes, before.places, strict=False):
         if old is None or new is None:
             continue
@@ -73,10 +89,10 @@ def _counts(before: Walk, nodes: Sequence[Node | None]) -> Iterable[tuple[str, t
                 yield (f"{path}[{key!r}]", None) if plain else (f"{path}.{key}", (old.kind, key))
 
 
-def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
-    """The objects among the arguments of a call of that structure, taken apart in the order of ``open_call``."""
+def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Flattener:
+    """Flattens the objects among the arguments of a call with structure ``spec``, in the order of ``open_call``."""
     counted, lengths = counted_in(spec)
-    walk = Walk(given, counted, iter(lengths))
+    walk = Flattener(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
         if is_openable(type(leaf)):
             walk.part(leaf, ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]))
@@ -84,7 +100,7 @@ def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Walk:
 
 
 def _parts(part: Part) -> Iterable[Part]:
-    """A part and those in it."""
+    """A part and all parts nested in it."""
     yield part
     if part[0] in ("tuple", "tree"):
         for inner in part[-1]:
@@ -94,15 +110,15 @@ def _parts(part: Part) -> Iterable[Part]:
 _GIVEN = ("given", "given length")
 
 
-def _takes_inputs(node: Node) -> bool:
+def _takes_inputs(node: ObjectState) -> bool:
     return any(inner[0] in _GIVEN for part in node.parts for inner in _parts(part))
 
 
 _MADE = ("tensor", "length")
 
 
-def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
-    """Outputs that stand in an object."""
+def _inside(root: Part, nodes: Sequence[ObjectState | None]) -> frozenset[int]:
+    """Outputs that are only inside an object, not in plain containers of the result."""
     plain: set[int] = set()
     todo, done = [root], set[int]()
     while todo:
@@ -117,8 +133,8 @@ def _inside(root: Part, nodes: Sequence[Node | None]) -> frozenset[int]:
     return frozenset(every - plain)
 
 
-def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[Node]) -> None:
-    """What a call leaves and cannot be taken apart would be that of the run on fakes."""
+def _refuse_unseen(root: Part, nodes: Sequence[ObjectState | None], before: Sequence[ObjectState]) -> None:
+    """Raises TraceError for a new opaque value: it would remain the one that was created in the run on fakes."""
     known = {inner for node in before for part in node.parts for inner in _parts(part) if inner[0] == "held"}
     for part in (root, *(p for node in nodes if node is not None for p in node.parts)):
         for inner in _parts(part):
@@ -133,29 +149,29 @@ def _refuse_unseen(root: Part, nodes: Sequence[Node | None], before: Sequence[No
 
 
 FIXED = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, range, slice)
-"""Values that are the same in each call."""
+"""Types of opaque values that are the same in each call."""
 
 
-class Unfolded(nn.Module):
-    """``model`` as a function of tensors alone, which returns those that ``reads`` reaches; numbers are lengths of tensors.
+class TensorFunction(nn.Module):
+    """``model`` as a function of tensors only, which returns the values that ``reads`` reaches; integers are lengths of tensors.
 
-    ``leaves``: those of the call; ``spec``: their structure, with objects opened; ``bound``: for each leaf whether it is held fast
-    rather than an input.
+    ``leaves``: the leaves of the call; ``spec``: their structure, with objects as ``Opened``; ``bound``: for each leaf whether it is a
+    constant rather than an input.
     """
 
     def __init__(self, model: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, bound: Sequence[bool], reads: Reads) -> None:
         super().__init__()
         self.model, self.reads = model, reads
         free = [i for i, held in enumerate(bound) if not held]
-        marks = [_Mark(i) for i in range(len(leaves))]
+        marks = [_Placeholder(i) for i in range(len(leaves))]
         call = pytree.tree_unflatten([x if held else mark for x, held, mark in zip(leaves, bound, marks, strict=True)], spec)
         walk = _walked(call, {id(mark): ("given", mark.place) for mark in marks}, spec)
         self.objects = walk.objects
         place = {leaf: index for index, leaf in enumerate(free)}
         self.fills = tuple(_fills(walk.nodes, place))
         flat, self.spec = pytree.tree_flatten(call, is_leaf=lambda x: is_openable(type(x)))
-        self.bound = [None if isinstance(x, _Mark) else x for x in flat]
-        self.free = [(i, place[x.place]) for i, x in enumerate(flat) if isinstance(x, _Mark)]
+        self.bound = [None if isinstance(x, _Placeholder) else x for x in flat]
+        self.free = [(i, place[x.place]) for i, x in enumerate(flat) if isinstance(x, _Placeholder)]
 
     def forward(self, *free: Any, **taps: Any) -> Any:
         leaves = list(self.bound)
@@ -189,8 +205,8 @@ class Unfolded(nn.Module):
         return tuple(values) if part[1] is tuple else part[1](*values)
 
 
-class _Mark:
-    """Stands in the place of an input, and of its length."""
+class _Placeholder:
+    """Placeholder for an input and its length."""
 
     __slots__ = ("place",)
 
@@ -198,11 +214,11 @@ class _Mark:
         self.place = place
 
     @property
-    def shape(self) -> tuple[_Mark]:
+    def shape(self) -> tuple[_Placeholder]:
         return (self,)
 
 
-def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill]:
+def _fills(nodes: Sequence[ObjectState | None], place: dict[int, int]) -> Iterable[Fill]:
     for k, node in enumerate(nodes):
         if node is None or not _takes_inputs(node):
             continue
@@ -213,7 +229,7 @@ def _fills(nodes: Sequence[Node | None], place: dict[int, int]) -> Iterable[Fill
 
 
 def _template(part: Part, place: dict[int, int]) -> Part:
-    """A part that is made of inputs, these by their places among the inputs."""
+    """A part that contains inputs, with leaf indices replaced by indices among the inputs."""
     if part[0] in _GIVEN:
         return (part[0], place[part[1]])
     if part[0] == "tuple":
@@ -234,13 +250,13 @@ def capture_call(
     model: nn.Module,
     leaves: Sequence[Any],
     spec: pytree.TreeSpec,
-    outcome: Callable[[], tuple[After, Reads] | None],
+    outcome: Callable[[], tuple[OutcomeSpec, Reads] | None],
     taps: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """The graph that Dynamo captures, and the structure of what it returns; with objects among arguments or results as their tensors.
+    """Dynamo's graph of a call and the structure of its outputs; objects among arguments and results are represented by their tensors.
 
-    ``outcome``: what the call leaves, asked where it takes objects, or cannot be captured as it is. ``taps``: further keywords that
-    ``model`` takes.
+    ``outcome``: computes the structure of the call's outcome; called if the call takes objects or cannot be captured directly. ``taps``:
+    further keyword arguments for ``model``.
     """
     bound = list(map(is_bound, leaves))
     free = [leaf for leaf, held in zip(leaves, bound, strict=True) if not held]
@@ -258,15 +274,15 @@ def capture_call(
             if found is None:
                 raise
     after, reads = found
-    return capture_dynamo_graph(Unfolded(model, leaves, spec, bound, reads))(*free, **taps), after.spec
+    return capture_dynamo_graph(TensorFunction(model, leaves, spec, bound, reads))(*free, **taps), after.spec
 
 
-def _quietly(outcome: Callable[[], tuple[After, Reads] | None]) -> tuple[After, Reads] | None:
-    """Of a model that cannot be run either, what Dynamo said is the error."""
+def _quietly(outcome: Callable[[], tuple[OutcomeSpec, Reads] | None]) -> tuple[OutcomeSpec, Reads] | None:
+    """``outcome()``, None if it fails too: Dynamo's error is the one to report then."""
     try:
         return outcome()
     except FxshardError as error:
-        if error.__cause__ is not None:  # it could not even be copied
+        if error.__cause__ is not None:  # the model could not be copied
             return None
         raise
     except Exception:

@@ -1,10 +1,10 @@
-"""What a forward leaves in attributes of its modules, found while a model is traced, as ``fxshard.graph.side_effects`` describes it.
+"""Finds the attributes of modules that a forward changes, and describes them as ``fxshard.graph.side_effects``.
 
-Dynamo tells whether a forward changes anything. If so, a copy of the model runs on fakes, as Python, whose modules note which attributes
-are read before they are set (attribute_tracking.py). What is set but not read first does not matter to the program.
-Whole numbers that are read first run once more as symbols: one of which nobody asked, and which no operator took, does not matter either,
-and what becomes of it is an expression. Any other is a part of what the trace takes for granted. Tensors that are left become further
-outputs of the graph.
+Dynamo reports whether a forward changes anything. If so, a copy of the model runs as Python on fakes; its modules record which attributes
+are read before they are set (attribute_tracking.py). An attribute that is set but not read before does not influence the program.
+Integers that are read before are replaced by symbols in a second run. If no guard and no operator depends on a symbol, it does not
+influence the program either, and its new value is an expression. Any other attribute read before it is set is an assumption of the trace.
+Tensors that the forward assigns become further outputs of the graph.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
-from fxshard.graph.objects import LISTS, MAPPINGS, Node, Part, Step, Walk, is_openable
+from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Part, Step, is_openable
 from fxshard.graph.side_effects import Attribute, Number, SideEffects, Write
 from fxshard.passes.trace.fakes.fake_model import Call
-from fxshard.passes.trace.python_state.attribute_tracking import Noted, NotedDict, NotedList, noting
-from fxshard.passes.trace.python_state.dynamo_changes import hooked_by_torch, own_changes, say_changes
+from fxshard.passes.trace.python_state.attribute_tracking import AttributeRecord, RecordedDict, RecordedList, recording
+from fxshard.passes.trace.python_state.dynamo_changes import hooked_by_torch, log_changes, own_changes
 from fxshard.passes.trace.python_state.objects import FIXED
 
 T = TypeVar("T")
 Marks = dict[Attribute, torch.SymInt]
-"""Whole numbers that run as symbols."""
+"""Integers that are replaced by symbols in a run."""
 
 
 class TracedSideEffects:
-    """What the calls that are traced leave. ``written``: attributes that other calls set; ``changed``: what Dynamo saw changing;
-    ``fixed``: tensors among the attributes whose values are in the graph."""
+    """The attributes that a traced call changes. ``written``: attributes that other calls set; ``changed``: the objects that Dynamo saw
+    changing; ``fixed``: tensor attributes whose values are constants in the graph."""
 
     def __init__(self, call: Call, observe: bool, written: Collection[Attribute]) -> None:
         self.call, self.observe, self.written = call, observe, frozenset(written)
         self.changed: tuple[str, ...] = ()
         self.found: SideEffects | None = None
-        self.looked = False
+        self.searched = False
         self.fixed = frozenset[Attribute]()
 
     def settle(self, capture: Callable[[], T]) -> T:
-        """What ``capture`` gives once it returns what is left, too; what cannot be followed is said."""
+        """Captures, finds the side effects, and captures again if the graph must return tensors for them. Logs changes that cannot be
+        replayed."""
         result = capture()
-        if self.looked:
+        if self.searched:
             return result
         own = own_changes(self.changed, self.call.model)
         followed = {(name, "") for name, plain in hooked_by_torch(self.call.model) if plain}
         if self.observe and (own or self.written):
-            self.looked = True
-            self.found, known = _looked_at(self.call, [(path, name) for path, name in own if name], self.written)
+            self.searched = True
+            self.found, known = _find_side_effects(self.call, [(path, name) for path, name in own if name], self.written)
             followed |= known
-        say_changes(self.call.model, self.changed, followed)
+        log_changes(self.call.model, self.changed, followed)
         return capture() if self.found is not None and self.found.reads else result
 
     def around(self, root: nn.Module, model: nn.Module) -> nn.Module:
-        """``root``, which calls ``model``, with what is left as a further result."""
+        """``root``, which calls ``model``, with the assigned values as a further result."""
         return root if self.found is None or not self.found.reads else ReturningSideEffects(root, [*model.modules()], self.found.reads)
 
 
 class ReturningSideEffects(nn.Module):
-    """A model that returns what it leaves in attributes beside its own result."""
+    """A model that also returns the values that it assigns to attributes."""
 
     def __init__(self, model: nn.Module, modules: list[nn.Module], reads: Sequence[tuple[int, tuple[Step, ...]]]) -> None:
         super().__init__()
@@ -80,11 +81,13 @@ class ReturningSideEffects(nn.Module):
 
 
 Followed = set[tuple[str, str]]
-"""Attributes of which it is known what becomes of them: (module, name), by ``own_changes``."""
+"""Attributes whose changes can be replayed: (module, name), as from ``own_changes``."""
 
 
-def _looked_at(call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]) -> tuple[SideEffects | None, Followed]:
-    """(what a call leaves, of which attributes that is known); None for what does not run on fakes."""
+def _find_side_effects(
+    call: Call, containers: Sequence[tuple[str, str]], written: frozenset[Attribute]
+) -> tuple[SideEffects | None, Followed]:
+    """(the side effects of a call, the attributes that they cover); (None, empty) if the model does not run on fakes."""
     names = [name for name, _ in call.model.named_modules()]
     held = {(names.index(path), name) for path, name in containers if path in names}
     for these in (held, set[Attribute]()) if held else (set[Attribute](),):
@@ -131,12 +134,13 @@ def _path(module: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run on fakes. ``refused``: what is set and cannot be followed, which ``writes`` leave out; ``values``, ``reached``: the values
-    among them that are no constants; ``counted``: whole numbers that became others; ``used``: those marked on which something depends;
-    ``numbers``: what is set to an expression; ``unexplained``: modules whose attributes changed otherwise."""
+    """One run on fakes. ``writes``: attributes that are set; ``refused``: those whose changes cannot be replayed, not in ``writes``;
+    ``values``, ``reached``: the assigned values that are not constants, and how to reach them; ``counted``: integers that changed, as they
+    were before; ``used``: attributes whose symbol influences the program; ``numbers``: attributes set to a symbolic number;
+    ``unexplained``: modules with attributes that changed unobserved."""
 
     writes: Mapping[Attribute, Write]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ObjectState, ...]
     values: tuple[int | Number, ...]
     reached: tuple[tuple[int, tuple[Step, ...]], ...]
     read: frozenset[Attribute]
@@ -147,7 +151,7 @@ class _Run:
     unexplained: frozenset[int]
 
     def like(self, other: _Run) -> bool:
-        """Whether both leave the same but for what is a number here."""
+        """Whether both have the same side effects, apart from values that are symbolic numbers in this run."""
         plain = [{a: (w.form, w.keys, None if a in self.numbers else w.parts) for a, w in one.writes.items()} for one in (self, other)]
         return plain[0] == plain[1] and self.nodes == other.nodes and self.read == other.read
 
@@ -158,18 +162,18 @@ def _run(call: Call, held: Collection[Attribute], numbers: Mapping[Attribute, in
     args, kwargs = pytree.tree_unflatten(twin.leaves, twin.spec)
     marks: Marks = {(place, name): env.number(f"before_{place}_{name}", value) for (place, name), value in numbers.items()}
     fresh = env.shape_env.ignore_fresh_unbacked_symbols()
-    with quiet_symbols(), twin.mode, fresh, torch.random.fork_rng(devices=[]), noting(twin.model, held, marks) as noted:
+    with quiet_symbols(), twin.mode, fresh, torch.random.fork_rng(devices=[]), recording(twin.model, held, marks) as noted:
         result = twin.model(*args, **kwargs)
-        noted.take(result)
+        noted.mark_used(result)
     return _Reading(call, noted, marks, {name: symbol_of(value) for name, value in env.known.items()}).run()
 
 
 class _Reading:
-    """Makes a run of what was noted in it."""
+    """Builds a ``_Run`` from what was recorded during it."""
 
-    def __init__(self, call: Call, noted: Noted, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
+    def __init__(self, call: Call, noted: AttributeRecord, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
         self.noted, self.marks = noted, {a: symbol_of(value) for a, value in marks.items()}
-        self.sizes, self.walk = sizes, Walk()
+        self.sizes, self.walk = sizes, Flattener()
         self.names = [name for name, _ in call.model.named_modules()]
         self.used = noted.used
 
@@ -179,7 +183,7 @@ class _Reading:
         numbers = frozenset((place, name) for place, name in self.noted.writes if isinstance(states[place].get(name), SYMBOLIC))
         for (place, name), line in sorted(self.noted.writes.items(), key=lambda w: (w[0] in numbers, w[0])):
             before, after = self.noted.before[place], states[place]
-            if name not in after:  # a property, or taken away again
+            if name not in after:  # a property, or deleted again
                 continue
             old, new = before.get(name), after[name]
             found = self._write(place, name, line, old, new)
@@ -200,7 +204,7 @@ class _Reading:
         return _Run(writes, nodes, values, tuple(self.walk.reached), read, counted, used, frozenset(refused), numbers, unclear)
 
     def _is_unclear(self, place: int) -> bool:
-        """Whether attributes of the module are others that nothing was seen to set."""
+        """Whether attributes of the module changed although no assignment was recorded."""
         before, after = self.noted.before[place], vars(self.noted.modules[place])
         other = {name for name in {*before, *after} if name not in before or name not in after or before[name] is not after[name]}
         return any((place, name) not in self.noted.writes.keys() | self.noted.held.keys() for name in other)
@@ -214,15 +218,15 @@ class _Reading:
         return Number(found, sizes, tuple((a, s) for a, s in sorted(self.marks.items()) if s in found.free_symbols))
 
     def _write(self, place: int, name: str, line: str, old: Any, new: Any) -> Write | None:
-        """None for what cannot be followed: an old list or object that was looked into, or an object of an unknown kind."""
+        """The write of one attribute; None if it cannot be replayed: a list or object that was read, or an opaque value."""
         path = _path(self.names[place], name)
-        if isinstance(new, NotedList | NotedDict):
+        if isinstance(new, RecordedList | RecordedDict):
             if new.read:
                 return None
             found = new.added()
-            pairs = found if isinstance(new, NotedDict) else zip(range(-len(found), 0), found, strict=True)
+            pairs = found if isinstance(new, RecordedDict) else zip(range(-len(found), 0), found, strict=True)
             items = {k: self._part(v, f"{path}[{k!r}]", place, (("attr", name), ("item", k))) for k, v in pairs}
-            form = "items" if isinstance(new, NotedDict) else "replace" if new.fresh else "append"
+            form = "items" if isinstance(new, RecordedDict) else "replace" if new.fresh else "append"
             kept = tuple(part for part in items.values() if part is not None)
             return Write(place, name, path, line, form, kept, tuple(items)) if len(kept) == len(items) else None
         if (place, name) in self.noted.reads and (_is_deep(old) or _is_deep(new)):
@@ -231,7 +235,7 @@ class _Reading:
         return None if part is None else Write(place, name, path, line, "set", (part,))
 
     def _part(self, value: Any, path: str, place: int, steps: tuple[Step, ...]) -> Part | None:
-        """None for what holds something of the copy that ran."""
+        """The part for a value; None if it contains an opaque object, which would belong to the copy that ran."""
         kept: dict[str, Any] = {name: list(getattr(self.walk, name)) for name in _LISTS}
         walk = replace(self.walk, **kept, seen=dict(self.walk.seen))
         part = walk.part(value, path, place, steps)
@@ -254,5 +258,5 @@ def _is_foreign(part: Part) -> bool:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether it has parts, which may be read one by one."""
+    """Whether it is a container or object, whose parts may be read separately."""
     return type(value) in LISTS or type(value) in MAPPINGS or is_openable(type(value)) or isinstance(value, tuple | set)

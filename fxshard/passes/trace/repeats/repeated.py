@@ -1,4 +1,4 @@
-"""Layers that are alike are traced once: what ``trace`` asks of ``shorten`` and ``unroll``, and what it says where they find none."""
+"""Traces repeated layers once: the interface of ``shorten`` and ``unroll`` for ``trace``, and the fallback if they fail."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class RepeatedLayers:
-    """One capture of a model: its rows of alike layers, from the call in Dynamo to the graph of forward and backward.
+    """The repeated layers of one capture, from Dynamo to the joint graph.
 
-    ``wanted``: False to trace every layer on its own.
+    ``wanted``: False to trace every layer separately.
     """
 
     def __init__(self, wanted: bool = True) -> None:
@@ -31,7 +31,7 @@ class RepeatedLayers:
 
     @contextlib.contextmanager
     def noted(self, model: nn.Module) -> Iterator[None]:
-        """While Dynamo captures ``model``: calls of layers that are alike one before are noted in the graph, not traced."""
+        """While Dynamo captures ``model``: calls of layers that repeat an earlier one become stubs in the graph and are not traced."""
         found = candidates(model) if self.wanted else {}
         with repeats_of(found) if found else contextlib.nullcontext(self.repeats) as self.repeats:
             yield
@@ -55,8 +55,9 @@ class RepeatedLayers:
 
 
 def first_that_works(model: nn.Module, capture: Callable[[bool, RepeatedLayers], T]) -> T:
-    """What ``capture`` gives with layers that are alike traced once; each on its own where that fails; at last with torch functions
-    spelled out that look at data. Its arguments: whether to spell, and the layers. Raises what the second of these raised."""
+    """The result of the first attempt that succeeds: repeated layers traced once; every layer separately; every layer separately, with
+    data-dependent torch functions replaced. ``capture`` takes (whether to replace these functions, the layers). If all fail, raises the
+    error of the second attempt."""
     if len(candidates(model)):
         layers = RepeatedLayers()
         try:
@@ -73,5 +74,5 @@ def first_that_works(model: nn.Module, capture: Callable[[bool, RepeatedLayers],
         except Exception:
             raise error from None
         where = "fxshard/passes/trace/functions/data_dependent.py"
-        log.info("%s is traced with torch functions that look at data spelled out, see %s", type(model).__name__, where)
+        log.info("%s is traced with replacements for torch functions that branch on data, see %s", type(model).__name__, where)
         return made

@@ -1,6 +1,6 @@
-"""Layers that are alike, in a captured graph: the first, second and last two of a row are written out, those between are left out.
+"""Repeated layers in a captured graph: the first two and the last two layers of a row are kept, those between are removed.
 
-What is left out is put back by ``unroll`` when the rest has become forward and backward.
+``unroll`` puts the removed layers back once the rest has become a joint graph.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from fxshard._torch_compat.dynamo.repeats import Repeats, Traced, has_hooks, ord
 
 RETURNED = torch.ops.fxshard.returned.default
 KEPT = 4
-"""Copies of a row that are traced: the two at its ends may differ from those between in what is around them."""
+"""Number of layers of a row that are traced: the first and the last may differ from the inner ones in what surrounds them."""
 LABEL = "fxshard_alike"
-"""Where a node's meta["custom"], which goes through the trace, has its row and its copy among those that are kept, from 0 on."""
+"""Key in a node's meta["custom"], which tracing preserves, for (row, copy): the index of the row, and of the layer among the kept ones."""
 Label = tuple[int, int] | None
 
 
 class NotAlike(Exception):
-    """What was taken for a row of alike layers is none; the model is traced whole then."""
+    """The layers of a row are not alike after all; every layer is then traced separately."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Calls of alike modules one behind the other: their names; of each, place by place, the names of its tensors and submodules."""
+    """Consecutive calls of equal modules: the modules' names, and for each the names of its tensors and submodules, in matching order."""
 
     modules: tuple[str, ...]
     tensors: tuple[tuple[str, ...], ...]
     submodules: tuple[tuple[str, ...], ...]
 
-    def kept(self, copy: int) -> int:
-        """Which of the calls the copy is that was traced."""
+    def index_of(self, copy: int) -> int:
+        """The index in the whole row of the traced layer number ``copy``."""
         return copy if copy < KEPT // 2 else len(self.modules) - KEPT + copy
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """``attributes``: of those of the captured graph that belong to a copy, row, copy and place among its tensors."""
+    """``attributes``: for attributes of the captured graph that belong to a kept layer, (row, copy, index among the layer's tensors)."""
 
     rows: tuple[Row, ...]
     attributes: Mapping[str, tuple[int, int, int]]
 
 
 def candidates(model: nn.Module) -> dict[int, tuple[Hashable, str]]:
-    """Modules that may be alike, by id, with their names: children of one parent with the same classes and tensors; the outermost."""
+    """(key of its group, name) by id, of modules that may repeat: the outermost children of one parent with equal classes and tensors."""
     found: dict[int, tuple[Hashable, str]] = {}
     inside: set[str] = set()
     for name, parent in model.named_modules():
@@ -83,13 +83,13 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shorten(captured: fx.GraphModule, model: nn.Module, repeats: Repeats) -> Shortened | None:
-    """Writes out the calls that stand for others, and leaves out the middle of long rows of them; None where there is no long row."""
+    """Expands the stubs of repeated layers, and removes the middle of long rows; returns None if there is no long row."""
     writer = _Writer(captured, model)
     for number, traced in enumerate(repeats.traced):
         stubs = [n for n in captured.graph.nodes if n.target is repeat and n.args[0] == number]
         if stubs:
             body = writer.call_of(traced)
-            for row in _in_rows(captured.graph, body, [_stub_call(n) for n in stubs]):
+            for row in _rows(captured.graph, body, [_stub_call(n) for n in stubs]):
                 writer.write(body, row)
     writer.order_attributes()
     captured.graph.lint()
@@ -101,7 +101,7 @@ def shorten(captured: fx.GraphModule, model: nn.Module, repeats: Repeats) -> Sho
 
 
 def label(captured: fx.GraphModule, shortened: Shortened) -> None:
-    """Nodes that were put behind a labelled one since, such as casts of parameters, are of its copy; the others of none."""
+    """Labels nodes inserted since: casts of a parameter belong to the parameter's layer, all others to none."""
     for node in captured.graph.nodes:
         custom = node.meta.get("custom") or {}
         read = node.all_input_nodes
@@ -112,7 +112,7 @@ def label(captured: fx.GraphModule, shortened: Shortened) -> None:
 
 @dataclass
 class _Call:
-    """A call of a module: its name, its nodes, the tensors that it reads and, by place, those that it gives."""
+    """A call of a module: its name, its nodes, the tensors that it reads and, by index, those that it returns."""
 
     module: str
     nodes: list[fx.Node]
@@ -126,8 +126,8 @@ def _stub_call(node: fx.Node) -> _Call:
     return _Call(str(node.args[1]), [node, *given.values()], list(node.args[2:]), given, True)
 
 
-def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list[_Call]]:
-    """The calls in rows: one right behind the other, from the second on each reads of the one before what the others do."""
+def _rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list[_Call]]:
+    """Groups the calls into rows: each directly follows the one before, and reads the same of its results as the others in the row do."""
     place = {node: k for k, node in enumerate(graph.nodes)}
     rows = [[first]]
     for call in stubs:
@@ -135,7 +135,7 @@ def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list
         follows = place[call.nodes[0]] == max(place[n] for n in before.nodes) + 1
         if follows and len(row) > 1:
             only = all(set(n.users) <= {call.nodes[0]} for n in before.given.values())
-            follows = only and _ways(call, before) == _ways(before, row[-2])
+            follows = only and _reads_of_previous(call, before) == _reads_of_previous(before, row[-2])
         if follows:
             row.append(call)
         else:
@@ -143,14 +143,14 @@ def _in_rows(graph: fx.Graph, first: _Call, stubs: Sequence[_Call]) -> list[list
     return rows
 
 
-def _ways(call: _Call, before: _Call) -> list[int | fx.Node]:
-    """Of each tensor that ``call`` reads: which one of those that the call before gives it is, or what else."""
+def _reads_of_previous(call: _Call, before: _Call) -> list[int | fx.Node]:
+    """For each tensor that ``call`` reads: its index among the results of the call before, or the node if it is none of them."""
     place = {node: k for k, node in before.given.items()}
     return [place.get(n, n) for n in call.read]
 
 
 class _Writer:
-    """Writes bodies in the place of the calls that stand for others."""
+    """Replaces stubs by copies of the traced layer."""
 
     def __init__(self, captured: fx.GraphModule, model: nn.Module) -> None:
         self.captured, self.graph, self.model = captured, captured.graph, model
@@ -172,7 +172,7 @@ class _Writer:
         return _Call(traced.module, nodes, read, {k: node for k, node in enumerate(given) if node not in read})
 
     def write(self, body: _Call, row: list[_Call]) -> None:
-        """Writes out a row; a long one without its middle."""
+        """Expands the stubs of a row; removes the middle of a long one."""
         kept = row
         if len(row) > KEPT:
             for call in row[2:-2]:
@@ -186,21 +186,21 @@ class _Writer:
         for copy, call in enumerate(kept):
             nodes = self._written(body, call) if call.stub else body.nodes
             if kept is not row:
-                self._label(nodes, copy, self.rows[-1].tensors[self.rows[-1].kept(copy)])
+                self._label(nodes, copy, self.rows[-1].tensors[self.rows[-1].index_of(copy)])
 
     def order_attributes(self) -> None:
-        """As Dynamo has them: in the order in which they are read."""
+        """Orders the attributes by first use, as Dynamo does."""
         first = {str(n.target): k for k, n in reversed(list(enumerate(self.graph.nodes))) if n.op == "get_attr"}
         order_tensors(self.captured, lambda name: first.get(name, -1))
 
     def check_owners(self) -> None:
-        """Raises NotAlike where a tensor of a row's module is read outside of the module's call."""
+        """Raises NotAlike if a tensor of a row's module is read outside the module's call."""
         owners = {name: (r, k) for r, row in enumerate(self.rows) for k, names in enumerate(row.tensors) for name in names}
         for node in self.graph.nodes:
             if node.op == "get_attr" and id(self._value(node)) in self.first_names:
                 name = self.first_names[id(self._value(node))]
                 at = (node.meta.get("custom") or {}).get(LABEL)
-                if name in owners and (at is None or (at[0], self.rows[at[0]].kept(at[1])) != owners[name]):
+                if name in owners and (at is None or (at[0], self.rows[at[0]].index_of(at[1])) != owners[name]):
                     raise NotAlike(f"{name} is read outside of its layer")
 
     def _module(self, call: _Call) -> nn.Module:
@@ -210,7 +210,7 @@ class _Writer:
         return self.values.get(str(node.target))
 
     def _own(self, body: _Call, others: Sequence[_Call]) -> list[str]:
-        """The names within the module of the tensors that its call reads and each call has one of its own of, in order."""
+        """The names, within the module, of the tensors that its call reads and that each layer owns separately, in order."""
         names = {id(t): name for name, t in reversed(_tensors(self._module(body)).items())}
         read = dict.fromkeys(names[id(self._value(n))] for n in body.nodes if n.op == "get_attr" and id(self._value(n)) in names)
         held = [_tensors(self._module(call)) for call in (body, *others)]
@@ -236,7 +236,7 @@ class _Writer:
         self.replaced[node] = other
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """What stands in the place of a node that may be gone."""
+        """The present replacement of a node; the node itself if it was not replaced."""
         while node in self.replaced:
             node = self.replaced[node]
         return node
@@ -246,7 +246,7 @@ class _Writer:
             self.graph.erase_node(node)
 
     def _written(self, body: _Call, call: _Call) -> list[fx.Node]:
-        """The body's nodes for another module, in the place of its stub."""
+        """Replaces a stub by copies of the body's nodes that read the stub's module; returns the copies."""
         tensors = self._counterparts(body, call)
         old, new = (self._module(c).named_modules(remove_duplicate=False) for c in (body, call))
         modules = {self.module_names[id(a)]: self.module_names[id(b)] for (_, a), (_, b) in zip(old, new, strict=True)}
@@ -274,7 +274,7 @@ class _Writer:
 
     def _attribute(self, node: fx.Node, tensors: Mapping[int, torch.Tensor]) -> str:
         value = self._value(node)
-        if id(value) not in self.first_names:  # of another tensor Dynamo's guards say what it looks like, not what is in it
+        if id(value) not in self.first_names:  # Dynamo's guards compare the shapes of other tensors, not their values
             raise NotAlike(f"{node.target} is no parameter or buffer of the model")
         other = tensors.get(id(value), value)
         if id(other) not in self.targets:
@@ -300,7 +300,7 @@ STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
 def renamed_meta(meta: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Of a node in the module ``old``, for its copy in ``new``."""
+    """A node's meta with the module ``old`` renamed to ``new`` in its module stacks."""
     changed = dict(meta)
     for stack in STACKS:
         if meta.get(stack):
@@ -315,5 +315,5 @@ def _renamed(path: str, old: str, new: str) -> str:
 
 @lru_cache
 def pattern(module: str) -> re.Pattern[str]:
-    """Where the name of a module stands in a path as Dynamo writes it."""
+    """Matches the name of a module in a path as Dynamo writes it."""
     return re.compile(rf"(\.){re.escape(module)}(\.|$)")

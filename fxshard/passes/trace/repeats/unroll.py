@@ -1,7 +1,7 @@
-"""Puts the layers that ``shorten`` left out into the graph of forward and backward that was made without them.
+"""Inserts the layers that ``shorten`` removed into the joint graph traced without them.
 
-The graph is cut in blocks, one for each copy of a row and each half of the step. The two copies between those at the ends must be the
-same but for where they stand: then any number of them may stand between these two. Names count on as they would have.
+The graph consists of blocks, one per kept layer of a row in the forward and one in the backward. The two inner layers must be identical up
+to their position; then any number of copies can stand between them. Node names are numbered as if every layer had been traced.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from fxshard.passes.trace.functions.draws import NUMBERED
 from fxshard.passes.trace.repeats.shorten import KEPT, LABEL, RETURNED, Label, NotAlike, Row, Shortened, renamed_meta
 
 INNER = (1, 2)
-"""The copies that are compared, and repeated."""
+"""The kept layers that are compared, and copied."""
 STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-"""Operators that speak of memory, which repeated values share with those that they are copies of."""
+"""Operators that address memory, which are not copied: a copy would address the original's memory."""
 
 
 def unroll(joint: fx.GraphModule, shortened: Shortened) -> None:
-    """Puts the copies in, in place; raises NotAlike where those that are there are not the same."""
+    """Inserts the removed layers, in place; raises NotAlike if the kept ones differ."""
     _Unroller(joint, shortened).run()
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Of a node in a copy: its row, its copy, the pass through the row's copies, and its index in its block there."""
+    """The position of a node: its row, its layer among the kept ones, its pass through the row, and its index in the block."""
 
     row: int
     copy: int
-    turn: int
+    row_pass: int
     index: int
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """The blocks of a row's copies that stand one behind the other, by copy; ``down``: the last copy comes first."""
+class _RowPass:
+    """One pass through the layers of a row: their consecutive blocks, by layer. ``down``: the last layer comes first (a backward)."""
 
     number: int
     row: int
@@ -66,19 +66,19 @@ class _Unroller:
         self.shift: dict[str, int] = {}
         self.numbers: dict[tuple[int, int], int] = {}
         self.fresh = itertools.count(1 << 32)
-        self.turns: list[_Turn] = []
+        self.row_passes: list[_RowPass] = []
 
     def run(self) -> None:
         labels = self._labels()
         parts = self._parts(list(zip(self.nodes, labels, strict=True)))
         own = {node for node, (label, _) in zip(self.nodes, labels, strict=True) if label is not None}
-        for turn in self.turns:
-            for copy, block in enumerate(turn.blocks):
-                self.place.update({node: _Place(turn.row, copy, turn.number, i) for i, node in enumerate(block) if node in own})
+        for row_pass in self.row_passes:
+            for copy, block in enumerate(row_pass.blocks):
+                self.place.update({node: _Place(row_pass.row, copy, row_pass.number, i) for i, node in enumerate(block) if node in own})
         for part in parts:
-            if isinstance(part, _Turn):
+            if isinstance(part, _RowPass):
                 self._compare(part)
-                self._emit_turn(part)
+                self._emit_pass(part)
             else:
                 self._emit(part)
         self._emit_output()
@@ -87,7 +87,7 @@ class _Unroller:
     # Blocks
 
     def _labels(self) -> list[tuple[Label, Any]]:
-        """Of each node its row and copy, and the kind of block. What autograd adds up by itself belongs to what came right before."""
+        """(label, kind of block) of each node. Nodes without a label, such as autograd's gradient sums, get that of the node before."""
         labels: list[tuple[Label, Any]] = []
         last: Label = None
         for node in self.nodes:
@@ -103,10 +103,10 @@ class _Unroller:
             return self.attributes[desc.target][:2]
         return None
 
-    def _parts(self, labelled: Sequence[tuple[Any, Any]]) -> list[_Turn | list[Any]]:
-        """Turns through the copies of a row, and what is between them."""
+    def _parts(self, labelled: Sequence[tuple[Any, Any]]) -> list[_RowPass | list[Any]]:
+        """Splits the graph into passes through rows, and the nodes between them."""
         blocks = _joined([(key, [item for item, _ in items]) for key, items in itertools.groupby(labelled, key=lambda pair: pair[1])])
-        parts: list[_Turn | list[Any]] = []
+        parts: list[_RowPass | list[Any]] = []
         while blocks:
             (label, _), items = blocks[0]
             if label is None:
@@ -119,17 +119,17 @@ class _Unroller:
                 raise NotAlike("its layers are not done one after the other")
             made = tuple(items for _, items in blocks[:KEPT])
             down = copies != up
-            turn = _Turn(len(self.turns), label[0], made[::-1] if down else made, down)
-            self.turns.append(turn)
-            parts.append(turn)
+            row_pass = _RowPass(len(self.row_passes), label[0], made[::-1] if down else made, down)
+            self.row_passes.append(row_pass)
+            parts.append(row_pass)
             del blocks[:KEPT]
         return parts
 
-    # Likeness
+    # Comparison
 
-    def _compare(self, turn: _Turn) -> None:
-        """Raises NotAlike unless the two inner copies are the same but for where they stand."""
-        one, two = (turn.blocks[c] for c in INNER)
+    def _compare(self, row_pass: _RowPass) -> None:
+        """Raises NotAlike unless the two inner layers are identical up to their position."""
+        one, two = (row_pass.blocks[c] for c in INNER)
         if len(one) != len(two):
             raise NotAlike(f"a layer is {len(one)} operators, the next one {len(two)}")
         for a, b in zip(one, two, strict=True):
@@ -157,27 +157,27 @@ class _Unroller:
         if mine is None or theirs is None or mine.row != theirs.row:
             return a is b and (mine is None or mine.copy not in INNER)
         inner = mine.copy in INNER and theirs.copy in INNER
-        return mine.turn == theirs.turn and theirs.copy - mine.copy == 1 and (not inner or mine.index == theirs.index)
+        return mine.row_pass == theirs.row_pass and theirs.copy - mine.copy == 1 and (not inner or mine.index == theirs.index)
 
-    # Writing
+    # Emission
 
-    def _emit_turn(self, turn: _Turn) -> None:
-        row = self.rows[turn.row]
-        order = range(KEPT - 1, -1, -1) if turn.down else range(KEPT)
-        first, second = INNER[::-1] if turn.down else INNER
-        steps = _steps(turn.blocks[first], turn.blocks[second])
+    def _emit_pass(self, row_pass: _RowPass) -> None:
+        row = self.rows[row_pass.row]
+        order = range(KEPT - 1, -1, -1) if row_pass.down else range(KEPT)
+        first, second = INNER[::-1] if row_pass.down else INNER
+        steps = _steps(row_pass.blocks[first], row_pass.blocks[second])
         between = range(KEPT // 2, len(row.modules) - KEPT // 2)
         for copy in order:
-            self._emit(turn.blocks[copy])
+            self._emit(row_pass.blocks[copy])
             if copy == first:
-                for number in reversed(between) if turn.down else between:
+                for number in reversed(between) if row_pass.down else between:
                     for base, step in steps.items():
                         self.shift[base] = self.shift.get(base, 0) + step
-                    for index, node in enumerate(turn.blocks[first]):
-                        self._put(turn, row, number, index, self._counted(node.name))
+                    for index, node in enumerate(row_pass.blocks[first]):
+                        self._put(row_pass, row, number, index, self._counted(node.name))
 
     def _counted(self, name: str) -> str:
-        """A name with the number that it has behind all that was put in so far."""
+        """The name of a node, its number shifted by the layers inserted so far."""
         base, number = _split(name)
         number += self.shift.get(base, 0)
         return f"{base}_{number}" if number else base
@@ -187,9 +187,9 @@ class _Unroller:
             args, kwargs = fx.map_arg((node.args, node.kwargs), partial(self._read, self.place.get(node)))
             self.made[node] = self._add(node, args, kwargs, self._counted(node.name), dict(node.meta))
 
-    def _put(self, turn: _Turn, row: Row, number: int, index: int, name: str) -> None:
-        """The node at ``index`` of a block, for the call of this number."""
-        one, two = (turn.blocks[c][index] for c in INNER)
+    def _put(self, row_pass: _RowPass, row: Row, number: int, index: int, name: str) -> None:
+        """Emits the node at ``index`` of a block for the removed layer ``number``."""
+        one, two = (row_pass.blocks[c][index] for c in INNER)
         args, kwargs = _zipped((one.args, one.kwargs), (two.args, two.kwargs), lambda a, b: self._between(number, a, b))
         meta = renamed_meta(one.meta, row.modules[1], row.modules[number])
         if one.op == "placeholder":
@@ -202,7 +202,7 @@ class _Unroller:
             at = NUMBERED[one.target]
             key = (one.args[at], number)
             args = (*args[:at], self.numbers.setdefault(key, next(self.fresh)), *args[at + 1 :])
-        self.put[turn.number, number, index] = self._add(one, args, kwargs, name, meta)
+        self.put[row_pass.number, number, index] = self._add(one, args, kwargs, name, meta)
 
     def _add(self, node: fx.Node, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         target = name if node.op == "placeholder" else node.target
@@ -211,7 +211,7 @@ class _Unroller:
         return self.new(node.op, target, args, kwargs, name, meta)
 
     def _between(self, number: int, one: fx.Node, two: fx.Node) -> fx.Node:
-        """What the call of this number reads where the inner copies read these."""
+        """The operand of layer ``number`` that corresponds to ``one`` and ``two``, the operands of the inner layers."""
         mine, theirs = self.place.get(one), self.place.get(two)
         if mine is None or theirs is None or one is two:
             return self.made[one]
@@ -219,7 +219,7 @@ class _Unroller:
         return self._of(place, number + place.copy - copy)
 
     def _read(self, place: _Place | None, read: fx.Node) -> fx.Node:
-        """What a node at ``place``, None outside of all rows, reads now."""
+        """The new node for the operand ``read`` of a node at ``place`` (None outside all rows)."""
         other = self.place.get(read)
         if other is None:
             return self.made[read]
@@ -227,21 +227,21 @@ class _Unroller:
             if other.copy in INNER:
                 raise NotAlike(f"{read.name} of a layer is read outside of it")
             return self.made[read]
-        return self._of(other, self.rows[place.row].kept(place.copy) + other.copy - place.copy)
+        return self._of(other, self.rows[place.row].index_of(place.copy) + other.copy - place.copy)
 
     def _of(self, place: _Place, number: int) -> fx.Node:
-        """The node at this place of its block in the call of this number."""
+        """The new node at this position of its block in layer ``number``."""
         row, half = self.rows[place.row], KEPT // 2
         count = len(row.modules)
         if half <= number < count - half:
-            return self.put[place.turn, number, place.index]
+            return self.put[place.row_pass, number, place.index]
         copy = number if number < half else number - count + KEPT
-        block = self.turns[place.turn].blocks[copy]
+        block = self.row_passes[place.row_pass].blocks[copy]
         if place.index >= len(block):
             raise NotAlike("its first or last layer is unlike the others")
         return self.made[block[place.index]]
 
-    # Results
+    # Outputs
 
     def _emit_output(self) -> None:
         entries = list(zip(self.output.args[0], self.output.meta["desc"], strict=True))
@@ -249,7 +249,7 @@ class _Unroller:
         values: list[Any] = []
         descs: list[Any] = []
         for part in self._parts(list(zip(entries, keys, strict=True))):
-            for value, desc in self._results(part) if isinstance(part, _Turn) else [(self._result(v, d), d) for v, d in part]:
+            for value, desc in self._results(part) if isinstance(part, _RowPass) else [(self._result(v, d), d) for v, d in part]:
                 values.append(value)
                 descs.append(desc)
         end = self.graph.output(tuple(values))
@@ -263,14 +263,14 @@ class _Unroller:
             return self._read(None, value)
         return self._read(_Place(*owner, -1, -1), value)
 
-    def _results(self, turn: _Turn) -> list[tuple[Any, Any]]:
-        row, half = self.rows[turn.row], KEPT // 2
-        if turn.down or len(turn.blocks[1]) != len(turn.blocks[2]):
+    def _results(self, row_pass: _RowPass) -> list[tuple[Any, Any]]:
+        row, half = self.rows[row_pass.row], KEPT // 2
+        if row_pass.down or len(row_pass.blocks[1]) != len(row_pass.blocks[2]):
             raise NotAlike("its layers do not have the same gradients")
         made = []
         for number in range(len(row.modules)):
             if half <= number < len(row.modules) - half:
-                for (a, about), (b, _) in zip(turn.blocks[1], turn.blocks[2], strict=True):
+                for (a, about), (b, _) in zip(row_pass.blocks[1], row_pass.blocks[2], strict=True):
                     if not self._same_argument(a, b):
                         raise NotAlike("the gradients of its layers do not come from the same places")
                     end = _about(about)
@@ -278,7 +278,7 @@ class _Unroller:
                     made.append((self._between(number, a, b) if isinstance(a, fx.Node) else a, type(about)(type(end)(name))))
             else:
                 copy = number if number < half else number - len(row.modules) + KEPT
-                made += [(self._result(value, desc), desc) for value, desc in turn.blocks[copy]]
+                made += [(self._result(value, desc), desc) for value, desc in row_pass.blocks[copy]]
         return made
 
 
@@ -286,7 +286,7 @@ Blocks = list[tuple[tuple[Label, Any], list[Any]]]
 
 
 def _joined(blocks: Blocks) -> Blocks:
-    """What is of no copy goes with the first or last one where it stands in it or beside it within the row: what all layers share does."""
+    """Adds unlabelled nodes within a row to the first or last layer next to them: nodes that all layers share are there."""
     joined: Blocks = []
     for k, (key, items) in enumerate(blocks):
         before, after = (joined[-1][0] if joined else None), (blocks[k + 1][0] if k + 1 < len(blocks) else None)
@@ -304,14 +304,14 @@ def _joined(blocks: Blocks) -> Blocks:
 
 
 def _within(before: tuple[Label, Any] | None, after: tuple[Label, Any] | None) -> bool:
-    """Whether what stands between these two blocks is in a row and not between inner copies."""
+    """Whether nodes between these two blocks are within a row, but not between inner layers."""
     if before is None or after is None or before[0] is None or after[0] is None or before[1] != after[1]:
         return False
     return before[0][0] == after[0][0] and not (before[0][1] in INNER and after[0][1] in INNER) and abs(before[0][1] - after[0][1]) < 2
 
 
 def _about(desc: Any) -> Any:
-    """The input whose gradient or new value a result is."""
+    """The input whose gradient or new value an output is; None for others."""
     if isinstance(desc, GradAOTOutput):
         return desc.grad_of
     return desc.mutated_input if isinstance(desc, InputMutationAOTOutput) else None
@@ -324,13 +324,13 @@ def _look(node: fx.Node) -> list[Any]:
 
 
 def _unnumbered(node: fx.Node) -> tuple[Any, ...]:
-    """Arguments without a draw's number and a module's name, which differ."""
+    """The arguments without a draw's number or a module's name, which differ between layers."""
     left_out = NUMBERED.get(node.target, 1 if node.target is RETURNED else None)
     return node.args if left_out is None else (*node.args[:left_out], *node.args[left_out + 1 :])
 
 
 def _zipped(a: Any, b: Any, make: Any) -> Any:
-    """``a``, of the same structure as ``b``, with ``make`` of the nodes at each place."""
+    """The structure of ``a`` and ``b`` with ``make(node of a, node of b)`` for each pair of nodes."""
     if isinstance(a, fx.Node):
         return make(a, b)
     if isinstance(a, (list, tuple)):
@@ -349,7 +349,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _steps(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> dict[str, int]:
-    """By how much the numbers of names grow from one copy to the next."""
+    """For each base name, the increase of its number from one layer to the next."""
     steps: dict[str, int] = {}
     for a, b in zip(first, second, strict=True):
         (base, mine), (other, theirs) = _split(a.name), _split(b.name)

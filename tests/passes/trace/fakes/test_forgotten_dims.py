@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxshard
 from fxshard.errors import StaticDimError
-from fxshard.shapes import Guard, bounds_all
+from fxshard.shapes import Guard, fixes_jointly
 
 BOTH = {0: "batch", 1: "seq"}
 MESHES = ({"a": 1}, {"dp": 2}, {"dp": 3}, {"dp": 2, "tp": 2})
@@ -75,7 +75,7 @@ def test_which_equalities_leave_no_room() -> None:
     a, b, c = (sympy.Symbol(name, integer=True, positive=True) for name in "abc")
 
     def bounded(condition: sympy.Basic) -> bool:
-        return bounds_all(Guard(condition, tuple((str(s), s, 1) for s in sorted(condition.free_symbols, key=str)), "m.py:1"))
+        return fixes_jointly(Guard(condition, tuple((str(s), s, 1) for s in sorted(condition.free_symbols, key=str)), "m.py:1"))
 
     assert all(map(bounded, (sympy.Eq(a * b, 64), sympy.Eq(64, a * b), sympy.Eq(2 * a + b * c, 9), sympy.Eq(a + 1, 9 - b))))
     open_ended = (sympy.Eq(a, b), sympy.Eq(a, b + 1), sympy.Eq(a * b, c), sympy.Ne(a * b, 64), a * b <= 64, sympy.Eq(a // b, 3))

@@ -106,7 +106,7 @@ def test_sizes_that_depend_on_data_do_not_mix() -> None:
             return x.nonzero()
 
     model, args = Nonzero(), (torch.ones(4, 2),)
-    with pytest.raises(TraceError, match="a size that only running tells"):
+    with pytest.raises(TraceError, match="a size known only at run time"):
         trace(model, args, train=False, dynamic=dynamic_dims(model, args, {}, {"x": {0: "batch"}}))
 
 

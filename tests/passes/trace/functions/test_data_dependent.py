@@ -50,7 +50,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("function", "args", "kwargs"), CASES, ids=[f"{f.__name__}-{i}" for i, (f, _, _) in enumerate(CASES)])
 def test_as_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    want, got = function(*args, **kwargs), spelled.SPELLED[function](*args, **kwargs)
+    want, got = function(*args, **kwargs), spelled.REPLACEMENTS[function](*args, **kwargs)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     inputs = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     if isinstance(want, Tensor) and want.requires_grad and want.numel():
@@ -82,14 +82,14 @@ def test_refused_as_by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[
     with pytest.raises((RuntimeError, ValueError)) as theirs:
         function(*args, **kwargs)
     with pytest.raises((RuntimeError, ValueError)) as ours:
-        spelled.SPELLED[function](*args, **kwargs)
+        spelled.REPLACEMENTS[function](*args, **kwargs)
     assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(("name", "weights"), [("fweights", V[0]), ("aweights", torch.ones(5, dtype=torch.int64))])
 def test_kinds_of_weights(name: str, weights: Tensor) -> None:
     """torch calls the dtypes by other names."""
-    for cov in (torch.cov, spelled.SPELLED[torch.cov]):
+    for cov in (torch.cov, spelled.REPLACEMENTS[torch.cov]):
         with pytest.raises(RuntimeError, match=f"expected {name} to have (integral|floating point) dtype"):
             cov(X, **{name: weights})
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxshard.passes.trace.python_state.attribute_tracking import noting
+from fxshard.passes.trace.python_state.attribute_tracking import recording
 from fxshard.passes.trace.trace import trace
 
 MADE: list[str] = []
@@ -63,7 +63,7 @@ KINDS = {
 def test_a_class_is_watched_in_silence(name: str) -> None:
     kind, x = KINDS[name], torch.randn(3, 4)
     model, before = kind(), list(MADE)
-    with noting(model, (), {}) as noted:
+    with recording(model, (), {}) as noted:
         out = model(x)
         assert isinstance(model, kind) and type(model).__name__ == kind.__name__
     assert type(model) is kind and before == MADE, "of its own class again, and nobody was told"

@@ -43,7 +43,7 @@ def after(effects: SideEffects, *outputs: Tensor, **sizes: int) -> Net:
     """A module, whose k is 100, after a run of the program."""
     model = Net(lambda self, x: x)
     model.k = 100
-    effects.settle([*model.modules()], outputs, sizes, torch.device("cpu"))
+    effects.apply([*model.modules()], outputs, sizes, torch.device("cpu"))
     return model
 
 
@@ -134,7 +134,7 @@ def looked_into(self: Any, x: Tensor) -> Tensor:
 def test_a_list_that_is_looked_into_is_left_as_it_was_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert not effects_of(looked_into).writes
-    assert "changes Python objects (self.items); what is sharded leaves them" in caplog.text
+    assert "changes Python objects (self.items); the sharded model leaves them" in caplog.text
 
 
 def test_what_other_calls_set_is_asked_too() -> None:

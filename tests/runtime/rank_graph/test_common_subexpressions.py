@@ -1,0 +1,168 @@
+"""Equal calls become one; what is random, returned, written into or a collective stays what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxshard.graph.planning_graph import ancestors
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.runner import run_passes
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import is_collective
+from fxshard.runtime.compile.compile import COMPILING, CompileState
+from fxshard.runtime.rank_graph.common_subexpressions import merge_equal_calls
+from fxshard.runtime.rank_graph.memory import program_memory, unbound
+from fxshard.runtime.rank_graph.rank_graph import profile, rank_graph
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def merged(function: Callable[..., object], *inputs: Tensor) -> tuple[int, list[str], torch.fx.GraphModule]:
+    """(how many were dropped, the operators that are left, the graph)."""
+    traced = make_fx(function, tracing_mode="fake")(*inputs)
+    dropped = merge_equal_calls(traced)
+    return dropped, [str(n.target) for n in traced.graph.nodes if n.op == "call_function"], traced
+
+
+def test_a_softmax_said_in_parts() -> None:
+    x = torch.randn(4, 6)
+
+    def parts(x: Tensor) -> tuple[Tensor]:
+        most = x.amax(1)
+        total = (x - most.unsqueeze(1)).exp().sum(1)
+        return ((x - most.unsqueeze(1)).exp() / total.unsqueeze(1),)
+
+    dropped, left, module = merged(parts, x)
+    assert dropped == 3 and left.count("aten.exp.default") == 1
+    assert torch.equal(module(x)[0], parts(x)[0])
+
+
+def test_arguments_of_other_kinds_are_others() -> None:
+    x = torch.randn(4)
+    dropped, _, module = merged(lambda x: ((x * 0.0).atan2(x) + (x * -0.0).atan2(x) + (x + 1) * (x + 1.0),), x)
+    assert dropped == 0 and len(module.graph.nodes) > 8
+
+
+def test_random_numbers_and_returned_tensors_stay_apart() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        return (aten.rand_like.default(x) - aten.rand_like.default(x)).exp(), x.neg().view(-1), x.neg().view(-1)
+
+    dropped, left, module = merged(drawn, torch.randn(2, 3))
+    assert dropped == 0 and left.count("aten.rand_like.default") == 2
+    _, first, second = module(torch.ones(2, 3))
+    assert first.data_ptr() != second.data_ptr(), "a user may write into one of them"
+
+
+def test_what_is_kept_for_the_backward_is_merged() -> None:
+    """Of three equal values the first is somebody's, two are kept, one of them as a view."""
+
+    def kept(x: Tensor) -> tuple[Tensor, ...]:
+        return x.neg(), x.neg().view(-1), x.neg()
+
+    traced = make_fx(kept, tracing_mode="fake")(torch.randn(2, 3))
+    assert merge_equal_calls(traced, 1) == 1
+    first, second, third = traced(torch.ones(2, 3))
+    assert first.data_ptr() != second.data_ptr() == third.data_ptr()
+    assert torch.equal(second.view(2, 3), first) and torch.equal(third, first)
+
+
+class Heads(nn.Module):
+    """Products with heads, the last dims of which lie apart: to be multiplied each must be copied."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (torch.sin(x.view(2, 8, 4, 16).transpose(1, 2)) for x in (q, k))
+        out: Tensor = (q @ k.transpose(-2, -1)).softmax(-1)
+        return out
+
+
+class Masked(nn.Module):
+    """The same mask again and again, which each gradient reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = (x @ x).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), 0.5)
+        return x
+
+
+def test_what_is_equal_is_kept_once_and_counted_once() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    graph = trace(Masked(), (x,))
+    bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
+    before, after = (run_passes(COMPILING[:count], CompileState(bound, "inductor"), None) for count in (2, 3))
+    assert before.parts is not None and after.parts is not None and before.module is not None
+    assert before.parts.kept - after.parts.kept == 3
+    given = after.parts.backward.graph.find_nodes(op="placeholder")
+    assert len(given) == len(after.parts.kept_inputs) + after.parts.kept + 1
+    assert len(after.parts.forward.graph.output_node().args[0]) == 1 + after.parts.kept
+    peaks = [profile(bound, before.module, parts).peak for parts in (before.parts, after.parts)]
+    assert peaks[1] < peaks[0]
+
+
+def test_a_product_and_its_gradient_read_one_copy() -> None:
+    """Each operand is copied once; seen transposed that is what the gradient of the other reads."""
+    x = torch.randn(2, 8, 64, requires_grad=True)
+    graph = trace(Heads(), (x, x.detach().clone().requires_grad_()))
+    bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
+    module = rank_graph(bound, "inductor")
+    merge_equal_calls(module)
+    tangents = {n for n, end in zip(module.graph.find_nodes(op="placeholder"), bound.program.inputs, strict=False) if end.kind == "tangent"}
+    copies = [n for n in module.graph.find_nodes(op="call_function", target=aten.clone.default) if not ancestors([n]) & tangents]
+    assert len(tangents) == 1 and len(copies) == 2, copies
+
+
+def test_collectives_stay() -> None:
+    def summed(x: Tensor) -> tuple[Tensor]:
+        both = [c10d.wait_tensor(c10d.all_reduce(x.neg(), "sum", "group")) for _ in range(2)]
+        return (both[0] * both[1],)
+
+    dropped, _, module = merged(summed, torch.randn(3))
+    assert dropped == 1
+    assert sum(map(is_collective, module.graph.nodes)) == 2
+
+
+def test_where_something_is_written_into_nothing_is_merged() -> None:
+    def written(x: Tensor) -> tuple[Tensor]:
+        one, two = x.exp(), x.exp()
+        aten.add_.Tensor(one, 1)
+        return (one * two,)
+
+    dropped, _, module = merged(written, torch.zeros(3))
+    assert dropped == 0
+    assert torch.equal(module(torch.zeros(3))[0], torch.full((3,), 2.0))
+
+
+class Twice(nn.Module):
+    """A large product at both ends, and much in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.t, self.w = nn.Parameter(torch.randn(128, 8)), nn.Parameter(torch.randn(256, 256))
+        self.u, self.v = nn.Parameter(torch.randn(8, 256)), nn.Parameter(torch.randn(256, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.t @ self.t.t()) @ x
+        x = ((x @ self.u) @ self.w) @ self.v
+        out: Tensor = (self.t @ self.t.t()) @ x
+        return out
+
+
+def test_under_a_limit_nothing_lives_longer_for_it() -> None:
+    graph = trace(Twice(), (torch.randn(128, 8),), train=False)
+    free = plan_graph(graph, Mesh({"a": 1}), Request(train=False, cache=False))
+    peak = program_memory(lower_plan(graph, free)).peak
+    dumps = {}
+    for limit in (None, peak):
+        plan = plan_graph(graph, Mesh({"a": 1}), Request(train=False, cache=False, memory_limit=limit))
+        bound = unbound(lower_plan(graph, plan))
+        module = rank_graph(bound, "inductor")
+        before = profile(bound, module, None).peak
+        artefact = run_passes(COMPILING[:3], CompileState(bound, "inductor"), None)
+        dumps[limit] = before, profile(bound, artefact.module, artefact.parts).peak
+    assert dumps[None][0] < dumps[None][1], "otherwise this tests nothing"
+    assert dumps[peak][0] == dumps[peak][1] <= peak
