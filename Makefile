@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast equal pairs ops solver lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast equal pairs ops solver mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped;
 
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
+
+mutants: $(STAMP) ## breaks 30 places drawn at random, one by one: the tests must notice at least 27 (hours)
+	$(BIN)/python tools/mutants.py --pytest "-n $(PYTEST_WORKERS)"
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check .
