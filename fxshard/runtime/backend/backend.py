@@ -313,7 +313,7 @@ class GraphPrograms:
             if found is not None:
                 return found
         names, kinds = ([of[i] for i in self.places] for of in (self.graph.names, self.graph.kinds))
-        trace = partial(trace_graph, module, tensors, names, kinds)
+        trace = partial(trace_graph, module, tensors, names, kinds, cache=self.options.cache)
         return trace_with_static_fallback(trace, dims, self.device_mesh), names
 
     def _plan(self, graph: PlanningGraph, named: NamedTensors, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:

@@ -190,11 +190,16 @@ def _replace_operand(user: fx.Node, old: fx.Node, new: Any) -> None:
 
 
 def trace_graph(
-    module: fx.GraphModule, tensors: Sequence[torch.Tensor], names: Sequence[str], kinds: Sequence[str], dims: Sequence[DynamicDim] = ()
+    module: fx.GraphModule,
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    dims: Sequence[DynamicDim] = (),
+    cache: bool = False,
 ) -> PlanningGraph:
     """Traces ``module`` on plain CPU fakes of the tensors' global shapes, with the backward if gradients are needed.
 
-    ``dims``: the dims with symbolic sizes, see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line if tracing fails.
+    ``dims``: the dims with symbolic sizes, and ``cache``: see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line if tracing fails.
     """
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     _refuse_local_views(module)
@@ -205,7 +210,7 @@ def trace_graph(
     with readable_errors(GRAPH, REMEDY), symbols:
         flat = [symbols.fake(name, fake_tensor(t, mode, train)) for name, t in zip(names, tensors, strict=True)]
         separate_outputs(module, flat)
-        joint = joint_graph(module, flat, train)
+        joint = joint_graph(module, flat, train, cache=cache)
         spec = pytree.tree_structure(list(range(count)))
         graph = planning_graph(joint, {}, names, pytree.tree_structure(list(range(len(tensors)))), spec, train, {})
         graph = symbols.at_example(graph)
