@@ -103,7 +103,7 @@ def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
     hidden = set(noisy_collectives(mesh, times))
     fitted = [one for one in times if one.fitted and _name(mesh, one.kind, one.axis) not in hidden]
     if not fitted:
-        raise RunError("no collective takes longer with more bytes", remedy="measure again, while the machine does less beside it")
+        raise RunError("no collective takes longer with more bytes", remedy="measure again on a less busy machine")
     inside, between = _links(mesh, fitted)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
@@ -200,7 +200,7 @@ def _isotonic(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[floa
 def _curve(sizes: Sequence[int], times: Sequence[float]) -> Curve:
     if times[0] == times[-1]:
         what = f"{len(sizes)} measurements of sizes from {sizes[0]} to {sizes[-1]} do not take longer as the size grows"
-        raise RunError(what, remedy="measure again, while the machine does less beside it")
+        raise RunError(what, remedy="measure again on a less busy machine")
     return Curve(tuple(zip(sizes, times, strict=True)))
 
 

@@ -280,7 +280,9 @@ def normalised_placement(placement: Placement, ndim: int, what: str) -> Placemen
     """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
     if not isinstance(placement, Shard):
         if isinstance(placement, Folded):
-            raise LayoutError(f"{what} cannot lie as {placement_str(placement)}", remedy="only redistributions pass through such layouts")
+            raise LayoutError(
+                f"{what} cannot have the placement {placement_str(placement)}", remedy="only redistributions pass through such layouts"
+            )
         placement_str(placement)
         return placement
     if not -ndim <= placement.dim < ndim:

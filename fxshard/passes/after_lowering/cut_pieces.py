@@ -70,8 +70,8 @@ class Pieces:
         count = iter(range(len(own)))
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda a: operand(next(count)) if is_tensor(a) else a)
         entry = lookup(str(node.target))
-        if entry is not None and entry.sizes is not None:
-            args = replaced(args, {entry.sizes: shape})
+        if entry is not None and entry.size_argument is not None:
+            args = replaced(args, {entry.size_argument: shape})
         return emit(node.target, *args, **kwargs)
 
     def _joined(self, emit: Emitter, node: fx.Node, cut: Cut, piece: int, own: Sequence[Cut | None], operand: Any) -> fx.Node:

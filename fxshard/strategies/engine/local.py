@@ -1,6 +1,6 @@
 """The local form of an operator: what each rank runs on its shards.
 
-Most operators run unchanged. A few have a size among their arguments (``sizes=``), and very few need the position of the
+Most operators run unchanged. A few have a size among their arguments (``size_argument=``), and very few need the position of the
 shard in the global tensor (``local=`` functions, which get a ``LocalContext``).
 """
 

@@ -65,7 +65,7 @@ def _checked_placement(call: Call, placement: Placement, ndim: int) -> Placement
     if kind is Shard:
         raise _fault(call, f"offers {placement} for a tensor of {ndim} dims")
     if kind is not Replicate and not (kind is Partial and placement.reduce_op in REDUCE_OPS):
-        raise _fault(call, f"offers {placement}, which is neither whole nor cut nor pending")
+        raise _fault(call, f"offers {placement}, which fxshard does not support")
     return placement
 
 

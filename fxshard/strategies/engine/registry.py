@@ -17,14 +17,14 @@ from fxshard.strategies.engine.local import LocalContext, LocalForm
 
 @dataclass(frozen=True)
 class Registered:
-    """``sizes``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
+    """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
 
     ``description``: text of a user's registration; empty for built-in rules.
     """
 
     rule: Rule
     local: LocalForm | None = None
-    sizes: int | None = None
+    size_argument: int | None = None
     description: str = ""
 
 
@@ -37,7 +37,7 @@ def register(
     rule: Rule,
     *,
     local: LocalForm | None = None,
-    sizes: int | None = None,
+    size_argument: int | None = None,
     override: bool = False,
     description: str = "",
 ) -> None:
@@ -45,7 +45,7 @@ def register(
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, sizes, description)
+        _RULES[op] = Registered(rule, local, size_argument, description)
     for forget in _ON_CHANGE:
         forget()
 
@@ -87,7 +87,7 @@ on_change(_derived.cache_clear)
 def _plain_rule(op: str) -> Rule | None:
     """The rule of an operator that runs unchanged on shards."""
     entry = _RULES.get(op)
-    return entry.rule if entry is not None and entry.local is None and entry.sizes is None else None
+    return entry.rule if entry is not None and entry.local is None and entry.size_argument is None else None
 
 
 def has_rule(op: str) -> bool:
@@ -111,7 +111,7 @@ def local_form(call: Call) -> LocalForm:
         return unchanged
     if entry.local is not None:
         return entry.local
-    return unchanged if entry.sizes is None else resized(entry.sizes)
+    return unchanged if entry.size_argument is None else resized(entry.size_argument)
 
 
 def unchanged(ctx: LocalContext) -> Any:

@@ -63,7 +63,7 @@ def register_rule(
     repeated = registered_user_rules().get(str(operator)) == description
     if has_rule(str(operator)) and not (override or repeated):
         raise RuleError(f"{schema.name} has a rule already", where="register_rule", remedy="pass override=True to replace it")
-    register(str(operator), made, local=local, sizes=size_argument, override=True, description=description)
+    register(str(operator), made, local=local, size_argument=size_argument, override=True, description=description)
 
 
 def find(op: Any) -> Any:

@@ -122,7 +122,7 @@ def _inconclusive_error(op: str, judged: Sequence[Judged]) -> RuleError:
         return RuleError(f"{op} gives other numbers each time that it runs, so no rule can be checked", remedy=remedy)
     why = next(j.skipped or j.partly for j in judged)
     remedy = f"give samples of several sizes, with at least {MIN_ELEMENTS} random numbers in each tensor"
-    return RuleError(f"no sample of {op} tells anything: {why}", remedy=remedy)
+    return RuleError(f"no sample of {op} is conclusive: {why}", remedy=remedy)
 
 
 def _positions(sample: Sample) -> dict[int, int]:

@@ -70,8 +70,8 @@ def _start_step(call: Call) -> tuple[Any, Any]:
     return call.arg(0), call.arg(2, "step", 1) if call.op == "aten.arange.start_step" else 1
 
 
-register(aten_names("full zeros ones empty.memory_format"), create, sizes=0)
-register(aten_names("new_full new_zeros new_ones new_empty"), create, sizes=1)
+register(aten_names("full zeros ones empty.memory_format"), create, size_argument=0)
+register(aten_names("new_full new_zeros new_ones new_empty"), create, size_argument=1)
 register(aten_names("zeros_like ones_like full_like empty_like"), pointwise_rule())
 register(aten_names("scalar_tensor"), create)
 register(aten_names("empty_strided"), create, local=local_strided(0))

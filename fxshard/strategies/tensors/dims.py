@@ -205,7 +205,7 @@ register(["aten.transpose.int", "aten.t.default", "aten.transpose_copy.int", "at
 register(["aten.unsqueeze.default", "aten.unsqueeze_copy.default"], unsqueeze)
 register(["aten.squeeze_copy.default", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims"], squeeze, local=local_squeeze)
 register(["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"], squeeze, local=local_squeeze)
-register(["aten.expand.default", "aten.expand_copy.default"], expand, sizes=1)
+register(["aten.expand.default", "aten.expand_copy.default"], expand, size_argument=1)
 register("aten.repeat.default", repeat, local=local_repeat)
 register("aten.repeat_interleave.self_int", repeat_interleave, local=local_interleave)
 register("aten.view_as_real.default", complex_parts, local=local_parts)

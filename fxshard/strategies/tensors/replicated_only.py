@@ -27,7 +27,7 @@ REASONS = {
     "_ctc_loss _ctc_loss_backward": "its list of lengths is that of the whole batch",
     "_linalg_check_errors": "a check has no output",
 }
-STRIDED = "strides and offsets are those of the whole tensor"
+STRIDED = "strides and offsets in memory are those of the whole tensor"
 MASKED = "elements are taken in the order of the whole mask"
 
 

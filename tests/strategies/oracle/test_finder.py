@@ -90,7 +90,7 @@ def test_samples_that_will_not_do() -> None:
     op = "fxshard_found.scale.default"
     with pytest.raises(RuleError, match="different dims"):
         find_rule(op, [Sample(op, (real(4, 6), real(6))), Sample(op, (real(4, 5, 6), real(6)))])
-    with pytest.raises(RuleError, match="tells anything"):
+    with pytest.raises(RuleError, match="is conclusive"):
         find_rule(op, [Sample(op, (real(4, 6), real(3)[:1]))])
     with pytest.raises(OptionError, match="there is no operator"):
         find_rule("fxshard_found::scales", [])
