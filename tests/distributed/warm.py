@@ -12,6 +12,7 @@ import torch
 import torch._inductor.config as inductor
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
@@ -26,6 +27,7 @@ MODULES = (
     "fxshard.api",
     "fxshard.runtime.backend.backend",
     "fxshard.runtime.exported",
+    "transformers.models.llama.modeling_llama",
 )
 
 
@@ -43,6 +45,7 @@ def train_once() -> None:
     finally:
         dist.destroy_process_group()
         torch._dynamo.reset()
+        counters.clear()
 
 
 torch.set_num_threads(1)
