@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
 
 
+@functools.cache
 def on_one(seed: int) -> Any:
     """Outputs and gradients on a mesh of one, in the simulator."""
     model, x = model_and_input()
