@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import hypothesis.strategies as st
 import pytest
@@ -143,13 +144,18 @@ def test_two_layouts_of_one_value_are_charged_each() -> None:
     assert plan.objective == pytest.approx(3 / 4 * 256 + 3 / 4 * 256 / 4)
 
 
+@cache
+def training() -> PlanningGraph:
+    return trace(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.ReLU()), (torch.randn(16, 8),))
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda m: f"{m}-{m.hardware.name}")
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("inputs", [None, "R", "S(0)"])
 @pytest.mark.parametrize("limit", [None, 2000])
 def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: str | None, limit: int | None) -> None:
     """A gradient is returned as its parameter lies, a tangent comes as its output is returned; both share the limit."""
-    graph = trace(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.ReLU()), (torch.randn(16, 8),))
+    graph = training()
     plan = plan_graph(graph, mesh, Request(input_layouts=inputs, objective=objective, memory_limit=limit))
     pins = _inputs(graph, inputs) if inputs else {}
     check_optimal(plan, Enumeration(annotate(graph, mesh), objective, _pinned(pins), memory_limit=limit))
