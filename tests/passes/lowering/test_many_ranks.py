@@ -75,7 +75,8 @@ def test_a_guard_of_64_ranks_is_one() -> None:
     args = (torch.randn(100, 3).double(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(Frozen(), args, {}, ({0: "n"},)))
     graph, mesh = trace(Frozen(), args, dynamic=dims), Mesh({"a": 8, "b": 8})
-    program = lower_plan(graph, plan_graph(graph, mesh, Request(input_layouts="S(0)S(0)", output_layouts="S(0)S(0)", cache=False)))
+    pins = {"native_batch_norm_backward": ("S(0)S(0)", None, None)}
+    program = lower_plan(graph, plan_graph(graph, mesh, Request(pins=pins, input_layouts="S(0)S(0)", cache=False)))
     assert [len(guard.ranks) for guard in program.guards] == [2]
     layout = Layout.parse("S(0)S(0)")
     shards = {n: [local_shape((n,), layout, mesh.shape, c) for c in mesh.coordinates()] for n in (7, 63, 64, 65, 120, 127, 128)}

@@ -78,9 +78,7 @@ def test_least_of_all_choices_on_two_axes(graph: PlanningGraph, objective: str, 
     check_optimal(plan, Enumeration(annotate(graph, SQUARE), objective, _pinned(_inputs(graph, layout)), lambda k, x: x == L("RR")))
 
 
-@brute(25)
-@given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
-def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
+def least_within_a_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
     """A part of what the plan without a limit holds: bounds and refusals are those of all choices, plans keep the limit, and none is
     dearer than the cheapest that fits by the count that is never too small."""
     truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
@@ -100,6 +98,12 @@ def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: fl
     slack = 1e-5 + 1e-9 * plan.objective
     assert truth.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
     assert plan.lower_bound - slack <= least <= plan.objective + slack and plan.objective <= surely + slack
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(25, marks=pytest.mark.slow)])
+def test_least_within_a_memory_limit(examples: int) -> None:
+    cases = given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
+    brute(examples)(cases(least_within_a_limit))()
 
 
 @st.composite
