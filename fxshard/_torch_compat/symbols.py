@@ -33,6 +33,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
 from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.whole_numbers import whole
 
 if TYPE_CHECKING:
     from torch import fx
@@ -302,6 +303,8 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     Floats divided by zero give inf or nan, as on a device (the gradient of ``std`` of one row); integers raise ZeroDivisionError.
     Integers may have any length, whereas torch's powers end at 63 bits.
     """
+    if (number := whole(expr, values)) is not None:
+        return number
     settled = expr.free_symbols <= values.keys() and all(value.is_number for value in values.values())
     try:
         found = expr.xreplace(values) if values else expr

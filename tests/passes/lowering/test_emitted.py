@@ -63,8 +63,8 @@ CASES: dict[str, Callable[[], Annotated]] = {
     "gpt2": lambda: annotate(trace(*gpt2(vocabulary=64)), parse_mesh("a=3")),
     "masked": lambda: annotate(trace(Normed(), (torch.randn(4, 4, 9),)), parse_mesh("a=2")),
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
-    "llama of any size": lambda: annotate(traced("llama", 12, 12)[1], parse_mesh("dp=2,tp=2")),
-    "llama of any size, odd ones too": lambda: annotate(traced("llama", 12, 12, uneven=True)[1], parse_mesh("a=3")),
+    "llama of any size": lambda: annotate(traced("one layer", 12, 12)[1], parse_mesh("dp=2,tp=2")),
+    "llama of any size, odd ones too": lambda: annotate(traced("one layer", 12, 12, uneven=True)[1], parse_mesh("a=3")),
     "typed, of any size": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic=ROWS), parse_mesh("a=2,b=2")),
 }
 
@@ -72,7 +72,7 @@ CASES: dict[str, Callable[[], Annotated]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     annotated = CASES[case]()
-    plans = [random_graph_plan(annotated, seed, frugal=bool(seed % 2)) for seed in range(2)]
+    plans = [random_graph_plan(annotated, seed, frugal=bool(seed % 2)) for seed in range(1 if "any size" in case else 2)]
     programs = [lower(annotated.graph, plan) for plan in plans]
     monkeypatch.setattr(LocalGraph, "once", anew)
     for plan, program in zip(plans, programs, strict=True):

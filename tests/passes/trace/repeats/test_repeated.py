@@ -113,7 +113,7 @@ def rows(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("layers", [5, 6, 9])
+@pytest.mark.parametrize("layers", [5, 6, pytest.param(9, marks=pytest.mark.slow)])
 def test_a_llama(layers: int, train: bool, caplog: pytest.LogCaptureFixture) -> None:
     checked(Llama.small(layers=layers).train(train), (TOKENS, TOKENS), train=train)
     assert rows(caplog) == f"layers.0 to layers.{layers - 1}"
