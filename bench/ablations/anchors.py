@@ -221,7 +221,7 @@ def perceptron() -> Case:
         return Blocks(4, 512), (torch.zeros(1024, 512),), {}
 
 
-SOME = 1e9
+SOME = 3e8
 ADAM = {"optimizer": "adamw"}
 EIGHT, FOUR, TWO = "dp=8,tp=8", "dp=4,tp=4", "dp=2,tp=2"
 
@@ -229,8 +229,8 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("llama 2, 2x2", "solve", Planned(model("llama", 2), TWO)),
     Anchor("llama 4, 4x4", "solve", Planned(model("llama", 4), FOUR)),
     Anchor("llama 8, 8x8", "solve", Planned(model("llama", 8), EIGHT)),
-    Anchor("gpt 4, cpu 2x4", "solve", Planned(gpt(4, 768, dropout=True), "dp=2,tp=4", "cpu", work=SOME)),
-    Anchor("bert 2, 2x2", "solve", Planned(bert(2), TWO, work=SOME)),
+    Anchor("gpt 4, cpu 2x4", "solve", Planned(gpt(4, 768, dropout=True), "dp=2,tp=4", "cpu", work=1e9)),
+    Anchor("bert 2, 2x2", "solve", Planned(bert(2), TWO, work=1e9)),
     Anchor("t5 2, 4x4", "solve", Planned(model("t5", 2), FOUR)),
     Anchor("experts 2, 4x4", "solve", Planned(model("moe", 2), FOUR)),
     Anchor("perceptron, 0.6 of memory", "solve", Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SOME)),

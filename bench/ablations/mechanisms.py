@@ -10,7 +10,7 @@ import ast
 import contextlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ PRIMAL, REDUCTIONS = "fxshard.solver.primal", "fxshard.solver.reductions"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """``of``: the stage of the anchors that it can change; ``without``: target -> replacement; ``code``: what would go with it."""
+    """``of``: the stage of the anchors that it can change; ``without``: target -> replacement; ``code``: what would go with it.
+
+    ``used``: the functions whose calls say that an anchor uses it, where those are not the targets.
+    """
 
     name: str
     of: str
     what: str
     without: Mapping[str, Any]
-    code: tuple[str, ...] = field(default=())
+    code: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -51,16 +55,12 @@ class Mechanism:
 
 @contextlib.contextmanager
 def used_of(mechanisms: Sequence[Mechanism]) -> Iterator[set[str]]:
-    """The names of those of which a function was called meanwhile; of those that are off by a constant, all."""
+    """The names of those of which a function was called meanwhile."""
     used: set[str] = set()
     with contextlib.ExitStack() as stack:
         for one in mechanisms:
-            for target in one.without:
-                original = pkgutil.resolve_name(target)
-                if callable(original):
-                    stack.enter_context(mock.patch(target, _noting(original, used, one.name)))
-                else:
-                    used.add(one.name)
+            for target in one.used or one.without:
+                stack.enter_context(mock.patch(target, _noting(pkgutil.resolve_name(target), used, one.name)))
         yield used
 
 
@@ -124,6 +124,7 @@ SOLVERS: tuple[Mechanism, ...] = (
             "solver/search/core_problem.py:search_cores",
             "solver/search/core_problem.py:search_core",
         ),
+        (f"{SEARCH}.tied_model.search_cores", f"{SEARCH}.case_split.search_cores"),
     ),
     Mechanism(
         "combining",
@@ -165,7 +166,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "solve",
         "try six nodes before a case is divided",
         {f"{SEARCH}.branching.PROBES": 1},
-        (),
+        used=(f"{SEARCH}.branching.Branching._divided",),
     ),
     Mechanism(
         "small cases",
@@ -222,6 +223,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "repair choices that exceed a limit",
         {f"{PRIMAL}.local_search.Polish.repair": lambda polish: not len(polish.room) or polish.room.min() >= 0},
         ("solver/primal/local_search.py:Polish.repair",),
+        (f"{PRIMAL}.local_search.cheapest_relief",),
     ),
     Mechanism(
         "polish",
@@ -269,6 +271,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "solve what is left as an integer program",
         {f"{SEARCH}.search.MIP_ENTRIES": 0, f"{SEARCH}.search.PartSearch._grow": nothing},
         ("solver/primal/highs.py",),
+        (f"{SEARCH}.search.solve_mip",),
     ),
     Mechanism(
         "sharpening",
@@ -297,6 +300,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "a node for all that the readers of a value do together",
         {f"{BOUNDS}.relax.MAX_JOINT": -1},
         ("solver/bounds/relax.py:_joint", "solver/bounds/relax.py:_paid"),
+        (f"{BOUNDS}.relax._joint",),
     ),
     Mechanism(
         "normalising",
@@ -311,6 +315,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "drop rows that others imply",
         {f"{REDUCTIONS}.memory.DominatedTimes.apply": unchanged},
         ("solver/reductions/memory.py:DominatedTimes", "solver/reductions/memory.py:_drop_implied"),
+        (f"{REDUCTIONS}.memory._drop_implied",),
     ),
     Mechanism(
         "folding",
@@ -346,13 +351,14 @@ SOLVERS: tuple[Mechanism, ...] = (
         "add to the floor what its plans hold beyond it",
         {f"{SOLVER}.limited.ROUNDS": 0},
         ("solver/limited.py:Counts.corrected", "solver/limited.py:Counts.with_more"),
+        (f"{SOLVER}.limited.Counts.with_more",),
     ),
     Mechanism(
         "larger count",
         "solve",
         "solve the problem whose count is never too small, too",
         {f"{SOLVER}.limited.NEAR": np.inf},
-        (),
+        used=(f"{SOLVER}.limited.LimitedSession._fitting",),
     ),
 )
 
