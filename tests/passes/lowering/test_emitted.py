@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[], Annotated]] = {
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
     "llama of any size": lambda: annotate(traced("one layer", 12, 12)[1], parse_mesh("dp=2,tp=2")),
     "llama of any size, odd ones too": lambda: annotate(traced("one layer", 12, 12, uneven=True)[1], parse_mesh("a=3")),
-    "typed, of any size": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic=ROWS), parse_mesh("a=2,b=2")),
+    "typed, of any size": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic=ROWS), parse_mesh("a=3")),
 }
 
 
