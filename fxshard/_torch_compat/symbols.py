@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     uninteresting_files,
 )
-from torch.fx.traceback import get_current_meta
+from torch.fx.traceback import get_current_meta, preserve_node_meta, set_current_meta
 from torch.utils import _stats
 from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
@@ -119,6 +119,13 @@ def asking(what: str) -> Iterator[None]:
         yield
     finally:
         _ASKING.reset(token)
+
+
+@contextlib.contextmanager
+def at_node(node: fx.Node) -> Iterator[None]:
+    """While it lasts, guards are noted with the user's line of ``node``."""
+    with preserve_node_meta(), set_current_meta(node):
+        yield
 
 
 def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:

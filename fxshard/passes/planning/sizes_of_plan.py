@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fxshard.errors import ConstraintError, OptionError, SizesError, closest
+from fxshard.errors import ConstraintError, OptionError, PlanError, SizesError, closest
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import Annotated, at_sizes, first_illegal, specs_for_remainders
 from fxshard.passes.planning.choose import allowance, decide, solved
@@ -31,7 +31,8 @@ def plan_at(
 ) -> PlanAt:
     """``plan`` at ``sizes``, by name; those that are not named are as in the example.
 
-    Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
+    Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes, PlanError if the proof
+    contradicts the plan's cost.
     """
     family = _family(annotated)
     check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
@@ -51,8 +52,20 @@ def plan_at(
         what = f"no plan made for {sizes_named(there)} is one to compare with: {error.what}"
         raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
     memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
-    bound, certificate = min(best.lower_bound, cost), best.certificate
-    return PlanAt(there, cost, bound, min(best.objective, cost), plan.certificate.unit, memory, constraints.memory_limit, certificate.cut)
+    bound, unit = _checked_bound(best.lower_bound, cost, there), plan.certificate.unit
+    return PlanAt(there, cost, bound, min(best.objective, cost), unit, memory, constraints.memory_limit, best.certificate.cut)
+
+
+ROUNDING = 1e-9
+"""How far, relative, a bound may lie above a cost of the same plan that was added up in another order."""
+
+
+def _checked_bound(bound: float, cost: float, sizes: Mapping[str, int]) -> float:
+    """The bound, not above the cost; raises PlanError, for a fault of fxshard, if it is above it by more than rounding."""
+    if bound > cost * (1 + ROUNDING):
+        what = f"at {sizes_named(sizes)} the plan costs {cost:,.9g}, less than {bound:,.9g}, which was proven to be the least: one is wrong"
+        raise PlanError(what, remedy="please report it")
+    return min(bound, cost)
 
 
 def _family(annotated: Annotated) -> GraphFamily:
