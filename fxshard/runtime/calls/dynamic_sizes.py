@@ -262,7 +262,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     """The dims, besides ``known``, that the call of the leaves ``named`` itself changes in the objects that it is given.
 
     They include numbers that it changes there. The next call of this kind has other sizes. Dims of other arguments that have the new
-    size change along with them, such as those of the mask over a cache and the new token.
+    size change along with them, such as those of the mask over a cache and the new token; but not their dim 0 if dim 0 of what grows
+    stays at that size: it is the batch.
     """
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
@@ -278,7 +279,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     counts = {path for path, leaf in named.items() if is_length(leaf)}
     for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
         others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # such as a mask
-        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
+        batch = any(leaves[path][:1] == left[path][:1] == (size,) for path in grown - counts)
+        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size and not (batch and d == 0)]
         if along := [place for place in along if place not in taken]:
             groups[(size,)] = along
     return tuple(_automatic_dim(places, sizes[0]) for sizes, places in groups.items())

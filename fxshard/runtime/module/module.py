@@ -69,6 +69,7 @@ from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
+from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
@@ -298,7 +299,8 @@ class ShardedForward:
         if not first:
             last = [*others, *self.by_key.get(key, ())][-1:]
             changed = {a for made in last for a in made.changed_attributes(attributes) - made.unread if a[1] != "training"}
-            values = attributes_text(self.model, changed, attributes)
+            values = attributes_text(self.model, changed, attributes) + "".join(hooks_text(self.state, made, hooks) for made in last)
+            values += "" if last else trainable_text(self.state, self.state.snapshot(), key, self.by_key)
             text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
             announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[train], text)
         with without_autocast(self.device.type), without_global_hooks():

@@ -144,3 +144,22 @@ def test_marks_of_equal_size_part_when_they_differ(mesh: DeviceMesh) -> None:
         x, y = torch.randn(rows, 6), torch.randn(6, columns)
         torch.testing.assert_close(sharded(x, y), Product()(x, y))
         assert programs(sharded) == count
+
+
+def test_the_log_names_hooks_and_parameters_that_make_another_program(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    sharded = parallelized(Scored(), data(4), mesh, train=True)
+
+    def again(*args: Tensor) -> str:
+        caplog.clear()
+        sharded(*args)
+        (said,) = [line for line in caplog.messages if "planning again" in line]
+        return said.removeprefix("planning again for training: args[0] (4, 8), args[1] (4, 4)")
+
+    handle = sharded.inner.register_forward_hook(lambda module, args, out: out * 2)
+    assert again(*data(4)) == ", with the forward hook of inner"
+    other = sharded.inner.register_forward_hook(lambda module, args, out: out * 3)
+    handle.remove()
+    assert again(*data(4)) == ", with the forward hook of inner, without the forward hook of inner"
+    sharded.inner.bias.requires_grad_(False)
+    assert again(*data(4)) == ", requires_grad=False of inner.bias"
+    other.remove()
