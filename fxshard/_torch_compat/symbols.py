@@ -338,9 +338,17 @@ def surely(condition: Any) -> bool:
     return env._maybe_evaluate_static(without_extremes(condition.node.expr, env)) == sympy.true
 
 
-def marked_dims(value: torch.Tensor) -> frozenset[int]:
-    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
-    return frozenset().union(*(getattr(value, mark, ()) for mark in _MARKS))
+def marked_dims(value: torch.Tensor) -> dict[int, tuple[int, int | None]]:
+    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``, with their least and largest size.
+
+    A dim that was marked several times is within all of these ranges. None: no largest size.
+    """
+    found: dict[int, tuple[int, int | None]] = {dim: (1, None) for mark in _MARKS for dim in getattr(value, mark, ())}
+    for one in getattr(value, "_dynamo_dynamic_range", ()):
+        least, most = found.get(one.dim, (1, None))
+        ends = [end for end in (most, one.max) if end is not None]
+        found[one.dim] = max(least, one.min or 1), min(ends, default=None)
+    return {dim % value.dim(): found[dim] for dim in sorted(found)}
 
 
 @contextlib.contextmanager
