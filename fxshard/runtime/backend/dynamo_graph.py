@@ -199,7 +199,8 @@ def trace_graph(
 ) -> PlanningGraph:
     """Traces ``module`` on plain CPU fakes of the tensors' global shapes, with the backward if gradients are needed.
 
-    ``dims``: the dims with symbolic sizes, and ``cache``: see ``fxshard.passes.trace.trace``. Raises TraceError with the user's line if tracing fails.
+    ``dims`` (with symbolic sizes) and ``cache`` are those of ``fxshard.passes.trace.trace``. Raises TraceError with the user's line if
+    tracing fails.
     """
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     _refuse_local_views(module)
