@@ -73,6 +73,11 @@ def transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
+def jit_traced() -> bool:
+    """Whether ``torch.jit.trace`` is around the call; ``torch.jit.is_tracing`` without its frame."""
+    return torch._C._get_tracing_state() is not None
+
+
 Tables = Sequence[tuple[dict[str, Any], str]]
 """(``vars`` of a module, name) for each parameter, or buffer."""
 

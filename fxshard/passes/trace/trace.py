@@ -387,10 +387,11 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
     if isinstance(desc, PlainAOTInput):
         return "input", paths[desc.idx]
     if isinstance(desc, TangentAOTInput) and isinstance(desc.output, InputMutationAOTOutput):
-        raise TraceError(
-            f"{_input_of(desc.output.mutated_input, names, paths)[1]} is changed in place and needs a gradient",
-            remedy="change a copy of it (x = x + 1 rather than x += 1), or detach it first",
-        )
+        kind, name = _input_of(desc.output.mutated_input, names, paths)
+        remedy = "change a copy of it (x = x + 1 rather than x += 1), or detach it first"
+        if kind == "parameter":
+            remedy = "change it between calls: within the forward it is refused under .data and no_grad too"
+        raise TraceError(f"{name} is changed in place and needs a gradient", remedy=remedy)
     if isinstance(desc, TangentAOTInput):
         return "tangent", f"tangents[{desc.output.idx}]"
     if desc is None:

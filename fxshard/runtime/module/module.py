@@ -19,7 +19,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.calls import transformed
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.collecting import few_collections
 from fxshard.errors import PlanError, RunError, SizesError
@@ -69,6 +68,7 @@ from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, same_hooks
 from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
+from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
@@ -77,9 +77,6 @@ from fxshard.runtime.ranks.launch import announce, compare, folder_of_one, leads
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 
 _MODE_NAMES = {True: "training", False: "inference"}
-TRANSFORM_REMEDY = (
-    "transform inside of the forward of the module that is parallelized, or take gradients by backward() and torch.autograd.grad"
-)
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -138,6 +135,7 @@ def parallelize(
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
     accept_full_values(model)
+    refuse_shared_memory()
     model.forward = forward
     return model
 
@@ -189,12 +187,9 @@ class ShardedForward:
         s = self.settings
         self.accumulation = Accumulation(self.state.places, s.compiler, s.rng, s.debug, s.cache)
 
-    @torch.compiler.disable
+    @torch.compiler.disable(reason=COMPILED)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if transformed():
-            raise RunError(
-                "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives", remedy=TRANSFORM_REMEDY
-            )
+        check_surroundings()
         leaves, spec = flatten_call(args, kwargs, self.counted)
         if not self.state.same_structure():
             self._refresh()
@@ -449,6 +444,8 @@ class ShardedForward:
     def __getattr__(self, name: str) -> Any:
         origin = vars(self).pop("origin", None)
         if origin is None:
+            if name in ("__code__", "__globals__"):
+                refuse_code(name)
             raise AttributeError(name)
         self._copy_programs(*origin)
         return getattr(self, name)
@@ -466,7 +463,7 @@ class ShardedForward:
             own.update({key: [kept[id(made)] for made in found if id(made) in kept] for key, found in table.items()})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it by fxshard.save_checkpoint")
+        refuse_pickle()
 
 
 def _autocast(device_type: str) -> Any:

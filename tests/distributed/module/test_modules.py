@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -164,6 +165,28 @@ def given_parameters() -> None:
     close(step(model), step(reference))
 
 
+def refused() -> None:
+    """What needs Python code or memory of whole parameters is refused by name; the module works as before."""
+    model, reference = pair()
+    for function in (torch.export.export, torch.jit.trace):
+        with pytest.raises(RunError, match=r"a parallelized module (.|\n)*fxshard.export"):
+            function(model, (batch(),))
+    with pytest.raises(RunError, match=r"in place of Python code(.|\n)*fxshard.export"):
+        torch.jit.script(model)
+    with pytest.raises(Unsupported, match=r"compiled already(.|\n)*fxshard.export"):
+        torch.export.export(model, (batch(),), strict=True)
+    assert not hasattr(model.forward, "__code__")
+    for part in (model, model[0], copy.deepcopy(model)):
+        with pytest.raises(RunError, match=r"share_memory of a parallelized module(.|\n)*to_local"):
+            part.share_memory()
+    for parameter in model.parameters():
+        parameter.to_local().share_memory_()
+    assert model[0].weight.to_local().is_shared()
+    with pytest.raises(RunError, match=r"on meta(.|\n)*to_empty"):
+        copy.deepcopy(model).to("meta")(batch())
+    close(step(model), step(reference))
+
+
 def dtypes_and_modes() -> None:
     """A program for each dtype and mode, found again; ``apply``, ``zero_grad``, ``requires_grad_``."""
     model, reference = pair()
@@ -274,6 +297,7 @@ found, test_two_ranks = two_ranks(
     loading,
     saved,
     given_parameters,
+    refused,
     dtypes_and_modes,
     anomalies,
     parametrized,

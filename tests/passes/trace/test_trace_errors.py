@@ -155,6 +155,13 @@ def test_an_input_that_is_changed_and_needs_a_gradient() -> None:
     assert "x = x + 1" in caught.value.remedy
 
 
+@pytest.mark.parametrize("change", [lambda w: w.data.add_(1), torch.no_grad()(lambda w: w.add_(1))])
+def test_a_parameter_that_is_changed_and_needs_a_gradient(change: Any) -> None:
+    with pytest.raises(TraceError, match="w is changed in place and needs a gradient") as caught:
+        trace(Function(lambda self, x: (x * self.w, change(self.w))[0], w=nn.Parameter(torch.ones(4))), (torch.ones(4, 4),))
+    assert "between calls" in caught.value.remedy
+
+
 def test_which_files_are_the_users() -> None:
     assert is_user_file("/home/me/torch/model.py") and is_user_file("/venv/lib/python3.11/site-packages/transformers/models/gpt2.py")
     assert not is_user_file(torch.nn.__file__) and not is_user_file(logging.__file__) and not is_user_file("<eval_with_key>.1")
