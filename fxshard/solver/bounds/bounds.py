@@ -1,7 +1,7 @@
 """Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
 
-Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that
-fits and one that does not. Several rows: the volume algorithm.
+Without memory it is TRW-S alone. Rows have multipliers, found by cutting planes (`cutting_planes`); where planes end at bounds that no
+plan meets, the volume algorithm goes on from there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ State = tuple[tuple[FloatArray, ...], FloatArray]
 """What the sweeper holds, and the multipliers of its costs."""
 
 MAX_PAIRS = 120
-SECANT_STEPS = 12
 VOLUME_STEPS = 600
 VOLUME_PAIRS = 3
 PLAN_STEPS = 8
@@ -100,13 +99,10 @@ class Ascent:
         plan = self.settle()
         rows = len(self.model.limits)
         if rows and plan is not None and not self.done:
-            if rows == 1 and not self.model.transfers:
-                self._secant(plan)
-            else:
-                self.bundle.run(plan)
-                blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
-                if self.bundle.loose and not blind and rows > 1:
-                    self._volume(self.best_multipliers)
+            self.bundle.run(plan)
+            blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
+            if self.bundle.loose and not blind and rows > 1:
+                self._volume(self.best_multipliers)
             self.set_prices(self.best_multipliers)
             self.settle(8)
 
@@ -243,32 +239,6 @@ class Ascent:
         """(rows,) what choices use beyond each limit."""
         return self.model.usage(plan) - self.model.limits
 
-    def _secant(self, plan: IntArray) -> None:
-        """Find the price at which a plan that fits and one that does not cost the same."""
-        over: tuple[float, float] | None = None
-        under: tuple[float, float] | None = None
-        for _ in range(SECANT_STEPS):
-            if self.done:
-                return
-            point = (self.model.linear(plan), float(self.excess(plan)[0]))
-            over, under = (point, under) if point[1] > 0 else (over, point)
-            if under is None and (fitting := self._try(plan)) is not None and self.excess(fitting)[0] <= 0:
-                under = (self.model.linear(fitting), float(self.excess(fitting)[0]))
-            price = _next_price(over, under, float(self.multipliers[0]))
-            if price is None:
-                return
-            before = float(self.multipliers[0])
-            self.set_prices(np.asarray([price]))
-            if self.multipliers[0] == before:
-                return
-            found = self.settle()
-            if found is None:
-                return
-            cost, excess = self.model.linear(found), float(self.excess(found)[0])
-            if (cost, excess) in (over, under):
-                return
-            plan = found
-
     def _volume(self, centre: FloatArray) -> None:
         """Steps from the best multipliers along the average excess of what is decoded there, as long as a *rise* in reach is worth it.
 
@@ -320,12 +290,3 @@ class Ascent:
 def stalled(history: list[float], gap: float, part: float) -> bool:
     """Whether the last four pairs of sweeps together raised the bound by no more than this part of a gap."""
     return len(history) > 4 and history[-1] - history[-5] <= part * gap
-
-
-def _next_price(over: tuple[float, float] | None, under: tuple[float, float] | None, price: float) -> float | None:
-    """Where the lines cost + price * excess of two plans meet; None where there is nothing to balance."""
-    if over is None:
-        return None if price == 0.0 else price / 4
-    if under is None:
-        return price * 4 if price else max(1.0, abs(over[0])) / over[1]
-    return max(0.0, (under[0] - over[0]) / (over[1] - under[1]))
