@@ -1,7 +1,6 @@
 """Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
 
-Without memory it is TRW-S alone. Rows have multipliers, found by cutting planes (`cutting_planes`); where planes end at bounds that no
-plan meets, the volume algorithm goes on from there.
+Without memory it is TRW-S alone. Rows have multipliers, found by cutting planes (`cutting_planes`).
 """
 
 from __future__ import annotations
@@ -27,23 +26,8 @@ State = tuple[tuple[FloatArray, ...], FloatArray]
 """What the sweeper holds, and the multipliers of its costs."""
 
 MAX_PAIRS = 120
-VOLUME_STEPS = 600
-VOLUME_PAIRS = 3
-PLAN_STEPS = 8
-"""Pairs of sweeps at each new set of several prices, and after how many of these what is decoded is repaired and polished."""
-
-AVERAGING = 0.1
-"""Weight of the latest plan in the average of the volume algorithm."""
-
-FIRST_RISE = 0.03
-LAST_RISE = 3e-4
-"""What the volume algorithm aims to gain in a step at first, and when it ends, in parts of the bound."""
-
 NEARBY = 0.01
 """What the first reach of the bundle would gain where the multipliers are known of a problem that is nearly the same."""
-
-PATIENCE = 10
-"""Steps that may gain little before the aim is halved."""
 
 STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
@@ -97,12 +81,8 @@ class Ascent:
     def run(self) -> None:
         """Raise the bound as far as it is cheap; afterwards the sweeper stands after a sweep against node order."""
         plan = self.settle()
-        rows = len(self.model.limits)
-        if rows and plan is not None and not self.done:
+        if len(self.model.limits) and plan is not None and not self.done:
             self.bundle.run(plan)
-            blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
-            if self.bundle.loose and not blind and rows > 1:
-                self._volume(self.best_multipliers)
             self.set_prices(self.best_multipliers)
             self.settle(8)
 
@@ -238,53 +218,6 @@ class Ascent:
     def excess(self, plan: IntArray) -> FloatArray:
         """(rows,) what choices use beyond each limit."""
         return self.model.usage(plan) - self.model.limits
-
-    def _volume(self, centre: FloatArray) -> None:
-        """Steps from the best multipliers along the average excess of what is decoded there, as long as a *rise* in reach is worth it.
-
-        The volume algorithm (Barahona and Anbil 2000): an average over many plans comes close to the excess of a relaxed one,
-        where the excess of the last plan points from one corner to the next.
-        """
-        self.set_prices(centre)
-        plan = self._fresh_plan()
-        if plan is None:
-            return
-        average, dearest = self.excess(plan), self.dearest
-        value = self.bound
-        rise, since = FIRST_RISE * self.scale(value) + 1, 0
-        for step in range(VOLUME_STEPS):
-            if self.done or rise < LAST_RISE * self.scale(value):
-                return
-            stuck = ((centre <= 0) & (average < 0)) | ((centre >= dearest) & (average > 0))
-            direction = np.where(stuck, 0.0, average)
-            norm = float(direction @ direction)
-            if norm == 0.0:
-                return
-            self.set_prices(centre + direction * (min(rise, self.cutoff - value) / norm))
-            bound = max(self.pair() for _ in range(VOLUME_PAIRS))
-            self._record(bound)
-            plan = self._decode(0)
-            if plan is not None:
-                average += AVERAGING * (self.excess(plan) - average)
-            gain = bound - value
-            if gain > 0:
-                centre, value = self.multipliers, bound
-            since = 0 if gain > rise / 20 else since + 1
-            if gain > rise / 2:
-                rise *= 1.5
-            if since >= PATIENCE:
-                rise, since = rise / 2, 0
-            if plan is not None and step % PLAN_STEPS == 0:
-                self._try(plan)
-
-    def _fresh_plan(self) -> IntArray | None:
-        """Choices decoded after more sweeps where the first ones leave a node without any."""
-        for _ in range(PATIENCE):
-            plan = self._decode(0)
-            if plan is not None or self.done:
-                return plan
-            self._record(self.pair())
-        return None
 
 
 def stalled(history: list[float], gap: float, part: float) -> bool:
