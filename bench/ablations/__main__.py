@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", help="of published instances; left out without it")
     parser.add_argument("--runs", type=int, default=1, help="take the fastest of so many runs of each cell")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every cell to a file, a line each")
+    parser.add_argument("--read", type=Path, action="append", metavar="FILE", help="tables of cells from such files; nothing is run")
     parser.add_argument("--list", action="store_true", help="name mechanisms and anchors, with what they are, and end")
     options = parser.parse_args(arguments)
     anchors = [a for a in ANCHORS if _named(a.name, options.anchors) and (options.data is not None or not a.needs_data)]
@@ -53,7 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         print()
         print(tabulate([(a.name, a.of) for a in anchors], headers=("anchor", "stage")))
         return 0
-    found = _measured(anchors, mechanisms, options.data, options.runs, options.json)
+    if options.read:
+        found = [_read(line) for file in options.read for line in file.read_text().splitlines()]
+    else:
+        found = _measured(anchors, mechanisms, options.data, options.runs, options.json)
     print(tabulate([_base(cell) for cell in found if not cell.mechanism], headers=("anchor", "cost", "gap", "work", "seconds", "MB")))
     print()
     rows = [_row(mechanism, found) for mechanism in mechanisms]
@@ -80,6 +84,11 @@ def _measured(anchors: Sequence[Anchor], mechanisms: Sequence[Mechanism], data: 
     return found
 
 
+def _read(line: str) -> Cell:
+    cell = json.loads(line)
+    return Cell(cell["anchor"], cell["mechanism"], None if cell["figures"] is None else Figures(**cell["figures"]), cell["reason"])
+
+
 def _base(cell: Cell) -> tuple[object, ...]:
     figures = cell.figures
     if figures is None:
@@ -98,7 +107,7 @@ def _row(mechanism: Mechanism, found: Sequence[Cell]) -> tuple[object, ...]:
     """The least and the greatest change of each figure over all anchors."""
     bases = {cell.anchor: cell.figures for cell in found if not cell.mechanism}
     own = [cell for cell in found if cell.mechanism == mechanism.name]
-    pairs = [(cell.anchor, was, cell.figures) for cell in own if (was := bases[cell.anchor]) is not None and cell.figures is not None]
+    pairs = [(cell.anchor, was, cell.figures) for cell in own if (was := bases.get(cell.anchor)) is not None and cell.figures is not None]
     changes = []
     for change in CHANGES.values():
         ranked = sorted((change(was, now), anchor) for anchor, was, now in pairs)

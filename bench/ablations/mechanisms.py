@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 
 import fxshard
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
 
 ROOT = Path(fxshard.__file__).parent
 SOLVER, BOUNDS, SEARCH = "fxshard.solver", "fxshard.solver.bounds", "fxshard.solver.search"
@@ -84,14 +85,6 @@ def no(*given: object, **named: object) -> bool:
 def unchanged(self: object, model: Any) -> Any:
     """A reduction that finds nothing to do."""
     return model, lambda choices: choices
-
-
-def _bundle(ascent: Any, plan: Any) -> None:
-    ascent.bundle.run(plan)
-
-
-def _loose(bundle: Any, *given: object) -> None:
-    bundle.loose = True
 
 
 def _first_half(branching: Any, case: Any, bound: float) -> tuple[float, tuple[Any, ...]]:
@@ -193,22 +186,8 @@ SOLVERS: tuple[Mechanism, ...] = (
         "bundle",
         "solve",
         "multipliers by cutting planes",
-        {f"{BOUNDS}.cutting_planes.Bundle.run": _loose},
+        {f"{BOUNDS}.cutting_planes.Bundle.run": nothing},
         ("solver/bounds/cutting_planes.py",),
-    ),
-    Mechanism(
-        "volume",
-        "solve",
-        "multipliers by the volume algorithm after that",
-        {f"{BOUNDS}.bounds.Ascent._volume": nothing},
-        ("solver/bounds/bounds.py:Ascent._volume", "solver/bounds/bounds.py:Ascent._fresh_plan"),
-    ),
-    Mechanism(
-        "secant",
-        "solve",
-        "one multiplier by the secant",
-        {f"{BOUNDS}.bounds.Ascent._secant": _bundle},
-        ("solver/bounds/bounds.py:Ascent._secant", "solver/bounds/bounds.py:_next_price"),
     ),
     Mechanism(
         "sharing",
@@ -393,7 +372,56 @@ QUESTIONS: tuple[Mechanism, ...] = (
     ),
 )
 
-MECHANISMS: tuple[Mechanism, ...] = (*SOLVERS, *QUESTIONS)
+AFTER = "fxshard.passes.after_lowering"
+
+
+def _unless(name: str) -> dict[str, Any]:
+    """The passes after lowering, one of which changes nothing."""
+    return {f"{AFTER}.optimise.OPTIMISATIONS": {**OPTIMISATIONS, name: lambda program: program}}
+
+
+PASSES: tuple[Mechanism, ...] = (
+    Mechanism(
+        "schedule",
+        "lower",
+        "start collectives early, wait for them late",
+        _unless("schedule"),
+        ("passes/after_lowering/schedule.py",),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "chunk",
+        "lower",
+        "products in pieces beside a collective",
+        _unless("chunk"),
+        tuple(f"passes/after_lowering/{name}.py" for name in ("chunk", "cut_candidates", "cut_pieces", "follow_cut")),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "bucket",
+        "lower",
+        "collectives that are packed into one",
+        _unless("bucket"),
+        ("passes/after_lowering/bucket.py",),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "pieces behind",
+        "lower",
+        "cut what reads a collective as well as what makes it",
+        {f"{AFTER}.chunk.readers": lambda *given: {}},
+        ("passes/after_lowering/cut_candidates.py:readers",),
+    ),
+    Mechanism(
+        "pieces before",
+        "lower",
+        "cut what makes what is sent as well as what reads it",
+        {f"{AFTER}.chunk.makers": lambda *given: {}},
+        ("passes/after_lowering/cut_candidates.py:makers",),
+    ),
+)
+
+MECHANISMS: tuple[Mechanism, ...] = (*SOLVERS, *QUESTIONS, *PASSES)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The passes, one a file, run in this order: trace, annotate, constrain, formulate, choose, verify, lower, share, schedule, chunk, bucket.
+"""The passes, one a file, run in this order: trace, annotate, constrain, formulate, choose, verify, lower, schedule, chunk, bucket.
 
 ``PIPELINE`` is that order; ``pipeline.run`` runs it or a part of it. What happens on a rank (bind, partition, compile) are
 passes too: ``fxshard.runtime.compile.compile.COMPILING``.

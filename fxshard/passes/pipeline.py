@@ -242,7 +242,6 @@ PLANNING: tuple[Pass, ...] = (
 )
 LOWERING: tuple[Pass, ...] = (
     Pass("lower", _lower, _modules),
-    Pass("share", _optimising("share"), _effect),
     Pass("schedule", _optimising("schedule"), _effect),
     Pass("chunk", _optimising("chunk"), _effect),
     Pass("bucket", _optimising("bucket"), _effect),

@@ -16,7 +16,6 @@ from fxshard.errors import OptionError, a_kind, closest
 from fxshard.passes.after_lowering.bucket import bucket
 from fxshard.passes.after_lowering.chunk import chunk
 from fxshard.passes.after_lowering.schedule import predicted, schedule
-from fxshard.passes.after_lowering.share import share
 from fxshard.passes.after_lowering.storages import with_storages
 from fxshard.passes.lowering.at_sizes import first_where_memory_counts
 from fxshard.program.sharded_program import ShardedProgram
@@ -24,7 +23,7 @@ from fxshard.shapes import Guard, distinct
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
-OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
+OPTIMISATIONS: dict[str, Optimisation] = {"schedule": schedule, "chunk": chunk, "bucket": bucket}
 """In the order in which they run."""
 
 OF_NUMBERS = frozenset({"chunk"})

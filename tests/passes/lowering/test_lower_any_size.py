@@ -133,7 +133,7 @@ def test_what_a_pass_takes_for_granted_is_a_guard(monkeypatch: pytest.MonkeyPatc
     plan = random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0)
     assert lower_plan(graph, plan).refuses({"batch": 2}) is None
     _, graph = traced("perceptron", 6, 1, uneven=True)
-    monkeypatch.setitem(optimise.OPTIMISATIONS, "share", asks)
+    monkeypatch.setitem(optimise.OPTIMISATIONS, "schedule", asks)
     program = lower_plan(graph, plan)
     assert [guard.condition for guard in program.guards] == ["batch > 3"] and program.refuses({"batch": 4}) is None
     assert "batch > 3" in (program.refuses({"batch": 2}) or "")
