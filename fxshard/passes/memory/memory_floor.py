@@ -1,9 +1,9 @@
-"""What every plan holds at least, and when: a bound on any plan that keeps to ``memory_limit`` is one under these `Live`s.
+"""A lower bound on what every plan holds over time: a bound on the cost under these `Live`s bounds every plan within ``memory_limit``.
 
-``memory_use`` counts at least what a plan holds, so that what is found keeps to the limit; that may be more than it holds where a value has
-several readers. Here only what is certain is counted. A value lies in memory as it was made until its first reader. From then on to its
-last reader it does so in that layout or in the one that the last reader wants: the smaller one is certain. What views give lies in
-the memory of what they read. At no time are two things counted that may be the same memory.
+``memory_use`` never counts less than a plan holds, so a plan found with it keeps the limit; it may count more if a value has several
+readers. This module counts only what is certain. A value is in memory as produced until its first reader. From then to its last reader it
+exists either in that layout or in the one that the last reader wants, so the smaller of the two is certain. The results of views lie in the
+memory of their operand. No two lives count the same memory at the same time.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live, Transfer
 
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Bytes of the memory that a value lies in, and of itself, in each of its layouts -> (given, wanted) bytes."""
+"""(storage bytes, value bytes), each by layout -> (given, wanted) bytes. The storage of a view is larger than the view."""
 Memory = Mapping[Layout | None, float]
-"""Bytes of the memory that a view lies in, by the layout of the view."""
+"""Bytes of the storage that a view lies in, by the layout of the view."""
 
 
 def _either(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in one of the two."""
+    """The value exists in the given or in the wanted layout: the smaller one is certain."""
     return np.minimum(_wanted(memory, sizes), memory[:, None])
 
 
 def _wanted(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in the layout that is wanted."""
+    """The value exists in the wanted layout."""
     return _further(memory, sizes) + np.diag(memory)
 
 
 def _further(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in the layout that is wanted, beside the one that is given."""
+    """The value exists in the wanted layout, in addition to the given one."""
     found = np.where(memory[:, None] > 0, sizes[None, :], 0.0)
     return found - np.diag(np.diag(found))
 
 
 def _unmoved(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there where what is wanted is what is given."""
+    """The value exists if the wanted layout is the given one."""
     return np.diag(memory)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``node`` reads a value at ``time``, variable ``var`` in ``layouts`` by state, needs it ``until`` then; ``again``: its second run."""
+    """``node`` reads a value at ``time`` in ``layouts``, by state of variable ``var``, until ``until``; ``again``: in its second run."""
 
     node: fx.Node
     time: int
@@ -65,7 +65,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Half:
-    """A value as its readers in one half of the step find it: in ``have`` by the state of ``var``; ``first``: when it is first read."""
+    """A value and its readers in the forward or in the backward, where it has layout ``have``, by state of ``var``."""
 
     var: int
     have: Wants
@@ -78,7 +78,7 @@ class Half:
 
 @dataclass
 class Floor:
-    """``readers``, ``kept`` (by value): of the formulation; ``transfers``: its own, then those of nothing that the lives here are of."""
+    """``readers`` and ``kept`` (by value) are those of the formulation; ``transfers``: the formulation's, then free ones for these lives."""
 
     usage: Usage
     readers: Mapping[str, tuple[Reader, ...]]
@@ -90,7 +90,7 @@ class Floor:
         self.modes, self.times, self.alike = self.usage.modes, self.usage.modes.times, self.usage.alike
 
     def lives(self) -> Iterator[Live]:
-        """All of them."""
+        """All lives of the bound."""
         for value in self.times.values:
             halves = self._halves(value)
             for half in halves:
@@ -102,7 +102,7 @@ class Floor:
         yield from self._running()
 
     def _made(self, value: fx.Node, halves: Sequence[Half]) -> Iterator[Live]:
-        """A value that has memory of its own."""
+        """The lives of a value with its own memory."""
         times, (source, index), born = self.times, producer(value), self.times.born(value)
         var, specs = self.usage.node_vars[source.name]
         bytes_ = self.usage.bytes_of(value, (self.alike(("given", index), (specs,), partial(given_layouts, specs, index)),))
@@ -118,7 +118,7 @@ class Floor:
             again = np.where(np.array(self.usage.states[var]) == REDONE, bytes_, 0.0)
         late = all(times.in_backward(r.node) for r in halves[0].readings) and not times.in_backward(source)
         since = max(born, self._first(value, halves[0])) + 1
-        if inside and late:  # what is computed again is not there in between
+        if inside and late:  # a recomputed value is freed in between
             yield Live(born, born + 1, bytes_, var)
             yield Live(born + 1, since, bytes_ - again, var)
         else:
@@ -135,7 +135,7 @@ class Floor:
             yield from self._crossed(value, halves, since)
 
     def _crossed(self, value: fx.Node, halves: Sequence[Half], since: int) -> Iterator[Live]:
-        """What is kept of a value for the backward, from ``since`` on: as made or already in the layout in which it is kept."""
+        """The value kept for the backward, from ``since`` on: as produced or already in the saved layout."""
         kept, read = self.kept[value.name], halves[1].first.time + 1
         made = max(since, kept.crossing.made[1])
         yield from self._pair(value, halves[0], kept.var, kept.layouts, _either, since, min(made, read))
@@ -146,13 +146,13 @@ class Floor:
         yield from self._along(value, halves[1], read)
 
     def _beside(self, kept: Kept) -> Iterator[Live]:
-        """What is kept for the backward of a value whose memory is not its own."""
+        """The saved copy of a value that does not own its memory."""
         if kept.transfer >= 0:
             _, other = self.usage.moved_bytes(kept.crossing.value, kept.ends)
             yield Live(kept.crossing.first[1], kept.crossing.second[0] + 1, other, transfer=kept.transfer)
 
     def _along(self, value: fx.Node, half: Half, since: int, memory: Memory | None = None) -> Iterator[Live]:
-        """The memory of a value from ``since``, when it was read first, to its last reader, and to that of the views it gives."""
+        """The memory of a value from ``since``, after its first read, to its last reader and that of the views of it."""
         last = max(half.readings, key=lambda r: (r.until, r.time))
         form = _wanted if self.times.only_returned(value) else _either
         yield from self._pair(value, half, last.var, last.layouts, form, since, last.time, memory)
@@ -161,7 +161,7 @@ class Floor:
             yield from self._through(value, last.node, max(since, last.time + 1), memory)
 
     def _through(self, operand: fx.Node, view: fx.Node, since: int, memory: Memory | None) -> Iterator[Live]:
-        """The memory of ``operand``, which a view has read in any layout, for as long as what it gives is read."""
+        """The memory of ``operand``, read by a view in any layout, for as long as the view's result is read."""
         value = max(values_of(view), key=self.times.last.__getitem__, default=None)
         halves = [] if value is None else self._halves(value)
         if value is None or not halves:
@@ -178,11 +178,11 @@ class Floor:
         yield from self._along(value, halves[-1], read, lies)
 
     def _at_least(self, value: fx.Node, memory: Memory, read: Wants) -> Memory:
-        """The same where the view may also have been kept in memory of its own."""
+        """The same memory, or less where the view may have been saved as a copy of its own."""
         return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
 
     def _lies(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
-        """Bytes of the memory that a view lies in, by spec, and at least, by its own layout."""
+        """Bytes of the storage of a view, by spec; and the least over specs, by the view's layout."""
         wanted = tuple(spec.inputs[0] for spec in specs)
         own = self.usage.bytes_of(operand, (wanted,))
         sizes = [size if memory is None else min(size, memory.get(at, size)) for at, size in zip(wanted, own, strict=True)]
@@ -192,10 +192,10 @@ class Floor:
         return np.array(sizes), found
 
     def _moved(self, value: fx.Node, half: Half) -> Iterator[Live]:
-        """What a value is brought into for its first reader of a half, beside what it was, and what that takes meanwhile."""
+        """The copy for the first reader in a half, beside the original, and the workspace of the redistribution."""
         first, time, base = half.first, self._first(value, half), producer(value)[0]
         until = time + 1
-        if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # it stays in any case
+        if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # the original stays in any case
             views = [v for v in values_of(first.node) if v in self.times.readers]
             until = max(until, min((self._needed(v) + 1 for v in views), default=until))
         yield from self._pair(value, half, first.var, first.layouts, _further, time, until)
@@ -213,7 +213,7 @@ class Floor:
             yield Live(time, time + 1, amounts, transfer=self._transfer(half.var, half.have, reading.var, reading.layouts))
 
     def _running(self) -> Iterator[Live]:
-        """What nodes take while they run; an operand that nobody may need after it makes room."""
+        """The workspaces of nodes; an operand that may die at the node is subtracted."""
         for node, time in self.times.time.items():
             if node.op == "call_function":
                 yield from self._run(node, time, self._dying(node), None)
@@ -228,7 +228,7 @@ class Floor:
             yield Live(time, time + 1, found, var)
 
     def _dying(self, node: fx.Node) -> tuple[bool, ...]:
-        """Those that nobody needs after the first run of ``node``; one of the forward may be computed again for those who do."""
+        """Operands not needed after the first run of ``node``; in the forward, also those that may be recomputed for later readers."""
         if self.times.in_backward(node):
             return self.times.last_uses(node)
         redone = [producer(o)[0] in self.modes.block and self.modes.early_end(o) <= self.times.time[node] + 1 for o in operands(node)]
@@ -237,7 +237,7 @@ class Floor:
         )
 
     def _halves(self, value: fx.Node) -> list[Half]:
-        """By those who read it as it is made and, where it crosses into the backward, those who read what is kept; nobody: none."""
+        """The readers of the value as produced and, if it crosses into the backward, those of the saved value; empty without readers."""
         source, index = producer(value)
         var, specs = self.usage.node_vars[source.name]
         have = self.alike(("layouts", "outputs", index), (specs,), partial(given_layouts, specs, index))
@@ -261,21 +261,21 @@ class Floor:
         return Reading(node, self.times.recomputed_at[node], self.times.recomputed_at[node] + 1, reader.var, layouts, True)
 
     def _first(self, value: fx.Node, half: Half) -> int:
-        """When it is first read; what is only returned is brought into the layout asked for as soon as it is made."""
+        """When a half is first read; a value that is only returned is redistributed as soon as it is produced."""
         only = self.times.only_returned(value) and producer(value)[0].op != "placeholder"
         return self.times.born(value) if only else half.first.time
 
     def _needed(self, view: fx.Node) -> int:
-        """When what a view gives is first read; what is only returned is brought elsewhere as soon as it is made."""
+        """When the result of a view is first read; if it is only returned, it is redistributed as soon as it is produced."""
         readers = (self.times.time[r] for r in self.times.readers[view])
         return self.times.born(view) if self.times.only_returned(view) else min(readers)
 
     def _pair(
         self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None
     ) -> Iterator[Live]:
-        """Memory that follows from the layout in which a value is given and from the one in which one reader wants it.
+        """A life whose bytes depend on the layout in which a value is given and that in which one reader wants it.
 
-        ``memory``: that of what it is a view of, None where it has its own.
+        ``memory``: the storage of what the value is a view of; None if it has its own.
         """
         if lo >= hi or reader == half.var:
             return
@@ -294,7 +294,7 @@ class Floor:
         return form(np.array([memory.get(at, size) for at, size in zip(layouts, sizes, strict=True)]), sizes)
 
     def _transfer(self, var: int, have: Wants, reader: int, want: Wants) -> int:
-        """A transfer of nothing from one variable to another."""
+        """A free transfer between two variables, to which a life can refer."""
         key = var, id(have), reader, id(want)
         if key not in self._pairs:
             given, wanted, free = self.alike(("pair",), (have, want), partial(_numbered, have, want))
@@ -304,7 +304,7 @@ class Floor:
 
 
 def _numbered(have: Wants, want: Wants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers of layouts among the distinct ones of both ends, and that it costs nothing to bring one into another."""
+    """The indices of the given and wanted layouts among the distinct ones of both, and a table of zero costs."""
     number = {layout: k for k, layout in enumerate(dict.fromkeys(itertools.chain(have, want)))}
     given, wanted = (np.array([number[layout] for layout in end], dtype=np.int64) for end in (have, want))
     return given, wanted, np.zeros((len(number), len(number)))

@@ -1,4 +1,4 @@
-"""What a plan holds over time: what it is said to need, and what a limit on memory is kept by."""
+"""The allocations of a plan over time: they give its reported memory and decide whether it keeps a limit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fxshard.solver import Timeline
 
 @dataclass(frozen=True)
 class Held:
-    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout.
+    """One allocation: its value, kind (one of ``memory_profile.KINDS``), span, bytes and layout.
 
-    ``layout``: None for what a node or a redistribution takes while it runs.
+    ``layout``: None for the workspace of a node or redistribution.
     """
 
     value: str
@@ -33,7 +33,7 @@ class Held:
 
 
 def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
-    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
+    """The allocations of a plan. A value that is read only in other layouts dies once it is redistributed to them."""
     found = []
     entries: dict[str, list[Redistribution]] = {}
     for move in moves:
@@ -69,7 +69,7 @@ Entries = Mapping[str, Sequence[Redistribution]]
 
 
 def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
-    """When a value is needed no more in the layout in which it is made."""
+    """When a value is no longer needed in the layout in which it is produced."""
     source, index = producer(value)
     moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
     if not moves:
@@ -84,13 +84,13 @@ def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[st
 
 
 def _read_until(value: fx.Node, reader: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
-    """When a reader needs what it reads of a value no more: a view until what it gives is needed no more as it is."""
+    """When a reader no longer needs what it reads; for a view, when its result is no longer needed as it is."""
     views = values_of(reader) if times.is_view(reader) else []
     return max((_until(v, times, entries, specs) for v in views), default=times.read_until(value, reader))
 
 
 def _begins(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
-    """When a redistribution is made: for its first reader, or for the first one of all."""
+    """When a redistribution runs: at its first reader; if it is ``ahead``, at the first reader of the value."""
     if entry.ahead:
         return min(times.time[r] for r in times.readers[value])
     return times.copy_span(value, _readers(entry, times))[0] if entry.readers else times.end
@@ -101,7 +101,7 @@ def _readers(entry: Redistribution, times: Lifetimes) -> list[fx.Node]:
 
 
 def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> Span:
-    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+    """The span of a redistribution's result: until its readers, and the redistributions that start from it, are done."""
     source, index = producer(value)
     have = specs[source.name].outputs[index]
     ends = [_read_until(value, reader, times, entries, specs) for reader in _readers(entry, times)]
@@ -111,7 +111,7 @@ def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Ent
 
 
 def over_time(held_: Sequence[Held]) -> Timeline:
-    """Bytes that are held at once."""
+    """Total bytes over time."""
     return Timeline.of([one.span for one in held_], [one.bytes for one in held_])
 
 

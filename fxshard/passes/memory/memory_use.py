@@ -1,8 +1,8 @@
-"""What the states of a problem take in memory, and when: the `Live`s of its variables and transfers.
+"""An upper bound on the memory of a plan, as the `Live`s of the problem's variables and transfers.
 
-A value takes the bytes of its shard while it is there as made (``lifetimes``), in each mode of its node (``modes``); what it is brought
-into takes its own from the first reader that shares it to the last. Views take nothing. While a node runs or a value is brought into
-another layout a rank takes more for that moment (``workspace``).
+A value takes the bytes of its shard while it exists as produced (``lifetimes``), depending on the mode of its node (``modes``). Each
+redistributed copy takes its own bytes from the first reader that shares it to the last. Views take nothing. Nodes and redistributions need
+workspace while they run (``workspace``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Ends = tuple[tuple[Layout | None, ...], ...]
 
 @dataclass(frozen=True)
 class Reader:
-    """Something that reads a value: variable ``var`` reads it in ``layouts[state]``; ``node``/``operand`` say where in the graph."""
+    """A read of a value: variable ``var`` reads it in ``layouts[state]``, as operand ``operand`` of ``node``."""
 
     var: int
     layouts: tuple[Layout, ...]
@@ -44,7 +44,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Brought:
-    """A value's transfer: its index, the layouts by state at its ends (the producer, then readers), when what it brings is there."""
+    """The redistributed copies of a value: the transfer's index, the layouts by state at its ends (producer, then readers), the span."""
 
     value: fx.Node
     transfer: int
@@ -54,10 +54,10 @@ class Brought:
 
 @dataclass(frozen=True)
 class Kept:
-    """How a value gets to the backward: variable ``var`` says in which of ``layouts`` it is kept, None where it is not.
+    """How a value reaches the backward: variable ``var`` chooses the saved one of ``layouts``, None where it is not saved.
 
-    ``read``: in which the backward finds it, by state: also where it is computed again. ``transfer``: of nothing, from what makes the
-    value to ``var``, where what is kept beside it as made takes memory.
+    ``read``: the layout in which the backward finds it, by state, also if it is recomputed. ``transfer``: a free one from the producer to
+    ``var``, used if the saved copy takes memory beside the original.
     """
 
     crossing: Crossing
@@ -70,7 +70,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Usage:
-    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices``: of what, and at which sizes, paths are the cheapest."""
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices`` determine the cheapest paths."""
 
     modes: Modes
     mesh: Mesh
@@ -82,7 +82,7 @@ class Usage:
     prices: Prices
 
     def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
-        """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
+        """Values as produced. One that is only returned, and never redistributed, lives to the end."""
         times, moved = self.modes.times, {one.value for one in brought}
         for value in times.values:
             source, index = producer(value)
@@ -105,13 +105,13 @@ class Usage:
             yield Live(*self.modes.redone_span(value), again, var)
 
     def _made(self, value: fx.Node) -> Span:
-        """When it is there as it was made."""
+        """The span in which the value exists as produced."""
         crossing = self.modes.crossing(value)
         lo, hi = self.modes.times.own_span(value) if crossing is None else crossing.made
         return lo, max(hi, self.modes.shown_until(value))
 
     def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
-        """What nodes, and redistributions where they may be made, take for a moment (``workspace``)."""
+        """The workspaces of nodes, and of redistributions at every time at which they may run."""
         times = self.modes.times
         for node, time in times.time.items():
             if node.op == "call_function":
@@ -129,7 +129,7 @@ class Usage:
                     yield Live(time, time + 1, amounts, transfer=one.transfer)
 
     def brought(self, transfers: Sequence[Brought]) -> Iterator[Live]:
-        """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
+        """Redistributed copies. One that is only returned is made at once; until then the original is counted as produced."""
         times = self.modes.times
         for one in transfers:
             there, other = self.moved_bytes(one.value, one.ends)
@@ -142,7 +142,7 @@ class Usage:
                 yield Live(lo, hi, other, transfer=one.transfer)
 
     def joined(self, groups: Sequence[tuple[int, Group]]) -> Iterator[Live]:
-        """What the members of a group hand over to each other in another layout, by the state of all."""
+        """The values that the members of a group pass to each other in another layout, by the group's state."""
         times = self.modes.times
         for var, group in groups:
             options = [self.node_vars[n.name][1] for n in group.nodes]
@@ -161,8 +161,7 @@ class Usage:
                     yield Live(times.recomputed_at[made], times.recomputed_at[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
 
     def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
-        """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
-        what is kept beside it."""
+        """Values saved for the backward, from the end of the forward's reads on; if the original stays anyway, the copy beside it."""
         for one in kept:
             value = one.crossing.value
             if one.crossing.own:
@@ -175,16 +174,16 @@ class Usage:
         return np.where(np.array(self.states[var]) == REDONE, amounts, 0.0)
 
     def running(self, node: fx.Node, specs: tuple[OpSpec, ...], dying: tuple[bool, ...]) -> np.ndarray:
-        """Bytes that a node takes while it runs, by spec; ``dying``: the operands that nobody needs after it."""
+        """Workspace of a node in bytes, by spec; ``dying``: the operands that nobody needs after it."""
         key = "running", workspace.run_of(node, dying)
         return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
 
     def moving_bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
-        """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
+        """(given, wanted) workspace in bytes of a redistribution between the distinct layouts of these ends."""
         return self._of_moves(value, ends)[0]
 
     def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
-        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
+        """(given, wanted) bytes of the copy in the wanted layout, and the same with 0 where it equals the given one; 0 for None."""
         return self._of_moves(value, ends)[1:]
 
     def _of_moves(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -204,7 +203,7 @@ class Usage:
         return self.alike(("moves", shape, strides, tensor.dtype, priced), ends, make)
 
     def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
-        """Both together of one of the outputs of a node, and of two layouts."""
+        """Workspace and excess storage together, for one output of a node and two layouts."""
         tensor = outputs_of(node)[output]
         if tensor is None or have is None or want is None or have == want:
             return 0
@@ -212,7 +211,7 @@ class Usage:
         return sum(workspace.of_move(tensor, have, path, self.mesh))
 
     def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
-        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
+        """Bytes of a value's shard in each layout: those of one end, or the distinct ones of several; 0 for None."""
         shape, itemsize = shape_and_itemsize(value)
         found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 

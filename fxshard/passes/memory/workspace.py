@@ -1,9 +1,9 @@
-"""What a rank takes for a moment: while a node runs, or a redistribution, beyond what these read and what they give.
+"""Workspace: memory that a node or redistribution needs while it runs, beyond its operands and results.
 
-A node is emitted as lowering emits it, on the largest shards, and run on fake tensors with the kernels of the CPU. Of redistributions
-the buffers are known (``buffers``), so many pairs of layouts are asked about; where chunks are so many that they are taken all at once
-they are emitted too, and what they make is counted. So what a plan is said to hold is what its program does. What kernels of torch
-allocate by themselves is in neither.
+For a node, its lowered form is emitted for the largest shards and run on fake tensors with the CPU's kernels. For a redistribution, the
+buffers are known in advance (``step_buffers``), because many pairs of layouts are asked for; only if a step has so many chunks that it
+gathers them all at once is it emitted, and its tensors counted. So the memory reported for a plan is that of its program. Memory that
+torch's kernels allocate internally is not counted in either case.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from fxshard.solver import Timeline
 from fxshard.strategies import local_form, lookup
 
 _FOUND: dict[Any, Any] = {}
-"""Bytes by all that they follow from: layers are alike, and so are most layouts of one operator."""
+"""Bytes by everything that they depend on: layers repeat, and one operator has few distinct layouts."""
 MOST = 200_000
 T = TypeVar("T")
 
 
 def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh: Mesh) -> np.ndarray:
-    """(specs,) bytes beyond operands and results, while ``node`` runs; ``dying``: the operands that nobody needs after it."""
+    """(specs,) bytes beyond operands and results while ``node`` runs; ``dying``: the operands that nobody needs after it."""
     alike = run_of(node, dying)
     if alike is None:
         return np.zeros(len(specs))
@@ -56,7 +56,7 @@ def of_node(node: fx.Node, specs: Sequence[OpSpec], dying: Sequence[bool], mesh:
 
 
 def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
-    """Equal for nodes that take the same in the same spec; None where that is nothing: one operator of torch's, all results read."""
+    """A key that is equal for nodes with equal workspace under equal specs; None if ``takes`` is False."""
     if not takes(node):
         return None
     read = operands(node)
@@ -64,7 +64,7 @@ def run_of(node: fx.Node, dying: Sequence[bool]) -> tuple[Any, ...] | None:
 
 
 def takes(node: fx.Node) -> bool:
-    """Whether it may take something: it is not one operator of torch's, all of whose results are read."""
+    """Whether the node may need workspace; a single torch operator, all of whose results are read, does not."""
     if node.op != "call_function" or name_of(node.target) in VIEWS:
         return False
     entry = lookup(name_of(node.target))
@@ -76,10 +76,10 @@ def takes(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Way:
-    """What bringing a value from one layout into another takes on the largest rank, in bytes.
+    """Memory of a path between two layouts on the largest rank, in bytes.
 
-    ``most``: alive at most meanwhile, with what is given and what is made; ``behind``: of the storage in which the result lies, beyond it;
-    ``moved``: whether that is another one than that of what is given.
+    ``most``: peak, including the input and the result; ``behind``: excess of the result's storage over the result; ``moved``: whether that
+    storage is not the input's.
     """
 
     most: int
@@ -87,13 +87,13 @@ class Way:
     moved: bool = True
 
     def then(self, other: Way, given: int) -> Way:
-        """Both, one after the other; ``given``: bytes of what was given, where that stays."""
+        """This path followed by ``other``; ``given``: bytes of the input if it stays alive."""
         behind = other.behind if other.moved else self.behind
         return Way(max(self.most, other.most + self.behind + given), behind, self.moved or other.moved)
 
 
 def of_move(value: torch.Tensor, source: Layout, steps: Sequence[Step], mesh: Mesh) -> tuple[int, int]:
-    """(bytes beyond ``value`` in ``source`` and what it is brought into, while that is done, bytes of this beyond its shard)."""
+    """(workspace in bytes of redistributing ``value`` from ``source``, excess bytes of the result's storage over its shard)."""
     shape, dense = plain_shape(value.shape), value.is_contiguous()
     if not steps or UNKNOWN in shape:
         return 0, 0
@@ -113,15 +113,14 @@ def _moved(shape: tuple[int, ...], dtype: torch.dtype, dense: bool, source: Layo
 
 
 def of_moves(value: torch.Tensor, paths: PathTable, layouts: Sequence[Layout | None]) -> tuple[np.ndarray, np.ndarray]:
-    """The same for all pairs: (from, to) bytes each, 0 where one is None."""
+    """The same for all pairs of layouts: (from, to) bytes each, 0 where one is None."""
     shape = plain_shape(value.shape)
     return _moves(paths, shape, value.dtype, UNKNOWN not in shape and value.is_contiguous()).between(layouts)
 
 
 @dataclass
 class _Moves:
-    """What the paths of a table take. ``shape``: of the tensor, which need not be one that the table is for; ``dense``: whether what is
-    given lies in memory without gaps."""
+    """Memory of the paths of a table. ``shape``: the tensor's, which may differ from the table's; ``dense``: the input has no gaps."""
 
     paths: PathTable
     shape: tuple[int, ...]
@@ -143,7 +142,7 @@ class _Moves:
         return meanwhile, behind
 
     def along(self, i: int, j: int) -> Way:
-        """The way from layout i, of a value, which lives on, to layout j."""
+        """The path from layout i, of a value that stays alive, to layout j."""
         first, *rest = itertools.pairwise(self.paths.path(i, j))
         found = self._direct(*first, True)
         for part in rest:
@@ -151,7 +150,7 @@ class _Moves:
         return found
 
     def _direct(self, i: int, j: int, stays: bool) -> Way:
-        """The same where no plain layout lies between the two; ``stays``: whether what is given does."""
+        """The same between two layouts with no plain layout in between; ``stays``: whether the input stays alive."""
         if (i, j, stays) not in self.ways:
             path = list(walk(self.paths.layouts[i], self.paths.direct(i, j)))
             self.ways[i, j, stays] = _way(path, self.shape, self.dtype, self.dense or not stays, stays, self.paths.tensor[2])
@@ -169,7 +168,7 @@ Path = Sequence[tuple[Layout, Step, Layout]]
 
 
 def _way(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> Way:
-    """A way that passes through no other plain layout; ``stays``: what it reads does, being a value, not what a step before made."""
+    """Memory of a path without plain layouts in between; ``stays``: its input is a value that stays alive, not an intermediate result."""
     if any(takes_all_at_once(step, layout, shape, mesh) for layout, step, _ in path):
         return _emitted(path, shape, dtype, dense, stays, mesh)
     sizes = [math.prod(ceil_shape(shape, at, mesh.shape)) * dtype.itemsize for at in (*(layout for layout, _, _ in path), path[-1][2])]
@@ -182,7 +181,7 @@ def _way(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, st
 
 
 def _emitted(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, stays: bool, mesh: Mesh) -> Way:
-    """The same of steps as lowering emits them. What has gaps has them between all elements: nothing passes for dense that may not be."""
+    """The same from the emitted steps. An input with gaps gets a gap after every element, so that it never passes as dense."""
     local, given = LocalGraph(mesh, (0,) * mesh.ndim), ceil_shape(shape, path[0][0], mesh.shape)
     x = local.placeholder("x", given, torch.empty(0, dtype=dtype, device="meta"))
     size = _bytes(x.meta["val"])
@@ -198,8 +197,8 @@ def _emitted(path: Path, shape: tuple[int, ...], dtype: torch.dtype, dense: bool
 
 
 def _alive(graph: fx.Graph, stays: bool, result: fx.Node) -> tuple[int, fx.Node]:
-    """(bytes alive at most while the calls of a way run, the node in whose memory its result lies), by the values that nodes carry: quicker
-    than to run them (``_most``). ``stays``: whether the input does."""
+    """(peak bytes while the calls of a path run, the node whose memory holds the result), from the metadata of the nodes: faster than
+    running them (``_most``). ``stays``: whether the input stays alive."""
     base: dict[fx.Node, fx.Node] = {}
     spans: dict[fx.Node, tuple[int, int]] = {}
     for time, node in enumerate(graph.nodes):
@@ -215,7 +214,7 @@ def _alive(graph: fx.Graph, stays: bool, result: fx.Node) -> tuple[int, fx.Node]
 
 
 def _shares(target: Any) -> bool:
-    """Whether one of the operators of which steps are made gives what it is given: a view of it, or the result of a collective."""
+    """Whether an operator of a redistribution step returns its input: as a view, or as the result of a collective."""
     schema = schema_of(target)
     return target is torch.ops._c10d_functional.wait_tensor.default or (schema is not None and schema.returns[0].alias_info is not None)
 
@@ -229,7 +228,7 @@ def _once(key: Any, make: Callable[[], T]) -> T:
 
 
 def _counted(node: fx.Node) -> tuple[int, ...]:
-    """The results of a node that are values of the graph."""
+    """The indices of a node's results that are values of the graph."""
     return (0,) if is_tensor(node) else tuple(sorted({int(u.args[1]) for u in node.users}))
 
 
@@ -254,7 +253,7 @@ def _node(node: fx.Node, call: Call, spec: OpSpec, dying: Sequence[bool], mesh: 
 
 
 def _placeholder(local: LocalGraph, value: torch.Tensor, layout: Layout) -> fx.Node:
-    """A shard whose dims lie in memory in the order in which those of ``value`` do."""
+    """A shard with the dim order in memory of ``value``."""
     shape = ceil_shape(plain_shape(value.shape), layout, local.mesh.shape)
     node, strides, size = local.placeholder("x", shape, value), [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda d: (value.stride(d), -d)):
@@ -265,7 +264,7 @@ def _placeholder(local: LocalGraph, value: torch.Tensor, layout: Layout) -> fx.N
 
 
 def _most(graph: fx.Graph, dies: Sequence[bool], results: Iterable[fx.Node]) -> int:
-    """Bytes alive at most while ``graph`` runs by the device's kernels; ``dies``: which of its inputs nobody needs after it."""
+    """Peak bytes while ``graph`` runs with the device's kernels; ``dies``: which inputs nobody needs after it."""
     env: dict[fx.Node, Any] = {}
     with FAKES, torch.no_grad():
         ends = [n for n in graph.nodes if n.op == "placeholder"]

@@ -1,4 +1,4 @@
-"""What a node may do under what the user said of it, and the errors where nothing is left."""
+"""The specs that a node may take under the user's constraints, and the errors where none is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Option = TypeVar("Option")
 
 
 def admitted(node: fx.Node, annotated: Annotated, constraints: Constraints) -> tuple[OpSpec, ...]:
-    """The node's specs that its pins and the plan admit."""
+    """The node's specs that its pins and the plan given as pins allow."""
     specs = annotated.specs[node.name]
     pins = pins_of(node, constraints)
     wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
@@ -46,9 +46,9 @@ def admitted(node: fx.Node, annotated: Annotated, constraints: Constraints) -> t
 
 
 def all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:
-    """The options that fulfil all wishes (what the user said, whether an option fulfils it).
+    """The options that satisfy all requirements: pairs of the user's text and a predicate.
 
-    Raises ConstraintError naming the fewest wishes that exclude each other.
+    Raises ConstraintError that names a smallest set of requirements that no option satisfies.
     """
     kept = tuple(o for o in options if all(holds(o) for _, holds in wishes))
     if kept:
@@ -59,13 +59,13 @@ def all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Op
 
 
 def contradictory(said: Sequence[str], where: str | None) -> ConstraintError:
-    """The error for what the user said that cannot hold together."""
+    """The error for constraints, in the user's words, that cannot hold together."""
     names = "; ".join(dict.fromkeys(said))
     return ConstraintError(f"these constraints cannot hold together: {names}", where=where, remedy="remove or change one of them")
 
 
 def planned_spec(name: str, spec: object) -> str:
-    """How a constraint that a plan makes is called."""
+    """The name, in error messages, of a constraint that comes from a plan given as pins."""
     return f"{name}: {spec} of the plan given as pins"
 
 
@@ -78,7 +78,7 @@ def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
 
 
 def place(node: fx.Node, graph: PlanningGraph) -> str:
-    """The user's line behind a node, the user's name of an input."""
+    """The user's source line of a node, or the user's name of an input."""
     return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
 
 

@@ -1,4 +1,4 @@
-"""choose: solve the problem and write the decision down as a ShardingPlan."""
+"""choose: solves the problem and records the solution as a ShardingPlan."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
-"""Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
-the same input gives the same plan; a plan cut by it says so."""
+"""Table entries that a solve may touch when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
+reproducible; a plan whose solve was cut short says so."""
 
 LIMITED_WORK = 1.6e10
-"""The same for all solves within a memory limit: half of it bounds what every plan holds."""
+"""The same for all solves under a memory limit together; half of it goes to the lower bound on memory."""
 
 ROUNDING = 1e-8
-"""Relative gap that the solver's integers may leave of a proof on costs far below a microsecond; a larger one is not proven."""
+"""Relative gap that the solver's integer costs may leave when costs are far below a microsecond. A larger gap counts as unproven."""
 
 EQUAL = 1e-9
-"""Relative difference between sums of the same costs that counts as none."""
+"""Two sums of the same costs count as equal up to this relative difference."""
 
 NO_STATE = Optimizer()
 
 
 def allowance(time_limit: float | None, *, limited: bool = False) -> Budget:
-    """What solving may take: the seconds that the user gave, which begin once the solver is compiled, or a fixed amount of work.
+    """The solver's budget: the user's seconds, counted once the solver is compiled, or a fixed amount of work.
 
-    ``limited``: within a memory limit.
+    ``limited``: for a problem with a memory limit.
     """
     if time_limit is not None:
         warm_up()
@@ -66,29 +66,30 @@ def allowance(time_limit: float | None, *, limited: bool = False) -> Budget:
 def unlimited(
     annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> tuple[ShardingPlan, Formulation, Solved] | None:
-    """The plan without the memory limit, its problem and solve, None where none is found.
+    """The plan found without the memory limit, with its problem and solve; None if none is found.
 
-    Where it keeps the limit by itself it is the cheapest, whatever is kept how.
+    If it happens to keep the limit, it is also optimal under the limit, whatever its values are saved for the backward in.
     """
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
     try:
         session = Session(formulation.problem, budget, formulation.start)
-    except (InfeasibleError, NoPlanError):  # the limited problem says so better
+    except (InfeasibleError, NoPlanError):  # the limited problem gives a better error
         return None
     plan = decide(annotated, free, formulation, session.solution)
     return dataclasses.replace(plan, memory_limit=limit), formulation, session
 
 
 def keeps_limit(plan: ShardingPlan) -> bool:
-    """Whether a plan holds no more than its memory limit."""
+    """Whether a plan's memory is within its limit."""
     return plan.memory_limit is None or sum(plan.memory.values()) <= plan.memory_limit
 
 
 def bound_within_limit(free: ShardingPlan) -> float:
-    """What no plan within a memory limit costs less than, by the one without it, in the unit of its objective.
+    """A lower bound for plans under the memory limit, from the plan without it, in the unit of the objective.
 
-    Not where communication hides: what is gathered again for the backward may hide where what is gathered once does not.
+    -inf if communication can be hidden: under the limit, a value gathered again in the backward may be hidden where a value gathered once
+    is not, so the problem without the limit is no relaxation.
     """
     hides = free.certificate.unit == "microseconds" and free.mesh.hardware.overlap > 0
     return -math.inf if hides else free.lower_bound
@@ -101,9 +102,9 @@ def solved(
     budget: Budget,
     bound: float = -math.inf,
 ) -> Solved:
-    """The problem solved, for questions too; raises ConstraintError when no plan was found.
+    """Solves the problem and keeps the session for later questions; raises ConstraintError if no plan is found.
 
-    ``bound``: what no plan within a memory limit costs less than, in the unit of the objective.
+    ``bound``: a lower bound on plans under the memory limit, in the unit of the objective.
     """
     try:
         if formulation.floor is None:
@@ -122,7 +123,7 @@ def solved(
 
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
-    """Bytes that the plan of these choices holds, at the times of the problem's lives."""
+    """Bytes that the plan of these choices holds at each time of the problem's lives."""
     found, times = _held(annotated, constraints, formulation, choices)
     counted = np.zeros(max(formulation.times.values()) + 1)
     for (node, _), bytes_ in zip(times.time.items(), over_time(found).at(list(times.time.values())), strict=True):
@@ -131,7 +132,7 @@ def memory_over_time(annotated: Annotated, constraints: Constraints, formulation
 
 
 def _held(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> tuple[list[Held], Lifetimes]:
-    """What the plan of these choices holds, and its times."""
+    """The allocations of the plan of these choices, and the lifetimes that they refer to."""
     decision = _chosen(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated.at_memory_sizes, decision)
     moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
@@ -139,7 +140,7 @@ def _held(annotated: Annotated, constraints: Constraints, formulation: Formulati
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
-    """A solution of the problem as a plan, with its certificate."""
+    """Turns a solution of the problem into a plan with its certificate."""
     decision = _chosen(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, decision, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
     if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
@@ -159,8 +160,7 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a plan is made of: an OpSpec per node; the layouts in which values are kept for the backward, which reads those; what it
-    computes again."""
+    """The content of a plan: an OpSpec per node, the layouts in which values are saved for the backward, and the recomputed blocks."""
 
     specs: Specs
     kept: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
@@ -168,7 +168,7 @@ class Decision:
 
 
 def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> Decision:
-    """What choices of the problem mean."""
+    """Translates the solver's choices."""
     specs = {name: options[choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(graph, specs, results), ())
@@ -178,7 +178,7 @@ def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[in
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
-    """Layouts of all results: gradients and mutated buffers follow their inputs."""
+    """Layouts of all results: gradients and mutated buffers take those of their inputs."""
     nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
     return tuple(results[k] if o.kind == "output" else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
 
@@ -186,7 +186,7 @@ def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout])
 def write_plan(
     annotated: Annotated, decision: Decision, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
 ) -> ShardingPlan:
-    """A plan from a decision: redistributions filled in, each paid once, and the objective summed up anew."""
+    """Makes a plan from a decision: adds the redistributions, each paid once, and recomputes the objective from the entries."""
     traced, mesh = annotated, annotated.mesh
     annotated, specs = _expanded(annotated, decision)
     graph = annotated.graph
@@ -217,7 +217,7 @@ def write_plan(
 
 
 def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Specs]:
-    """With what is computed again, which does what it did the first time."""
+    """The annotated graph and specs with recomputed nodes added; a second run has the spec of the first."""
     names = {again(name): name for nodes in decision.recomputed.values() for name in nodes}
     return expanded(annotated, decision.recomputed), {**decision.specs, **{new: decision.specs[old] for new, old in names.items()}}
 
@@ -242,7 +242,7 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
 
 
 def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
-    """Microseconds of a node in a spec, worked out once for nodes that are alike."""
+    """Microseconds of a node under a spec; equal nodes share the result."""
     prices = annotated.prices
     return annotated.plan_entries("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
 
@@ -250,7 +250,7 @@ def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
 def infeasible(
     error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation, budget: Budget
 ) -> ConstraintError:
-    """Names the user's constraints that cannot hold together, or the least memory or communication found."""
+    """The error that names the user's conflicting constraints, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
         return _too_little_memory(error, annotated, constraints, formulation).impossible()
     objective = OBJECTIVES[formulation.unit == "bytes"]
@@ -272,7 +272,7 @@ def _at_odds(wishes: Sequence[Wish], annotated: Annotated) -> ConstraintError:
 def _too_much_sent(
     error: InfeasibleError, annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> ConstraintError:
-    """A limit on communication that is too low, with what makes it so where something does."""
+    """The error for a communication limit that is too low; names the constraints that conflict with it, if any."""
     assert error.least_usage is not None
     least = f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit"
     limits = tuple(limit for limit in constraints.communication if str(limit) == error.row)
@@ -286,7 +286,7 @@ def _too_much_sent(
 
 
 def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> Shortage:
-    """What the least would need, and what it holds then."""
+    """The shortage under the memory limit, with the contents of memory in the plan that needs the least."""
     assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
     profile, mesh = None, annotated.mesh
     if error.least_choices:
@@ -299,9 +299,9 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """One constraint of the user's in one place: on a value or a result (by ``key``), a node's spec, what is equal, or a limit.
+    """One of the user's constraints at one place: on a value or result (by ``key``), a node's spec, an equality, or a limit.
 
-    ``said``: as the user wrote it, the same for all places that one glob means; ``node``: where it applies (no place: a limit).
+    ``said``: the user's text, equal for all places that one glob matches; ``node``: where it applies (empty for a limit).
     """
 
     kind: str
@@ -314,10 +314,10 @@ class Wish:
 def contradiction(
     annotated: Annotated, constraints: Constraints, objective: str, limited: bool, time_limit: float | None = None
 ) -> list[Wish]:
-    """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds.
+    """A minimal set of the user's constraints that cannot hold together, each at one place.
 
-    ``limited``: limits on memory and communication take part, in which paths matter, so that ``objective`` does. When ``time_limit``
-    seconds have passed the set is the smallest that is known by then.
+    ``limited``: include the limits on memory and communication; these depend on paths, and so on ``objective``. After ``time_limit``
+    seconds, returns the smallest conflicting set found so far.
     """
     wishes = _wishes(annotated, constraints, limited)
     until = None if time_limit is None else time.perf_counter() + time_limit
@@ -348,7 +348,7 @@ def _wishes(annotated: Annotated, constraints: Constraints, limited: bool) -> li
 
 
 def _fewest(holds: Callable[[Sequence[Wish]], bool], blocks: list[list[Wish]]) -> list[list[Wish]]:
-    """A smallest part of these that cannot hold together, by leaving out ever smaller runs of them."""
+    """A minimal infeasible subset, by deletion: tries to leave out runs of blocks, halving their length."""
     size = len(blocks)
     while size:
         start = 0
@@ -377,7 +377,7 @@ def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
 
 
 def _holds(annotated: Annotated, objective: str, until: float | None, wishes: Sequence[Wish]) -> bool:
-    """Whether anything at all is allowed under them; what cannot be told within the work limit, or ``until`` then, counts as if."""
+    """Whether any plan satisfies these requirements; True if neither the work limit nor the time ``until`` sufficed to tell."""
     left = None if until is None else until - time.perf_counter()
     if left is not None and left <= 0:
         return True

@@ -1,6 +1,6 @@
-"""Constraints in one form: conditions on the layouts of values and results, what is equal, and limits.
+"""The user's constraints in one form: conditions on the layouts of values and results, equalities, and limits.
 
-They come by the user's names (``names``), as layouts, as the values of ``fxshard.plans.constraints``, or as a partial plan.
+The user gives them by name (``names``), as layouts, as values of ``fxshard.plans.constraints``, or as a partial plan.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Pattern = tuple[Placement | None, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A pattern that a layout has, or is not to have (``forbidden``), how the user asked for it, and of a node with several
-    results the one it is for."""
+    """A pattern that a layout must match or, if ``forbidden``, must not match; ``said``: the user's text; ``output``: the result that it
+    applies to, if the node has several."""
 
     pattern: Pattern
     said: str
@@ -44,7 +44,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Equality:
-    """Tensors that lie alike, and how the user asked for it."""
+    """Tensors that must have equal layouts, and the user's text."""
 
     places: tuple[Place, ...]
     said: str
@@ -52,8 +52,8 @@ class Equality:
 
 @dataclass(frozen=True)
 class Constraints:
-    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> those on the
-    layout in which it is returned; ``specs``: node -> the OpSpec it must have (empty inputs leave them free)."""
+    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> conditions on the layout in
+    which it is returned; ``specs``: node -> its required OpSpec (empty inputs leave them free)."""
 
     values: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     results: Mapping[int, tuple[Condition, ...]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Constraints:
     communication: tuple[Communication, ...] = ()
     optimizer: Optimizer = field(default_factory=Optimizer)
     recomputed: frozenset[str] = frozenset()
-    """Blocks that are computed again whatever that saves."""
+    """Blocks that must be recomputed, whether that saves memory or not."""
 
 
 def constraints_of(
@@ -77,7 +77,7 @@ def constraints_of(
     constraints: Sequence[Constraint] | None = None,
     optimizer: Any = None,
 ) -> Constraints:
-    """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
+    """Reads the user's constraints; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
     reader.read_inputs(input_layouts)
     reader.read_outputs(output_layouts)
@@ -102,7 +102,7 @@ def constraints_of(
 
 @dataclass(frozen=True)
 class _Said:
-    """A name in what the user wrote: an entry of ``pins``, to which the layout is added in messages, or a whole constraint."""
+    """A name and where the user wrote it: an entry of ``pins`` (messages append the layout) or a ``whole`` constraint."""
 
     name: str
     text: str
@@ -114,7 +114,7 @@ class _Said:
 
 @dataclass
 class _Reader:
-    """What has been read so far; fields as in ``Constraints``."""
+    """Collects the constraints read so far; fields as in ``Constraints``."""
 
     graph: PlanningGraph
     mesh: Mesh
@@ -135,7 +135,7 @@ class _Reader:
     def read_inputs(self, given: Any) -> None:
         nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
         for name in [name for name, node in nodes.items() if is_length(self.graph.by_name[node].meta["val"])]:
-            whole = Layout.replicated(self.mesh.ndim)  # a number of the call: users know it as no tensor
+            whole = Layout.replicated(self.mesh.ndim)  # a length passed to the call: to users it is not a tensor
             self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _Said(name, f"input_layouts[{name}]"))
         given = self._by_end(given, "input")
         for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
@@ -181,7 +181,7 @@ class _Reader:
                     self._add_layout(_there(named, index, wanted, said), wanted, f"result {index} of {named.what}", said, f"[{index}]")
 
     def _add_layout(self, place: Place, layout: Any, what: str, said: _Said, part: str = "") -> None:
-        """A LayoutError about it says what the user wrote."""
+        """Adds a condition; a LayoutError quotes the user's text."""
         try:
             found = pattern(layout, self.mesh, self._dims(place), what)
         except LayoutError as error:
@@ -189,7 +189,7 @@ class _Reader:
         self.add(place, Condition(found, said.of(layout, part), place.output))
 
     def _read_forbidden(self, forbid: Forbid) -> None:
-        """A place that cannot have such a layout at all is left out; raises LayoutError where none can."""
+        """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
         layout = forbid.layout if forbid.axis is None else {forbid.axis: _one(forbid)}
         found: list[tuple[Place, Pattern]] = []
         errors: list[LayoutError] = []
@@ -219,7 +219,7 @@ class _Reader:
         self.equal.append(Equality(tuple(places), str(equal)))
 
     def _check_alike(self, places: Sequence[Place], equal: Equal) -> None:
-        """One layout says something else of tensors of other dims: dim 1 of a weight is none of its bias."""
+        """Tensors with different numbers of dims cannot have equal layouts: a weight's dim 1 has no counterpart in its bias."""
         dims: dict[int, list[str]] = {}
         for place in places:
             dims.setdefault(self._dims(place), []).append(self.names.spelled(place))
@@ -235,7 +235,7 @@ class _Reader:
 
 
 def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
-    """A result that is asked for; raises LayoutError where it is no tensor."""
+    """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
         what = f"result {index} of {named.what} is no tensor, or nothing reads it"
@@ -251,7 +251,7 @@ def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _S
 
 
 def _one(forbid: Forbid) -> Placement:
-    """The placement that is forbidden on one axis."""
+    """The forbidden placement on one axis."""
     given = forbid.layout
     if isinstance(given, str):
         given = Layout.parse(given)
@@ -264,7 +264,7 @@ def _one(forbid: Forbid) -> Placement:
 
 
 def _of_results(layout: Any) -> list[Any] | None:
-    """Layouts of several results: a sequence of them, or a text as ``print(plan)`` has it (``"RS(0), R"``, ``*`` where free)."""
+    """Layouts of several results: a sequence of layouts, or text in the form of ``print(plan)`` (``"RS(0), R"``, ``*`` where free)."""
     if isinstance(layout, str):
         parts = [part.strip() for part in layout.split(",")]
         return [None if part == "*" else part for part in parts] if len(parts) > 1 else None
@@ -273,7 +273,7 @@ def _of_results(layout: Any) -> list[Any] | None:
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (axes not named stay free)."""
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free)."""
     if isinstance(layout, str):
         layout = _parsed(layout)
     if isinstance(layout, Mapping):
@@ -295,14 +295,14 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
 
 
 def _parsed(text: str) -> Sequence[Placement | None]:
-    """A layout in which axes may be free: ``S(0)*``."""
+    """Reads a layout with free axes: ``S(0)*``."""
     plain = Layout.parse(text.replace("*", "R"))
     free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
     return [None if axis in free else placement for axis, placement in enumerate(plain)]
 
 
 def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:
-    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
+    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout (also a mapping by axis) for all."""
     if given is None:
         return []
     if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and _is_layout(given, names, mesh)):
@@ -330,7 +330,7 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
 
 
 def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh: Mesh) -> bool:
-    """Whether a sequence or a mapping is one layout: all placements, or all keys axes (and not names of tensors)."""
+    """Whether a sequence or mapping is one layout: all items are placements, or all keys are axes and not names of tensors."""
     if not isinstance(given, Mapping):
         return all(isinstance(p, Placement) for p in given)
     by_axis = set(mesh.axis_names) - set(names)
@@ -341,7 +341,7 @@ PLAN_PINS = "pins, which are a plan"
 
 
 def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str, OpSpec]:
-    """The OpSpecs of a (partial) plan; its nodes must be this graph's."""
+    """The OpSpecs of a (partial) plan; raises ConstraintError unless its mesh and nodes are those of this graph."""
     if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
         raise ConstraintError(f"the plan is for mesh {plan.mesh}, not {mesh}", where=PLAN_PINS, remedy="plan for this mesh")
     if plan.graph_hash and plan.graph_hash != graph.hash:
@@ -351,7 +351,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
             remedy="plan again without it, or pin layouts by name",
         )
     specs = {}
-    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # they do what they did the first time
+    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # a second run always has the spec of the first
     for node in plan.nodes:
         if node.name in seconds:
             continue
@@ -368,7 +368,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
 
 
 def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Condition]]:
-    """A gradient or mutated buffer that the plan returns in a layout asks its input for it."""
+    """If the plan fixes the layout of a returned gradient or mutated buffer, its input must have that layout."""
     if "output" in specs:
         nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
         for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):

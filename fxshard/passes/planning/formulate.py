@@ -1,14 +1,14 @@
-"""formulate: an annotated graph and its constraints -> a PlacementProblem of numbers.
+"""formulate: turns an annotated graph and its constraints into a PlacementProblem, which is numbers only.
 
-Variables: one per node (which OpSpec) and one per returned output (which layout).
+Variables: one per node (its OpSpec) and one per returned output (its layout).
 - node cost: compute time of the spec (``cost.compute_time``)
-- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), once
-  for each layout that they read, less what compute hides of it (``overlap``). Both are means where several sizes are priced (``prices``).
-- parts of one operator (``groups``): one variable for all, with what is reduced between them.
-- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
-- what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
-- memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``memory_use``);
-  a node's state then says as well how what it gives gets to the backward (``modes``), a variable per block that its nodes agree.
+- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), paid once per
+  distinct layout that is read, less the part hidden beside compute (``overlap``). With several sizes, both are means (``prices``).
+- parts of one operator (``groups``): one variable for all, which also pays for the reductions between them.
+- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's; a tangent has the layout of its output.
+- equalities: an edge from each tensor to the first; limits on communication: a row each (``communication_limits``).
+- a memory limit: the bytes of values and of their redistributed copies over their lifetimes (``memory_use``). A node's state then also
+  says whether it is recomputed (``modes``), and one variable per block makes its nodes agree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
 @dataclass(frozen=True)
 class Formulation:
-    """The problem and what its variables mean.
+    """The problem and the meaning of its variables.
 
     ``node_vars``: node -> (variable, specs); ``result_vars``: output index -> (variable, layouts).
     """
@@ -61,14 +61,14 @@ class Formulation:
     price: Price
     unit: str
     start: tuple[int, ...] = ()
-    """A legal choice to begin with: replicated wherever nothing else is asked for."""
+    """A feasible choice to start from: replicated except where the constraints ask for something else."""
     blocks: Mapping[int, Block] = field(default_factory=dict)
-    """Variable -> the block that it says of whether (1) or not (0) it is computed again."""
+    """Variable -> the block that it decides on: 1 if the block is recomputed."""
     kept: tuple[Kept, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
-    """When each node runs, where memory is limited, second runs too."""
+    """Time at which each node runs, second runs included; empty without a memory limit."""
     floor: PlacementProblem | None = None
-    """The same where memory counts that every plan takes for certain: bounds on any plan within the limit are those of this one."""
+    """The same problem with memory counted from below: a bound on it bounds every plan within the limit."""
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -93,12 +93,12 @@ class _Builder:
     brought: list[Brought] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     joined: list[tuple[int, Group]] = field(default_factory=list)
-    """(variable, the group that it decides)."""
+    """(variable, the group that it decides on)."""
     states: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Variable -> the mode of each of its states, where it has several."""
+    """Variable -> the mode of each of its states, for variables with several modes."""
     blocks: dict[int, Block] = field(default_factory=dict)
     hubs: dict[str, int] = field(default_factory=dict)
-    """Block -> the variable that says whether it is computed again."""
+    """Block -> the variable that says whether it is recomputed."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -159,20 +159,20 @@ class _Builder:
         return Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, *priced)
 
     def _floor(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
-        """The problem in which only what every plan holds for certain is in memory."""
+        """The problem that counts only the memory that every plan certainly needs."""
         kept = {one.crossing.value.name: one for one in self.kept}
         floor = Floor(self._usage(modes), readers, kept, list(self.transfers))
         lives = tuple(floor.lives())
         return replace(problem, lives=lives, transfers=tuple(floor.transfers))
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
-        """What is in memory, and when."""
+        """Memory as `Live`s: how many bytes, and when."""
         usage = self._usage(modes)
         lasting = (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
         return (*lasting, *usage.meanwhile(self.brought))
 
     def _budgets(self) -> tuple[Row, ...]:
-        """What may be sent on an axis: of transfers what they send, of a group's state what is handed over in it."""
+        """A row per limit on communication: the bytes of transfers, and of the redistributions inside a group."""
         limits = self.constraints.communication
         moved = list(self._moved()) if limits else []
         return rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
@@ -191,7 +191,7 @@ class _Builder:
                     yield from [moved] * runs[state]
 
     def _runs(self, var: int) -> list[int]:
-        """How often the nodes of a variable run in each of its states."""
+        """How often the nodes of a variable run, for each of its states."""
         return [1 + (mode == REDONE) for mode in self.states.get(var, (KEPT,) * len(self.costs[var]))]
 
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
@@ -209,7 +209,7 @@ class _Builder:
         self._decide([node], node.name, self._computing(node, specs), [specs])
 
     def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
-        """One variable for nodes whose states are ``options``: each of them in each mode that the nodes may take, KEPT first."""
+        """Adds one variable for nodes with these ``options``, repeated for each mode that the nodes may take, KEPT first."""
         modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
         var = self._variable(name, costs if modes == (KEPT,) else np.concatenate([costs * (2 if m == REDONE else 1) for m in modes]))
         for node, specs in zip(nodes, options, strict=True):
@@ -223,7 +223,7 @@ class _Builder:
         return var
 
     def _hub(self, block: Block) -> int:
-        """The variable that says whether a block is computed again."""
+        """The variable that says whether a block is recomputed."""
         if block.name not in self.hubs:
             forced = block.name in self.constraints.recomputed
             self.hubs[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
@@ -232,21 +232,21 @@ class _Builder:
 
     def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         if node.name not in self.annotated.calls or self.objective == "communication":
-            return self.alike("free", (specs,), lambda: np.zeros(len(specs)))  # layers repeat, so arrays do
+            return self.alike("free", (specs,), lambda: np.zeros(len(specs)))  # repeated layers share one array
         prices = self.annotated.prices
         return self.alike(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
 
     def _free(self, node: fx.Node) -> bool:
-        """Whether nobody said anything about a node."""
+        """Whether no constraint names the node."""
         return not pins_of(node, self.constraints) and node.name not in self.constraints.specs
 
     def _group(self, group: Group) -> None:
-        """One variable for all nodes of a group: what they compute, and what is reduced between them."""
+        """One variable for all nodes of a group; costs are their compute and the redistributions between them."""
         _, costs, options = self._joint(group)
         self.joined.append((self._decide(group.nodes, group.nodes[-1].name, costs, options), group))
 
     def _joint(self, group: Group) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
-        """What the nodes of a group may do together: as ``joint_specs``, what each costs, and the specs of each node."""
+        """The joint states of a group: spec indices as from ``joint_specs``, the cost of each state, and the specs of each node."""
         specs = [self.annotated.specs[n.name] for n in group.nodes]
         key = "group", group.sources, tuple(self.annotated.prices.calls(n.name) for n in group.nodes)
         return self.alike(key, specs, lambda: self._joint_costs(group, joint_specs(group, self.annotated.specs)))
@@ -268,7 +268,7 @@ class _Builder:
         return joint, costs, tuple(tuple(specs[n.name][k] for k in column) for column, n in zip(states.T, group.nodes, strict=True))
 
     def _results(self) -> None:
-        """One variable per returned output: replicated or sharded, or as pinned."""
+        """One variable per returned output: replicated, sharded, or as pinned."""
         returned = operands(self.graph.module.graph.output_node())
         whole = self.constraints.specs.get("output")
         for index, (end, node) in enumerate(zip(self.graph.outputs, returned, strict=True)):
@@ -287,7 +287,7 @@ class _Builder:
             self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
 
     def _returnable(self, node: fx.Node) -> list[Layout]:
-        """Layouts in which an output may be returned, at all sizes at which it is priced."""
+        """Layouts in which an output may be returned at all sizes that are priced."""
         others = [result_layouts(one.graph.by_name[node.name], self.mesh) for _, one in self.annotated.samples]
         return [layout for layout in result_layouts(node, self.mesh) if all(layout in other for other in others)]
 
@@ -304,7 +304,7 @@ class _Builder:
         return {name: tuple(readers) for name, readers in found.items()}
 
     def _returned(self, index: int) -> Reader:
-        """An output is read in its own variable's layout; a gradient or mutated buffer in that of its input."""
+        """An output is read in its own variable's layout, a gradient or mutated buffer in that of its input."""
         end = self.graph.outputs[index]
         if end.kind == "output":
             var, layouts = self.result_vars[index]
@@ -315,11 +315,11 @@ class _Builder:
         return Reader(var, self._layouts(specs, "outputs", 0), "output", index)
 
     def _layouts(self, specs: tuple[OpSpec, ...], ends: str, index: int) -> tuple[Layout, ...]:
-        """The layouts of one of the ``inputs`` or ``outputs`` of all specs."""
+        """The layouts of one operand or result under each spec; ``ends`` is ``inputs`` or ``outputs``."""
         return self.alike(("layouts", ends, index), (specs,), lambda: tuple(getattr(s, ends)[index] for s in specs))
 
     def _value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
-        """The transfers of a value from the layout that its producer gives to those that its readers want."""
+        """Adds the transfers of a value from its producer's layout to its readers'."""
         source, index = producer(node)
         var, specs = self.node_vars[source.name]
         have = self._layouts(specs, "outputs", index)
@@ -339,8 +339,11 @@ class _Builder:
     def _kept(
         self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Wants]]
     ) -> None:
-        """A variable for the layout in which a value is kept for the backward, which reads that one: as it was made where it is
-        computed again, none where only what is computed again would read it and nothing is."""
+        """Adds a variable for the layout in which a value is saved for the backward; the backward reads that layout.
+
+        A recomputed value is found in the layout in which it is produced. A state for "not saved" exists if only recomputed nodes would
+        read the value, and is taken when none of them is recomputed.
+        """
         (var, have), value = made, crossing.value
         names = {n.name for n in crossing.early}
         halves = [[r for r in readers if (r.node in names) is half] for half in (True, False)]
@@ -361,7 +364,7 @@ class _Builder:
             assert self.modes is not None
             blocks = list(dict.fromkeys(self.modes.block[n].name for n in crossing.redone))
             gone = np.arange(len(kept)) == len(layouts)
-            idle = ~gone & (len(blocks) == 1)  # kept for nobody; where several blocks may read it, only as it was made, which costs nothing
+            idle = ~gone & (len(blocks) == 1)  # saved but unread: with several blocks, allowed only in the producer's layout, which is free
             if len(blocks) > 1:
                 other = np.array([[at is not None and at != made for at in kept] for made in have])
                 self._edge(var, to, np.where(other, np.inf, 0.0))
@@ -370,7 +373,7 @@ class _Builder:
         self._keep(crossing, to, (kept, read), (var, have))
 
     def _keep(self, crossing: Crossing, to: int, layouts: tuple[Wants, Wants], made: tuple[int, tuple[Layout, ...]]) -> None:
-        """Notes what is kept, and as what the backward reads it; beside what is there as made in any case, by a transfer of nothing."""
+        """Records the saved value. If the original stays alive anyway, a free transfer stands for the memory of a saved copy."""
         kept, read = layouts
         transfer, ends = -1, (made[1], kept)
         if not crossing.own and self.constraints.memory_limit is not None:
@@ -386,8 +389,8 @@ class _Builder:
     def _transfer(
         self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], places: Sequence[tuple[str, int]], span: Span
     ) -> None:
-        """``wants``: (variable, layouts) of the readers; ``places``: which of them say beside what it may be communicated."""
-        others = [(reader, want) for reader, want in wants if reader != var]  # one that is the producer (an input returned) moves nothing
+        """``wants``: (variable, layouts) of the readers; ``places``: the reads beside which the communication may be hidden."""
+        others = [(reader, want) for reader, want in wants if reader != var]  # a returned input reads itself: no transfer
         if not others:
             return
         ends = [have, *(want for _, want in others)]
@@ -400,9 +403,9 @@ class _Builder:
         self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
 
     def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Overlap | None) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Prices between all layouts at the ends of a value, less what is hidden, and for each end the numbers of its layouts there.
+        """Prices between all layouts of a value, less the hidden part, and the row or column numbers of the layouts at each end.
 
-        From and to None, what is not there or not read, costs nothing.
+        None stands for no value or no reader and costs nothing.
         """
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         number = {layout: k for k, layout in enumerate(layouts)}
@@ -425,12 +428,12 @@ class _Builder:
         return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
-        """A tangent comes in the layout of the output that it belongs to."""
+        """A tangent has the layout of its output."""
         for result, layouts, var, specs in self._tangent_pairs():
             self._edge(result, var, _agree(layouts, tuple(s.outputs[0] for s in specs)))
 
     def _start_tangents(self) -> None:
-        """The start agrees on them where the pins let it."""
+        """Makes the start satisfy this where the pins allow it."""
         for result, layouts, var, specs in self._tangent_pairs():
             both = [(a, b) for a, layout in enumerate(layouts) for b, s in enumerate(specs) if s.outputs[0] == layout]
             if both:
@@ -441,14 +444,14 @@ class _Builder:
         return [(*self.result_vars[by_name[end.name]], *self.node_vars[end.node]) for end in self.graph.inputs_of("tangent")]
 
     def _equalities(self) -> None:
-        """What the user wants to lie alike lies as the first of it."""
+        """Tensors declared equal have the layout of the first of them."""
         for equality in self.constraints.equal:
             (first, layouts), *others = map(self._at, equality.places)
             for var, its in others:
                 self._edge(first, var, _agree(layouts, its))
 
     def _start_equal(self) -> None:
-        """The start agrees on them, in the first layout that all can have."""
+        """Makes the start satisfy this with the first layout that all of them allow."""
         for equality in self.constraints.equal:
             ends = [self._at(place) for place in equality.places]
             common = next((layout for layout in ends[0][1] if all(layout in layouts for _, layouts in ends)), None)
@@ -467,7 +470,8 @@ class _Builder:
 
 
 def _agree_in_mode(have: Wants, read: Wants, modes: Sequence[int], redone: int) -> np.ndarray:
-    """0 where a value that is computed again is so, from ``redone`` on, in the layout in which it is made, one that is kept is kept."""
+    """0 for consistent pairs: a recomputed value takes a state from ``redone`` on, with the layout in which it is produced; others take an
+    earlier state. Else inf."""
     second, again = np.arange(len(read)) >= redone, np.array(modes) == REDONE
     numbers = {layout: k for k, layout in enumerate(dict.fromkeys((*have, *read)))}
     made, wanted = (np.array([numbers[layout] for layout in end]) for end in (have, read))
